@@ -21,8 +21,8 @@ use crate::status::Status;
 
 /// Minimum size of a compressed body, in bytes (`defaultGzipThresholdBytes` of the real server).
 const WORTH_COMPRESSING: usize = 128 << 10;
-/// The lowest level of zlib-rs that compresses as well as Go's level 1, which the real server uses
-/// (`defaultGzipContentEncodingLevel`).
+/// The lowest level of zlib-rs that compresses as well as Go's level 1. The real server uses Go's
+/// level 1 (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(2);
 /// Approximate amount of compressed data in a chunk, in bytes.
 const CHUNK: usize = 16 << 10;
@@ -47,8 +47,8 @@ pub(crate) fn list(list: List, accepted: AcceptedEncodings) -> Response<Body> {
     streamed(accepted.media.content_type(), stream::iter(list.chunks))
 }
 
-/// Returns the compressed events of a watch that begins with a list. Each chunk can be decompressed
-/// as soon as it arrives.
+/// Returns the compressed events of a watch that begins with a list. A client can decompress each
+/// chunk as soon as the chunk arrives.
 pub(crate) fn compressed_events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
@@ -72,7 +72,7 @@ pub(crate) fn status(status: &Status, media: Media) -> Response<Body> {
     response
 }
 
-/// Returns the watch event for an error in the history.
+/// Returns a watch response whose only event reports an error of the requested version.
 pub(crate) fn error_event(status: &Status, media: Media) -> Response<Body> {
     whole(200, media.of_watch(), media.error(status))
 }
@@ -81,7 +81,7 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Rejects a request as the filters in front of a real server do.
+/// Rejects a request like the filters in front of a real server's handlers: in plain text.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);
@@ -96,8 +96,8 @@ fn retry_after(response: &mut Response<Body>, seconds: u64) {
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
-/// Compresses chunks. Sends compressed bytes as soon as there are at least `least`. If `least` is
-/// 0, sends each chunk separately.
+/// Compresses chunks. Sends compressed data once it has at least `least` bytes. If `least` is 0,
+/// sends each chunk separately.
 fn compressed(
     content: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,
@@ -106,7 +106,7 @@ fn compressed(
     let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
     let state = (Box::pin(chunks), Some(encoder), least);
     let packed = stream::unfold(state, async |(mut chunks, mut encoder, least)| {
-        // After the last chunk, the encoder writes its end.
+        // After the last chunk, the encoder writes its trailer.
         while let Some(open) = &mut encoder
             && let Some(chunk) = chunks.next().await
         {

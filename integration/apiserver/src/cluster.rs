@@ -1,4 +1,4 @@
-//! The objects, their change history, and the resource version that numbers every change.
+//! The objects, their change history, and the resource version, which numbers every change.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -15,16 +15,17 @@ use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// The state of an API server. The server and in-process editors share it. A clone is a handle to
-/// the same state. The state outlives its server, so that another server can start on it.
+/// The state of an API server: its objects and their history. The server and in-process editors
+/// share it. A clone is a handle to the same state. The state outlives its server, so that another
+/// server can start on it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     state: Arc<Mutex<StoredCluster>>,
-    /// The latest resource version. Each change wakes the watches, which read the history.
+    /// The latest resource version. Each change wakes the watches, which then read the history.
     changed: Arc<watch::Sender<u64>>,
 }
 
-/// Reason why [`Cluster::apply_yaml`] stopped. Earlier objects stay applied.
+/// Reason for which [`Cluster::apply_yaml`] stopped. Objects before the error stay applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The text is not YAML.
@@ -44,10 +45,10 @@ pub enum ApplyError {
 }
 
 impl Cluster {
-    /// Creates a cluster with the `ServiceCIDR` of a new real cluster. Adds the Service
-    /// `default/kubernetes` if the options include it. Ignores options that only a server needs.
+    /// Creates a cluster with the `ServiceCIDR` that a new real cluster has. Adds the Service
+    /// `default/kubernetes` if the options ask for it. Ignores options that concern only a server.
     pub fn new(options: &Options) -> Self {
-        // The family of the first range is the default.
+        // The family of the first range is the default family of Services.
         let cidrs: Vec<IpNet> = options
             .service_cidrs
             .iter()
@@ -101,16 +102,16 @@ impl Cluster {
         Ok(object.value())
     }
 
-    /// Records an EndpointSlice in its present version, for [`Self::replay`].
+    /// Returns a recording of an EndpointSlice in its present version, for [`Self::replay`].
     pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
         let kind = Kind::EndpointSlice;
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
         Some(Recording::new(kind, &object))
     }
 
-    /// Stores each of `recordings` in one step, so that watches see all of them together. Each
-    /// keeps its recorded content and gets the next resource version. (Its generation can therefore
-    /// decrease.) Use this for higher change rates than [`Self::apply`] can process.
+    /// Stores all `recordings` in one step, so that watches see all of them together. Each keeps
+    /// its recorded content and gets the next resource version. (Its generation can therefore
+    /// decrease.) This is for change rates beyond those of [`Self::apply`].
     pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
         self.write(|state| {
             for slice in recordings {
@@ -122,12 +123,13 @@ impl Cluster {
     /// Applies every object of a YAML or JSON text. The text may have several documents and lists.
     /// Returns the number of objects.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
-        // A JSON parser reads JSON many times faster than a YAML parser. Benchmarks load large JSON
-        // files.
+        // A JSON parser reads JSON many times faster than a YAML parser, and benchmarks load large
+        // JSON files.
         let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
             vec![document]
         } else {
-            // Large fixture files exceed the budget, which protects against untrusted input.
+            // Large fixture files exceed the parser's budget, which protects against untrusted
+            // input.
             let options = serde_saphyr::options! { budget: None };
             serde_saphyr::from_multiple_with_options(text, options).map_err(Box::new)?
         };
@@ -146,7 +148,7 @@ impl Cluster {
         Ok(count)
     }
 
-    /// Deletes an object. `namespace` is empty for a kind without namespaces.
+    /// Deletes an object. `namespace` is empty for cluster-scoped kinds.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Status> {
         self.write(|state| state.delete(kind, &(namespace.into(), name.into())))
             .map(drop)
@@ -158,7 +160,7 @@ impl Cluster {
         Some(object.value())
     }
 
-    /// Returns all objects of a kind, by namespace and name.
+    /// Returns all objects of a kind, ordered by namespace and name.
     pub fn list(&self, kind: Kind) -> Vec<Value> {
         let objects: Vec<_> = self.lock().objects(kind).cloned().collect();
         objects.iter().map(|object| object.value()).collect()
@@ -174,20 +176,20 @@ impl Cluster {
         self.lock().version
     }
 
-    /// Compacts the history, as etcd does every five minutes. A new watch or a further page from an
-    /// older version gets 410 Expired. Open watches continue.
+    /// Compacts the history, as etcd does every five minutes. A new watch from an older version, or
+    /// a further page of an older list, gets 410 Expired. Open watches continue.
     pub fn compact(&self) {
         let mut state = self.lock();
         state.compacted = state.version;
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, StoredCluster> {
-        // Ignores poisoning: a panic of a test thread leaves the state valid, as every write is
-        // atomic.
+        // Ignores poisoning: every write is atomic, so a test thread that panics leaves the state
+        // valid.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Edits the state. Wakes the watches if the edit created a version.
+    /// Edits the state. Wakes the watches if the edit has created a resource version.
     pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut StoredCluster) -> T) -> T {
         let mut state = self.lock();
         let result = edit(&mut state);
@@ -216,7 +218,7 @@ fn items(mut document: Value) -> Vec<Value> {
         document.get_mut("items").map(Value::take),
     ) {
         (Some(kind), Some(Value::Array(mut items))) => {
-            // The items of a ServiceList may lack `apiVersion` and `kind`.
+            // Items of a ServiceList may lack `apiVersion` and `kind`.
             for item in items
                 .iter_mut()
                 .filter_map(Value::as_object_mut)
@@ -250,13 +252,13 @@ fn describe(object: &Value) -> String {
     }
 }
 
-/// State behind the lock. [`crate::write`] has the writes.
+/// State behind the lock. Module [`crate::write`] has the writes.
 #[derive(Debug)]
 pub(crate) struct StoredCluster {
     pub(crate) version: u64,
-    /// Version up to which the history is compacted.
+    /// Resource version up to which the history is compacted.
     compacted: u64,
-    /// Number of changes that each collection keeps.
+    /// Number of changes that each collection's history keeps.
     history: usize,
     collections: BTreeMap<Kind, Collection>,
     uids: RandomState,
@@ -266,7 +268,7 @@ pub(crate) struct StoredCluster {
 struct Collection {
     objects: BTreeMap<Key, Arc<Object>>,
     changes: VecDeque<Change>,
-    /// The version of the last change removed from `changes`.
+    /// Resource version of the last change that was removed from `changes`.
     dropped: u64,
 }
 
@@ -277,7 +279,7 @@ pub(crate) struct Page {
     pub(crate) objects: Vec<Arc<Object>>,
     /// Number of keys after the page, including objects that the selectors do not match.
     pub(crate) remaining: usize,
-    /// The last key that the page examined.
+    /// Last key that the page examined, if any. The next page begins after it.
     pub(crate) last: Option<Key>,
 }
 
@@ -293,21 +295,21 @@ impl StoredCluster {
             .flat_map(|collection| collection.objects.values())
     }
 
-    /// Returns the oldest version with a complete history of `kind`.
+    /// Returns the oldest resource version from which the history of `kind` is complete.
     pub(crate) fn oldest(&self, kind: Kind) -> u64 {
         self.compacted.max(self.dropped(kind))
     }
 
-    /// Returns the version of the last removed change. An open watch at an earlier version has lost
-    /// changes.
+    /// Returns the resource version of the last change removed from the history. An open watch at
+    /// an earlier version has lost changes.
     fn dropped(&self, kind: Kind) -> u64 {
         self.collections
             .get(&kind)
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Returns up to `limit` changes after `after`, and the version up to which they are complete.
-    /// Returns `None` if some changes are lost.
+    /// Returns up to `limit` changes after the version `after`, and the version up to which they
+    /// are complete. Returns `None` if the history has lost some of them.
     pub(crate) fn changes(
         &self,
         kind: Kind,
@@ -346,8 +348,8 @@ impl StoredCluster {
         after: Option<&Key>,
         limit: usize,
     ) -> Page {
-        // Computes the past state by undoing the later changes. Maps each object changed since to
-        // its state before the first change.
+        // Computes the past state by undoing the later changes. `past` maps each object changed
+        // since then to its state before the first of these changes.
         let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
         for change in self.later(kind, version) {
             past.entry(&change.object.key)
@@ -390,7 +392,7 @@ impl StoredCluster {
         page
     }
 
-    /// Records a new version of `object`, or its deletion if `deleted`. The object's version is the
+    /// Records a new version of `object`, or its deletion if `deleted` is set. The version is the
     /// next resource version.
     pub(crate) fn record(&mut self, kind: Kind, object: Arc<Object>, deleted: bool) {
         let collection = self.collections.entry(kind).or_default();

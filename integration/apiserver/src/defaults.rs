@@ -1,5 +1,5 @@
-//! Sets an object's default values like an API server. Does not allocate addresses or ports;
-//! clients must set them. Detects only the errors that prevent defaulting.
+//! Sets an object's default values like a real API server. Allocates no addresses or ports; clients
+//! must set them. Detects only the errors that prevent defaulting.
 //!
 //! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
 //! 1.36.
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::resource::Kind;
 
-/// The invalid field, and the reason.
+/// Error of an object: the invalid field, and the reason.
 #[derive(Debug)]
 pub(crate) struct Invalid {
     pub(crate) field: String,
@@ -22,7 +22,7 @@ fn invalid(field: impl Into<String>, why: impl Into<String>) -> Invalid {
     }
 }
 
-/// Completes `object` in place. `old` is its previous version.
+/// Completes `object` in place. `old` is its previous version, if it exists.
 pub(crate) fn fill(kind: Kind, object: &mut Value, old: Option<&Value>) -> Result<(), Invalid> {
     let object = object
         .as_object_mut()
@@ -114,8 +114,8 @@ fn service(service: &mut Map<String, Value>, old: Option<&Value>) -> Result<(), 
     Ok(())
 }
 
-/// Completes `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from each other. A
-/// Service keeps its previous addresses.
+/// Derives missing values of `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from the
+/// others. A Service keeps its previous addresses.
 fn cluster_ips(
     spec: &mut Map<String, Value>,
     old: Option<&Map<String, Value>>,
@@ -148,7 +148,7 @@ fn cluster_ips(
     Ok(())
 }
 
-/// Sets a value that is absent or null.
+/// Sets a field to `value` if the field is absent or null.
 fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     let slot = map.entry(name).or_insert(Value::Null);
     if slot.is_null() {

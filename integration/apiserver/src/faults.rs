@@ -1,8 +1,8 @@
 //! Faults that a test can inject into a server.
 //!
-//! A [`Rule`] affects later requests: the server rejects them or does not respond, or it cuts,
-//! stalls or slows their bodies. [`Faults::cut`] and [`Faults::freeze`] affect open responses.
-//! Faults do not affect the cluster: it records changes during a fault.
+//! A [`Rule`] affects later requests. The server rejects them, does not respond, or cuts, stalls or
+//! slows the bodies of its responses. [`Faults::cut`] and [`Faults::freeze`] affect open responses.
+//! The cluster records changes during a fault, too.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +17,15 @@ use tokio::sync::watch;
 
 use crate::resource::Kind;
 
-/// Time for earlier data to leave the socket.
+/// Time for earlier data to leave the socket before the server cuts the connection.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// Fault of a request. Lengths are body bytes. A shorter body is not affected.
+/// Fault that the server injects into a request. Lengths count body bytes. A fault has no effect on
+/// a shorter body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Rejection with this code, as plain text, like that of the filters in front of a real server.
+    /// Rejection with this status code in plain text, as from the filters of a real server.
     Refuse {
         /// The HTTP status code, from 400 to 599.
         code: u16,
@@ -32,12 +33,12 @@ pub enum Fault {
         #[serde(default)]
         retry_after: Option<u64>,
     },
-    /// The requested history is compacted: 410 for a list, an event `ERROR` for a watch.
+    /// Error for a compacted version: 410 for a list, an event `ERROR` for a watch.
     Expire,
-    /// The requested version is in the future: 504 with this cause for a list, an event `ERROR` for
-    /// a watch.
+    /// Error for a version in the future: 504 with this cause for a list, an event `ERROR` for a
+    /// watch.
     Ahead,
-    /// Timeout, regardless of the version: 504 for a list, an event `ERROR` for a watch.
+    /// Timeout for any requested resource version: 504 for a list, an event `ERROR` for a watch.
     Timeout,
     /// Response of a server without streamed initial lists: 422 Invalid.
     NoWatchList,
@@ -51,7 +52,7 @@ pub enum Fault {
     EndAfter(usize),
     /// The body stalls after this many bytes, on an open connection.
     StallAfter(usize),
-    /// The body arrives in chunks of this size, with a pause before each.
+    /// The server sends the body in chunks, with a pause before each.
     Slow {
         /// Bytes per chunk, at least 1.
         piece: usize,
@@ -72,11 +73,11 @@ pub enum Purpose {
     StreamedList,
     /// A watch from a resource version.
     Watch,
-    /// Writes, and requests for single objects or invalid paths.
+    /// A write, or a request for a single object or an invalid path.
     Other,
 }
 
-/// Requests that a fault affects: all requests, unless narrowed.
+/// Requests that a fault affects: all requests, unless methods narrow the rule.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -129,14 +130,15 @@ impl From<Fault> for Rule {
     }
 }
 
-/// The faults of a server. A clone is a handle to the same faults.
+/// Faults of a server. A clone is a handle to the same faults.
 #[derive(Debug, Clone)]
 pub struct Faults {
     rules: Arc<Mutex<Vec<Rule>>>,
     bodies: Arc<watch::Sender<Bodies>>,
 }
 
-/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. Open responses watch them.
+/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. Open responses watch these
+/// numbers.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bodies {
     cuts: u64,
@@ -156,7 +158,7 @@ impl Faults {
         self.lock().push(rule.into());
     }
 
-    /// Removes all rules for new requests. Silent and slow responses stay so.
+    /// Removes all rules for new requests. Responses that are already silent or slow stay so.
     pub fn clear(&self) {
         self.lock().clear();
     }
@@ -171,7 +173,7 @@ impl Faults {
         self.bodies.send_modify(|bodies| bodies.freezes += 1);
     }
 
-    /// Returns the fault of a request.
+    /// Returns the fault for a request, and counts its use.
     pub(crate) fn meet(&self, asked: Purpose, kind: Option<Kind>) -> Option<Fault> {
         let mut rules = self.lock();
         let rule = rules.iter_mut().find(|rule| {
@@ -183,7 +185,7 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// Wraps a response body, so that cuts, freezes and the request's fault apply to it.
+    /// Wraps a response body, so that cuts, freezes and the fault of its request affect it.
     pub(crate) fn spoil(
         &self,
         body: impl Stream<Item = Bytes> + Send + 'static,
@@ -221,13 +223,13 @@ impl Faults {
     }
 }
 
-/// A body in transmission.
+/// Response body that is being sent.
 struct Sent {
     body: BoxStream<'static, Bytes>,
-    /// Data taken from the body and not yet sent.
+    /// Data that was taken from the body and remains to be sent.
     unsent: Bytes,
     fault: Option<Fault>,
-    /// Bytes until the fault.
+    /// Number of bytes to send before the fault. `None` without such a fault.
     left: Option<usize>,
     piece: usize,
     pause: Duration,
@@ -239,7 +241,7 @@ impl Sent {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut bodies = self.bodies.clone();
         let began = self.began;
-        // Without the sender of the signal, no cut can occur.
+        // If the sender of the signal is gone, no cut can occur.
         let cut = async {
             if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
                 std::future::pending::<()>().await;

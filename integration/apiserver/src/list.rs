@@ -1,4 +1,4 @@
-//! LIST: a page of a consistent snapshot, streamed.
+//! LIST: sends a page of a consistent snapshot as a stream.
 
 use std::sync::Arc;
 
@@ -15,10 +15,11 @@ use crate::route::Query;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// Approximate size of a response chunk, in bytes. A chunk ends with a complete object.
+/// Approximate size of a response chunk, in bytes. Every chunk ends with a complete object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Returns the version that a list from the watch cache must wait for.
+/// Returns the resource version that the server must reach before it responds to a list from the
+/// watch cache. `None`: the list need not wait.
 pub(crate) fn awaited(query: &Query) -> Option<u64> {
     let version = query.number("resourceVersion").ok()??;
     let is_exact = match query.text("resourceVersionMatch") {
@@ -28,7 +29,7 @@ pub(crate) fn awaited(query: &Query) -> Option<u64> {
     (!is_exact && query.text("continue").is_empty()).then_some(version)
 }
 
-/// Returns the page of a query. The page has a `continue` token if more objects follow.
+/// Returns the page that a query requests. It has a `continue` token if more objects follow.
 pub(crate) fn page(
     cluster: &Cluster,
     kind: Kind,
@@ -52,7 +53,7 @@ pub(crate) fn page(
         ("", "Exact" | "NotOlderThan", None) => return wrong("needs a resourceVersion"),
         ("", "Exact", Some(0)) => return wrong("Exact has no version 0"),
         ("", "Exact", Some(version)) => (version, None),
-        // With a limit, a resource version always means exactly this version.
+        // If a limit is set, a resource version always means exactly this version.
         ("", "", Some(version @ 1..)) if limit > 0 => (version, None),
         ("", "" | "NotOlderThan", asked) => {
             if asked == Some(0) && cache == WatchCache::Present {
@@ -98,19 +99,19 @@ pub(crate) fn page(
 
 /// An encoded list.
 pub(crate) struct List {
-    /// Length of all chunks in bytes, without separators between items.
+    /// Length of all chunks in bytes. Excludes the separators between items.
     pub(crate) length: usize,
     pub(crate) chunks: Chunks,
 }
 
 impl List {
-    /// Encodes a page. `on` is the continue token, empty for the last page.
+    /// Encodes a page. `on` is its continue token, or empty for the last page.
     pub(crate) fn new(kind: Kind, page: Page, on: &str, scope: &Scope, media: Media) -> Self {
         let resource = kind.resource();
         let mut metadata = json!({ "resourceVersion": page.version.to_string() });
         if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
             metadata.insert("continue".into(), on.into());
-            // With a selector, the number of remaining matches is unknown.
+            // If a selector applies, the number of remaining matches is unknown.
             if !scope.selects() {
                 metadata.insert("remainingItemCount".into(), page.remaining.into());
             }
@@ -142,7 +143,7 @@ impl List {
 
 pub(crate) struct Chunks {
     media: Media,
-    /// Start of the next chunk, or `None` after the last.
+    /// Start of the next chunk, or `None` after the last chunk.
     next: Option<Vec<u8>>,
     objects: std::vec::IntoIter<Arc<Object>>,
     first: bool,
@@ -173,8 +174,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// Returns a continue token: the snapshot's version, or `-` for the current version, and the last
-/// key of the previous page.
+/// Returns a continue token. It contains the snapshot's version (`-` for the current version) and
+/// the last key of the previous page.
 fn token(version: Option<u64>, (namespace, name): &Key) -> String {
     let version = version.map_or_else(|| "-".to_owned(), |version| version.to_string());
     format!("{version}/{namespace}/{name}")

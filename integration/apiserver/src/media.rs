@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::protobuf;
 use crate::status::Status;
 
-/// An encoding of objects.
+/// Encoding of objects: JSON or protobuf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Media {
     Json,
@@ -19,7 +19,7 @@ pub(crate) struct AcceptedEncodings {
     pub(crate) coding: Coding,
 }
 
-/// A content coding.
+/// Content coding of a response: uncompressed or gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coding {
     Identity,
@@ -27,14 +27,17 @@ pub(crate) enum Coding {
 }
 
 impl AcceptedEncodings {
-    /// Parses the values of `Accept` and `Accept-Encoding`. A missing header is the empty string.
+    /// Parses the values of `Accept` and `Accept-Encoding`. Pass an empty string for a missing
+    /// header.
+    ///
     ///
     /// # Errors
     ///
-    /// 406 if the client accepts no supported encoding.
+    ///
+    /// Returns 406 if the client accepts no supported encoding.
     pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {
         let media = Media::negotiate(accept).ok_or_else(|| Status::not_acceptable(accept))?;
-        // Like the real server, accepts `gzip` at any position of the list.
+        // Like the real server, accepts `gzip` at any position of the client's list.
         let coding = if encodings.split(',').any(|name| name.trim() == "gzip") {
             Coding::Gzip
         } else {
@@ -83,7 +86,7 @@ impl Media {
         }
     }
 
-    /// Writes a watch event. `object` is encoded as in a single-object response.
+    /// Writes a watch event. `object` has the encoding of a single-object response.
     pub(crate) fn event(self, what: &str, object: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Json => {
@@ -101,7 +104,7 @@ impl Media {
         }
     }
 
-    /// Returns the event that ends a watch.
+    /// Returns the `ERROR` event that ends a watch.
     pub(crate) fn error(self, status: &Status) -> Bytes {
         let mut out = Vec::new();
         self.event("ERROR", &self.status(status), &mut out);
@@ -109,7 +112,7 @@ impl Media {
     }
 }
 
-/// Media range in an `Accept`.
+/// Media range in an `Accept` header.
 struct Range<'a> {
     name: &'a str,
     parameters: Vec<&'a str>,
@@ -117,7 +120,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Parses a range. Returns `None` if the server does not support it.
+    /// Parses a media range. Returns `None` if the server does not support it.
     fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let name = parts.next()?;
@@ -136,8 +139,8 @@ impl<'a> Range<'a> {
     }
 
     fn is_met_by(&self, media: Media) -> bool {
-        // A request for a Table (from kubectl) gets the object. Other transformations are not
-        // supported.
+        // If kubectl requests a Table, it gets the object. The server supports no other
+        // transformation.
         let is_known = |parameter: &&str| match parameter.split_once('=') {
             Some(("as", form)) => form == "Table" && media == Media::Json,
             Some(("stream", what)) => what == "watch",

@@ -1,4 +1,4 @@
-//! Counts the bytes that a connection sends, per request.
+//! Counts the bytes that a connection sends for each request.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,13 +16,13 @@ pub(crate) struct MeteredStream<S> {
     meter: Meter,
 }
 
-/// The request that a connection currently serves. Its byte counter increases. Clones share the
+/// The request that a connection currently serves, whose byte counter increases. Clones share the
 /// request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Counts all further bytes for this request.
+    /// Counts all further bytes for this request, or for none.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

@@ -1,4 +1,4 @@
-//! A stored object: its bytes, and the values for selectors.
+//! A stored object: its encoded bytes, and the values that selectors compare.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,39 +11,39 @@ use crate::media::Media;
 use crate::protobuf::{self, TypeMismatch};
 use crate::resource::Kind;
 
-/// Namespace (empty without one) and name. Lists have this order.
+/// Namespace (empty for cluster-scoped kinds) and name. Lists have the order of these keys.
 pub(crate) type Key = (Box<str>, Box<str>);
 
-/// Version of an object. Immutable.
+/// An immutable version of an object.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) version: u64,
     /// Labels, sorted by key.
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// Values of the resource's selectable fields, in the order of the resource's row.
+    /// Values of the resource's selectable fields, in the order of the resource's table row.
     fields: Box<[(&'static str, Box<str>)]>,
     json: EncodedObject,
     protobuf: EncodedObject,
 }
 
-/// An object in one encoding, encoded once for all readers.
+/// An object in one encoding. It is encoded once for all readers.
 #[derive(Debug)]
 struct EncodedObject {
-    /// The object with its kind, as in a single-object response or an event.
+    /// Bytes of the object with its kind, as in a single-object response or an event.
     whole: Bytes,
-    /// Range of the object without its kind. Items of a Go server's list have no kind.
+    /// Range of the object's bytes without the kind. In a Go server's list, items have no kind.
     body: Range<usize>,
 }
 
-/// A change in the history of a collection.
+/// A change in a collection's history.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
     /// The object before the change, or `None` if the change created it.
     pub(crate) before: Option<Arc<Object>>,
-    /// The object after the change. After a deletion, its last state with the version of the
-    /// deletion.
+    /// The object after the change. After a deletion, this is its last state, with the version of
+    /// the deletion.
     pub(crate) object: Arc<Object>,
     pub(crate) deleted: bool,
 }
@@ -80,7 +80,7 @@ impl Object {
             resource.api_version()
         );
         let body = serde_json::to_vec(&body).expect("a map of JSON values is JSON");
-        // Removes the opening brace.
+        // Removes the opening brace of the JSON.
         let body = body.get(1..).unwrap_or_default();
         let json = [head.as_bytes(), body].concat();
         let message = protobuf::encode(kind, value)?;
@@ -135,12 +135,13 @@ impl Object {
         }
     }
 
-    /// Returns the object as in a single-object response or a watch event.
+    /// Returns the bytes of the object as in a single-object response or a watch event.
     pub(crate) fn bytes(&self, media: Media) -> &Bytes {
         &self.encoded(media).whole
     }
 
-    /// Returns the object as a list item: without its kind, and in JSON without its opening brace.
+    /// Returns the bytes of the object as a list item: without its kind, and in JSON without its
+    /// opening brace.
     pub(crate) fn item(&self, media: Media) -> &[u8] {
         let encoded = self.encoded(media);
         encoded.whole.get(encoded.body.clone()).unwrap_or_default()
@@ -157,7 +158,7 @@ impl Object {
         serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
-    /// Returns the object with other bytes of equal content.
+    /// Returns the object with other encoded bytes, whose content differs only in the version.
     fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
         let encoded = |whole, as_in: &EncodedObject| EncodedObject {
             whole,
@@ -183,13 +184,13 @@ impl Object {
     }
 }
 
-/// An object that can be stored repeatedly with different versions: see [`crate::Cluster::replay`].
-/// It is encoded once per number of digits in the version.
+/// An object that a test can store repeatedly with different versions: see
+/// [`crate::Cluster::replay`]. The fixture encodes it once per number of digits in the version.
 #[derive(Debug)]
 pub struct Recording {
     kind: Kind,
     object: Object,
-    /// Range of the version's digits.
+    /// Range of the version's digits in the JSON.
     in_json: Range<usize>,
     in_protobuf: Range<usize>,
 }
@@ -199,8 +200,8 @@ impl Recording {
         Self::of_digits(kind, object, object.version.to_string().len())
     }
 
-    /// Locates the version by comparing two encodings whose versions have no common digit. (A
-    /// version has 63 bits, as in etcd: at most 19 digits.)
+    /// Finds the version by comparing two encodings whose versions have no common digit. (As in
+    /// etcd, a version has 63 bits: at most 19 digits.)
     fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
         let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
         let (ones, twos) = (
@@ -270,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_stored_object_is_rendered_at_any_version() {
-        // The digits of the version also occur elsewhere in the object.
+        // Other fields of the object contain the digits of the version, too.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": {

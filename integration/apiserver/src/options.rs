@@ -10,30 +10,30 @@ use crate::tls::Tls;
 pub struct Options {
     /// Listen address, unless `listener` is given. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// A listening socket. It may belong to another network namespace.
+    /// Listening socket, which replaces `address`. It may belong to another network namespace.
     pub listener: Option<std::net::TcpListener>,
-    /// True to support streamed initial lists (KEP-3157). Otherwise a request for one gets 422
+    /// True to support streamed initial lists (KEP-3157). If false, a request for one gets 422
     /// Invalid.
     pub watch_list: bool,
-    /// Form of streamed lists.
+    /// Compression of streamed initial lists.
     pub streamed_lists: StreamedLists,
-    /// Watch cache for lists of any version.
+    /// True if lists of any version come from a watch cache.
     pub watch_cache: WatchCache,
-    /// Interval of bookmarks for watches that want them.
+    /// Interval between bookmarks of a watch that requests them.
     pub bookmark_interval: Duration,
     /// True to create the Service `default/kubernetes` at 10.96.0.1.
     pub kubernetes_service: bool,
-    /// Ranges of cluster IPs, also used in the first `ServiceCIDR`: an IPv4 range with 10.96.0.1,
+    /// Ranges of cluster IPs, which the first `ServiceCIDR` has, too: an IPv4 range with 10.96.0.1,
     /// and an IPv6 range.
     pub service_cidrs: [&'static str; 2],
     /// True to record the send times of change events, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// Number of changes kept per kind. A watch can resume within them.
+    /// Number of changes that the history keeps per kind. A watch can resume within them.
     pub history: usize,
-    /// Certificates for HTTPS. Without them, the server uses HTTP.
+    /// Certificates for HTTPS. `None`: the server uses HTTP.
     pub tls: Option<Tls>,
-    /// Accepted bearer tokens. Without this list, every client is authorized (unless
-    /// [`Tls::clients`] is given).
+    /// Bearer tokens that the server accepts. `None`: every client is authorized, unless
+    /// [`Tls::clients`] is set.
     pub tokens: Option<Vec<String>>,
 }
 
@@ -56,23 +56,24 @@ impl Default for Options {
     }
 }
 
-/// Presence of a watch cache, for lists and objects of any version.
+/// Presence of a watch cache for lists and objects of any version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
     /// Lists have no pages. Requests wait for a future version.
     #[default]
     Present,
-    /// Lists have pages on request. A request for a future version fails immediately.
+    /// Lists have pages if the client sets a limit. A request for a future version fails
+    /// immediately.
     Absent,
 }
 
-/// Form of streamed lists for clients that accept gzip.
+/// Compression of streamed lists for clients that accept gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamedLists {
-    /// Uncompressed, like servers before Kubernetes 1.37.
+    /// Not compressed, as in servers before Kubernetes 1.37.
     #[default]
     Plain,
-    /// Compressed (`WatchListCompression`). Applies to the whole watch that begins with the list.
-    /// Each chunk can be decompressed as soon as it arrives.
+    /// Compressed (`WatchListCompression`), including the changes after the list. A client can
+    /// decompress each chunk as soon as the chunk arrives.
     Compressed,
 }

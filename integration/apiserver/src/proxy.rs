@@ -1,9 +1,9 @@
-//! A proxy between clients and a server: HTTP `CONNECT`, also over TLS, or SOCKS5 (RFC 1928, RFC
-//! 1929).
+//! A proxy between clients and a server. It speaks HTTP `CONNECT`, also over TLS, or SOCKS5 (RFC
+//! 1928, RFC 1929).
 //!
-//! It supports only the connect command. Like real proxies, it has separate error codes for
-//! forbidden, unreachable and unknown targets. It resolves names only from its options, so that a
-//! test sees whether the client or the proxy resolves them.
+//! With SOCKS5, the proxy supports only the connect command. Like real proxies, it has separate
+//! error codes for forbidden, unreachable and unknown targets. It resolves only the names in its
+//! options, so that a test sees whether the client or the proxy resolves a name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,8 +40,8 @@ pub struct ProxyOptions {
     pub speaks: ProxyProtocol,
     /// Certificates for TLS to the proxy itself.
     pub tls: Option<Tls>,
-    /// The required name and password. Without them, the proxy accepts clients without a password,
-    /// and no others.
+    /// Name and password that a client must send. `None`: the proxy requires no password, and
+    /// rejects SOCKS clients that insist on one.
     pub user: Option<(String, String)>,
     /// Addresses of the names that the proxy can resolve.
     pub names: BTreeMap<String, IpAddr>,
@@ -62,7 +62,7 @@ impl Default for ProxyOptions {
     }
 }
 
-/// Omits the password.
+/// Omits the password from the output.
 impl fmt::Debug for ProxyOptions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("ProxyOptions");
@@ -80,9 +80,9 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// Reason for rejecting a tunnel.
+/// Reason for which the proxy rejects a tunnel.
 enum Refusal {
-    /// The name or password is wrong or missing.
+    /// The client's name or password is wrong or missing.
     Unknown,
     /// The client offers no supported authentication method.
     Unacceptable,
@@ -103,8 +103,7 @@ impl From<io::Error> for Refusal {
 }
 
 impl Proxy {
-    /// Serves from a task of the current runtime. Fails if the socket or the certificate is
-    /// unusable.
+    /// Serves from a task of the current runtime. Fails if the socket or a certificate is unusable.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -140,8 +139,8 @@ impl Proxy {
         self.address
     }
 
-    /// Returns the requested targets as the clients named them, in order: `name:port`,
-    /// `[::1]:port`.
+    /// Returns the targets that clients have requested, in order and as the clients named them:
+    /// `name:port`, `[::1]:port`.
     pub fn targets(&self) -> Vec<String> {
         let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         targets.clone()
@@ -177,7 +176,7 @@ impl Service {
             ProxyProtocol::Http => self.connect(&mut client).await,
             ProxyProtocol::Socks5 => self.socks(&mut client).await,
         };
-        // A disconnected client gets no reply.
+        // A client that has disconnected gets no reply.
         match opened {
             Ok(mut server) => _ = copy_bidirectional(&mut client, &mut server).await,
             Err(answer) => {
@@ -187,7 +186,7 @@ impl Service {
         }
     }
 
-    /// Handles a `CONNECT` request. The error is the reply to the client.
+    /// Handles a `CONNECT` request. An error holds the reply to the client.
     async fn connect<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncBufReadExt + AsyncWriteExt + Unpin,
@@ -236,8 +235,8 @@ impl Service {
         self.open(host, port).await
     }
 
-    /// Handles a SOCKS greeting, an optional password, and a request. The error is the reply to the
-    /// client.
+    /// Handles a SOCKS greeting, an optional password, and a request. An error holds the reply to
+    /// the client.
     async fn socks<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncReadExt + AsyncWriteExt + Unpin,

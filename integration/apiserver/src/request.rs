@@ -19,26 +19,26 @@ use crate::route::{Query, Target};
 pub struct Request {
     /// Method: `GET`, `POST`, …
     pub method: String,
-    /// The percent-encoded path.
+    /// Percent-encoded path of the URL.
     pub path: String,
-    /// The percent-encoded query. Empty without one.
+    /// Percent-encoded query of the URL. Empty if the URL has none.
     pub query: String,
     /// Purpose of the request.
     pub asked: Purpose,
-    /// Kind of the requested objects. `None` if the server does not have it.
+    /// Kind of the requested objects. `None` if the server does not serve this kind.
     pub kind: Option<Kind>,
-    /// Header `User-Agent`. Empty without it.
+    /// Value of the header `User-Agent`. Empty if absent.
     pub user_agent: String,
-    /// Header `Accept`. Empty without it.
+    /// Value of the header `Accept`. Empty if absent.
     pub accept: String,
-    /// Header `Accept-Encoding`. Empty without it.
+    /// Value of the header `Accept-Encoding`. Empty if absent.
     pub accept_encoding: String,
-    /// Header `Authorization`. Empty without it.
+    /// Value of the header `Authorization`. Empty if absent.
     pub authorization: Credentials,
-    /// The response. `None` until there is a response, or if the server closed the connection
-    /// without one.
+    /// The response. `None` before the response, or if the server closed the connection without
+    /// one.
     pub answer: Option<LoggedResponse>,
-    /// Bytes sent in response so far, below TLS: headers and compressed body.
+    /// Number of bytes sent in response so far, below TLS: headers and compressed body.
     pub sent_bytes: u64,
 }
 
@@ -47,18 +47,18 @@ pub struct Request {
 pub struct LoggedResponse {
     /// The HTTP status code.
     pub code: u16,
-    /// Header `Content-Type`.
+    /// Value of the header `Content-Type`.
     pub content_type: String,
-    /// Header `Content-Encoding`. Empty without it.
+    /// Value of the header `Content-Encoding`. Empty if absent.
     pub content_encoding: String,
 }
 
-/// Credentials of a client. [`Self::reveal`] returns them; logs never contain them.
+/// Credentials of a client. [`Self::reveal`] returns them. Logs never contain them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
 impl Credentials {
-    /// Returns the header's value.
+    /// Returns the value of the header `Authorization`.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -105,7 +105,8 @@ impl Request {
     }
 }
 
-/// Returns the purpose of a request, by which faults and counts distinguish requests.
+/// Returns the purpose of a request and the kind of its objects. Faults and counts distinguish
+/// requests by both.
 fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,
@@ -126,7 +127,7 @@ fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     (asked, Some(kind))
 }
 
-/// Returns the value of a header. Empty if it is absent or not text.
+/// Returns the value of a header. Empty if the header is absent or not text.
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers
         .get(name)
@@ -138,7 +139,7 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
 #[derive(Debug, Default)]
 pub(crate) struct Log(Mutex<Vec<Arc<Entry>>>);
 
-/// A request, its response and its byte count.
+/// A request with its response and its byte count.
 #[derive(Debug)]
 pub(crate) struct Entry {
     request: Request,
@@ -157,13 +158,14 @@ impl Log {
         entry
     }
 
-    /// Returns all requests with their present byte counts.
+    /// Returns all requests with their byte counts so far.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.entries().iter().map(|entry| entry.now()).collect()
     }
 
     /// Returns the requests from number `from` on, the total of sent bytes, and the number of all
-    /// requests. Requests and bytes exclude the `User-Agent` `without`, unless it is empty.
+    /// requests. If `without` is not empty, the requests and bytes exclude those of this
+    /// `User-Agent`.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =
@@ -185,7 +187,7 @@ impl Entry {
         &self.request
     }
 
-    /// Returns the request with its present response and byte count.
+    /// Returns the request with its response and byte count so far.
     fn now(&self) -> Request {
         Request {
             answer: self.answer.get().cloned(),
@@ -199,7 +201,7 @@ impl Entry {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Records the response.
+    /// Records the response to the request.
     pub(crate) fn answered<B>(&self, response: &hyper::Response<B>) {
         let text = |name| header(response.headers(), name).to_owned();
         let answer = LoggedResponse {
@@ -207,7 +209,7 @@ impl Entry {
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),
         };
-        // Keeps the first response.
+        // If there are several responses, keeps the first.
         _ = self.answer.set(answer);
     }
 }

@@ -1,6 +1,6 @@
-//! The served resources, one row each.
+//! The resources that the fixture serves, one table row each.
 
-/// A kind of object. Identifies the collection of its objects, too.
+/// Kind of an object. It also identifies the collection of all objects of this kind.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -17,21 +17,21 @@ pub enum Kind {
     ServiceCidr,
 }
 
-/// The server's description of a [`Kind`].
+/// Properties of a [`Kind`] that the server needs.
 #[derive(Debug)]
 pub(crate) struct Resource {
-    /// API group, empty for the core group.
+    /// API group. Empty for the core group.
     pub(crate) group: &'static str,
-    /// Name of the kind on the wire.
+    /// Name of the kind in objects.
     pub(crate) kind: &'static str,
     /// Name of the collection in a path.
     pub(crate) plural: &'static str,
     pub(crate) namespaced: bool,
-    /// Additional fields for field selectors. `metadata.name` and `metadata.namespace` are always
-    /// selectable.
+    /// Fields for field selectors, in addition to `metadata.name` and `metadata.namespace`, which
+    /// are always selectable.
     pub(crate) fields: &'static [&'static str],
-    /// Fields of a bookmark in addition to its metadata. A Go server writes empty fields that lack
-    /// `omitempty`.
+    /// Fields of a bookmark in addition to its metadata. A Go server writes empty fields that have
+    /// no `omitempty`.
     pub(crate) empty: &'static str,
 }
 
@@ -105,7 +105,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
 ];
 
 impl Kind {
-    /// Returns every kind with its row.
+    /// Returns every kind with its table row.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static Resource)> {
         RESOURCES.iter().map(|(kind, resource)| (*kind, resource))
     }
@@ -115,14 +115,14 @@ impl Kind {
         &row.expect("every kind has a row").1
     }
 
-    /// Returns the kind for an object's `apiVersion` and `kind`.
+    /// Returns the kind of an object by its `apiVersion` and `kind`.
     pub(crate) fn of(api_version: &str, kind: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.kind == kind && row.api_version() == api_version)
             .map(|(kind, _)| kind)
     }
 
-    /// Returns the kind for a path. `group` is empty for the core group.
+    /// Returns the kind of a path by its group and plural. `group` is empty for the core group.
     pub(crate) fn at(group: &str, plural: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.group == group && row.plural == plural)

@@ -1,9 +1,9 @@
-//! Parses paths and queries.
+//! Parses the paths and queries of URLs.
 
 use crate::resource::{Kind, VERSION};
 use crate::status::Status;
 
-/// Target of a path.
+/// Object or collection that a path names.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
     /// All objects of a kind, in all namespaces or in one.
@@ -65,7 +65,7 @@ impl Target {
     }
 }
 
-/// The decoded parameters of a query. As in Go, the first value of a repeated name counts.
+/// Decoded parameters of a query. If a name is repeated, the first value counts, as in Go.
 #[derive(Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -81,7 +81,7 @@ impl Query {
             .ok_or_else(|| Status::bad_request(format!("query {text:?}: broken percent-encoding")))
     }
 
-    /// Returns a parameter's value. Empty if absent.
+    /// Returns the value of a parameter. Empty if the parameter is absent.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0
             .iter()
@@ -89,7 +89,7 @@ impl Query {
             .map_or("", |(_, value)| value)
     }
 
-    /// Parses a number. Returns `None` if absent.
+    /// Parses a parameter as a number. Returns `None` if the parameter is absent.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.text(name) {
             "" => Ok(None),
@@ -100,8 +100,8 @@ impl Query {
         }
     }
 
-    /// Parses a boolean like Go's converter: a parameter without a value is true. Returns `None` if
-    /// absent.
+    /// Parses a parameter as a boolean, like Go's converter: a parameter without a value is true.
+    /// Returns `None` if the parameter is absent.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         let (_, value) = self.0.iter().find(|(given, _)| given == name)?;
         Some(!matches!(

@@ -1,12 +1,12 @@
 //! Label and field selectors in the forms that a kube-proxy uses: `a`, `!a`, `a=b`, `a==b`, `a!=b`,
-//! joined by commas. Presence selectors do not apply to fields. As in Kubernetes, `!=` also matches
-//! an object without the label.
+//! joined by commas. Field selectors have no `a` and `!a`. As in Kubernetes, `!=` also matches an
+//! object without the label.
 
 use crate::object::Object;
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// Scope of a list or a watch: a namespace or all, and selectors.
+/// Scope of a list or a watch: a namespace or all namespaces, and selectors.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) namespace: Option<String>,
@@ -58,7 +58,7 @@ impl Scope {
         }
     }
 
-    /// Returns true if selectors narrow the namespace down.
+    /// Returns true if the scope has selectors.
     pub(crate) fn selects(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
@@ -87,7 +87,7 @@ impl Term {
     }
 }
 
-/// Parses the terms of a selector. The error is the invalid term.
+/// Parses the terms of a selector. An error holds the invalid term.
 fn terms(text: &str) -> Result<Vec<Term>, &str> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

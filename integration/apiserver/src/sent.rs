@@ -1,5 +1,5 @@
-//! Send times of change events. With them, a benchmark can subtract the server's share from a
-//! client's latency.
+//! Times at which the server sends events of changes. A benchmark uses them to subtract the
+//! server's share from a client's latency.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +8,14 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::{Map, Value};
 
 /// Send times of changes by resource version, in nanoseconds of `CLOCK_MONOTONIC`, which all
-/// processes share. Taken just before the first watch writes the event. A clone is a handle to the
-/// same times.
+/// processes share. The time is taken just before the first watch writes the event. A clone is a
+/// handle to the same times.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SendTimes(Arc<Mutex<BTreeMap<u64, u64>>>);
 
 impl SendTimes {
-    /// Records the present time for these versions. Called just before their events are written.
+    /// Records the present time for these versions. A watch calls this just before it writes their
+    /// events.
     pub(crate) fn note(&self, versions: &[u64]) {
         let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
         let now = u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000;
@@ -25,7 +26,7 @@ impl SendTimes {
         }
     }
 
-    /// Returns the times recorded since the last call, as a JSON object.
+    /// Returns the times recorded since the previous call, as a JSON object.
     pub(crate) fn take(&self) -> Value {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let times = std::mem::take(&mut *times).into_iter();

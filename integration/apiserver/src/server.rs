@@ -1,4 +1,4 @@
-//! Lifecycle of a server: its listener, its runtime and its end.
+//! Lifecycle of a server: its listening socket, its runtime and its end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::request::Request;
 use crate::service::Service;
 
-/// A listening server. Dropping it stops it and closes its connections. It dereferences to its
-/// [`Cluster`], which stays alive while clones of it exist.
+/// A listening server. Dropping it stops the server and closes its connections. It dereferences to
+/// its [`Cluster`], which lives as long as a clone of it exists.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -48,12 +48,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves a new cluster from a thread with a separate runtime, for callers without a runtime.
+    /// Serves a new cluster from a thread with its own runtime, for callers that have none.
     pub fn spawn(options: Options) -> io::Result<Self> {
         Self::spawn_on(Cluster::new(&options), options)
     }
 
-    /// Starts a server for an existing cluster.
+    /// Serves an existing cluster from a thread with its own runtime.
     pub fn spawn_on(cluster: Cluster, options: Options) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -68,7 +68,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Listens, inside a runtime. Returns the server and the work that serves until it stops.
+    /// Binds the listening socket, inside a runtime. Returns the server, and a future that serves
+    /// until the server stops.
     fn bind(
         cluster: Cluster,
         options: Options,
@@ -97,34 +98,35 @@ impl Server {
         self.address
     }
 
-    /// Returns the served cluster.
+    /// Returns the cluster that this server serves.
     pub fn cluster(&self) -> &Cluster {
         &self.service.cluster
     }
 
-    /// Returns the received requests in order, with their present byte counts.
+    /// Returns the requests received so far in order, with their byte counts so far.
     pub fn requests(&self) -> Vec<Request> {
         self.service.log.requests()
     }
 
-    /// Returns the faults of this server. A new server has none.
+    /// Returns the faults of this server. A new server has no faults.
     pub fn faults(&self) -> &Faults {
         &self.service.faults
     }
 
-    /// Sets the accepted bearer tokens. Requests with another token get 401. Open responses
-    /// continue.
+    /// Sets the bearer tokens that the server accepts. A request with another token gets 401. Open
+    /// responses continue.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
         *self.service.tokens() = Some(tokens);
     }
 
-    /// Returns the number of accepted connections. With TLS, counts finished handshakes.
+    /// Returns the number of connections accepted so far. With TLS, counts only finished
+    /// handshakes.
     pub fn connections(&self) -> usize {
         self.service.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the URL: `http://` or `https://`, and the address.
+    /// Returns the URL of the server: `http://` or `https://`, and the address.
     pub fn url(&self) -> String {
         let scheme = match self.service.tls {
             Some(_) => "https",
@@ -133,7 +135,7 @@ impl Server {
         format!("{scheme}://{}", self.address())
     }
 
-    /// Returns a kubeconfig for this server, in YAML. It contains no certificate authority and no
+    /// Returns a kubeconfig for this server, as YAML. It contains no certificate authority and no
     /// credentials.
     pub fn kubeconfig(&self) -> String {
         format!(
@@ -144,12 +146,13 @@ impl Server {
         )
     }
 
-    /// Stops the server. Returns after the listener and all connections are closed. (Dropping a
-    /// server from [`Server::start`] does the same, as soon as its runtime runs the task.)
+    /// Stops the server. Returns when the listening socket and all connections are closed.
+    /// (Dropping a server from [`Server::start`] does the same, as soon as its runtime runs the
+    /// task.)
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(Running::Task(task)) = &mut self.running {
-            // A panic of the task has been reported already.
+            // A panic of the task has already been reported.
             _ = task.await;
         }
     }

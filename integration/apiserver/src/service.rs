@@ -1,7 +1,8 @@
 //! The HTTP layer: connections, authentication, and the handlers of verbs.
 //!
-//! [`Service::serve`] handles every request, and [`watch::start`] starts every watch. The former
-//! also injects faults ([`crate::faults`]): before it handles a request, or into the response body.
+//! [`Service::serve`] handles every request, and [`watch::start`] starts every watch. `serve` also
+//! injects faults ([`crate::faults`]), either before it handles a request or into the response
+//! body.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -40,14 +41,15 @@ use crate::sent::SendTimes;
 use crate::status::Status;
 use crate::{protobuf, tls, watch};
 
-/// Maximum size of a request body in bytes, equal to the real server's.
+/// Maximum size of a request body in bytes, the same as in the real server.
 const BODY_LIMIT: usize = 3 << 20;
-/// Time that a request waits for a future version, equal to that of the real server's watch cache.
+/// Maximum time that a request waits for a future version, the same as in the real server's watch
+/// cache.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
-/// Prefix of paths about the fixture. No real server has them.
+/// Prefix of paths that control the fixture. No real server has them.
 const FIXTURE: &str = "/fixture/";
 
-/// A response body that may end with an error.
+/// A response body, which a fault may end with an error.
 type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// State shared by all connections.
@@ -59,13 +61,13 @@ pub(crate) struct Service {
     pub(crate) log: Log,
     pub(crate) faults: Faults,
     pub(crate) tls: Option<Arc<ServerConfig>>,
-    /// True if a client certificate can replace a token.
+    /// True if a client certificate can replace a bearer token.
     by_certificate: bool,
     tokens: Mutex<Option<BTreeSet<String>>>,
     pub(crate) connections: AtomicUsize,
 }
 
-/// Client certificate of a connection.
+/// Result of checking a connection's client certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientCertificate {
     Certificate,
@@ -99,7 +101,7 @@ impl Service {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves connections until `stopped`. The connections then end, too.
+    /// Accepts and serves connections until `stopped`, and then closes them.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -122,7 +124,7 @@ impl Service {
     }
 
     async fn serve_connection(self: Arc<Self>, stream: TcpStream) {
-        // Watch events are small, and must be sent without delay.
+        // Watch events are small, and TCP must send them without delay.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -222,7 +224,7 @@ impl Service {
         };
         entry.answered(&response);
         Ok(response.map(|body| {
-            // A body that is completely in memory is sent with its length.
+            // If the body is completely in memory, the response has its length.
             if body.size_hint().exact().is_some() {
                 return infallible(body);
             }
@@ -320,14 +322,14 @@ impl Service {
         Ok(answer::list(list, accepted))
     }
 
-    /// Waits until the cluster reaches `version`. Without a watch cache, does not wait.
+    /// Waits until the cluster reaches `version`. Returns at once if there is no watch cache.
     ///
     /// # Errors
     /// Returns 504 if the version is still in the future.
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {
-            // This task has a handle to the cluster, so the sender exists.
+            // This task has a handle to the cluster, so the sender of the signal exists.
             _ = changed.wait_for(|current| *current >= version).await;
         };
         if self.cache == WatchCache::Present {
@@ -340,8 +342,8 @@ impl Service {
         Ok(())
     }
 
-    /// Handles requests about the fixture itself, with JSON responses. Faults do not affect these
-    /// requests, and the request log omits them.
+    /// Handles requests that control the fixture, with JSON responses. Faults do not affect these
+    /// requests, and the request log does not contain them.
     ///
     /// ```text
     ///  GET  /fixture/sent       send times of change events since the last call: nanoseconds of CLOCK_MONOTONIC
@@ -389,7 +391,7 @@ fn infallible(body: Body) -> SentBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Returns an error as a list or a watch reports it.
+/// Returns an error in the form of a response to a list or a watch.
 fn told(asked: Purpose, status: &Status, media: Media) -> Response<Body> {
     match asked {
         Purpose::Watch | Purpose::StreamedList => answer::error_event(status, media),
@@ -410,7 +412,7 @@ async fn read(body: Incoming) -> Result<Bytes, Status> {
         })
 }
 
-/// Parses the object in a body.
+/// Parses the object in a request body.
 fn object(kind: Kind, content: &str, body: &[u8]) -> Result<Value, Status> {
     let wrong = |error: &dyn std::fmt::Display| Status::bad_request(format!("the body: {error}"));
     match content.split(';').next().unwrap_or_default().trim() {

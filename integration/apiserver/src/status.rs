@@ -1,25 +1,26 @@
 //! `Status`, the object of an error response.
 //!
 //! Clients evaluate `code` and `reason`, and `details.causes` for a resource version in the future.
-//! These fields therefore equal those of the real server. Messages are for people and may differ.
+//! These fields therefore have the real server's values. Messages are for people and may differ.
 
 use serde_json::{Value, json};
 
 use crate::resource::{Kind, Resource};
 
-/// An error, as a `v1` Status carries it.
+/// An error, in the form of a `v1` Status.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message} ({reason}, {code})")]
 pub struct Status {
-    /// The HTTP status code.
+    /// HTTP status code.
     pub code: u16,
-    /// The machine-readable reason, such as `NotFound`.
+    /// Machine-readable reason, such as `NotFound`.
     pub reason: &'static str,
-    /// A message with the reason, the object and the field.
+    /// Message with the reason, the object and the field.
     pub message: String,
-    /// `details` of the Status, or null.
+    /// Value of `details`, or null.
     pub details: Value,
-    /// `metadata.continue`: a token to resume an expired paged list, without consistency.
+    /// Value of `metadata.continue`: a token that resumes an expired paged list, without
+    /// consistency.
     pub continue_token: Option<String>,
 }
 
@@ -79,7 +80,8 @@ impl Status {
         }
     }
 
-    /// Returns the error for list or watch options that contradict each other or are not supported.
+    /// Returns the error for options of a list or watch that contradict each other or are not
+    /// supported.
     pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
         let message = format!("ListOptions is invalid: {field}: {why}");
         Self {
@@ -91,7 +93,7 @@ impl Status {
         }
     }
 
-    /// Returns the error for a request whose history is compacted.
+    /// Returns the error for a request that needs compacted history.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
@@ -129,7 +131,7 @@ impl Status {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }
 
-    /// Returns the recommended seconds before a retry, if the status has them.
+    /// Returns the number of seconds after which to retry, if the status has it.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         self.details.get("retryAfterSeconds")?.as_u64()
     }
@@ -154,7 +156,7 @@ impl Status {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// Returns the `v1` Status.
+    /// Returns the `v1` Status as JSON.
     pub fn to_json(&self) -> Value {
         let mut metadata = json!({});
         if let (Some(token), Some(metadata)) = (&self.continue_token, metadata.as_object_mut()) {

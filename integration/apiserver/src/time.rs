@@ -2,26 +2,27 @@
 
 use jiff::Timestamp;
 
-/// Seconds since 1970 of the years that RFC 3339 can represent.
+/// Times that RFC 3339 can represent, in seconds since 1970.
 const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_207_200;
 
-/// Returns the present time in whole seconds.
+/// Returns the present time as text, in whole seconds.
 pub(crate) fn now() -> String {
     seconds(Timestamp::now().as_second())
 }
 
-/// Formats `metav1.Time` from seconds since 1970.
+/// Formats seconds since 1970 as `metav1.Time`.
 pub(crate) fn seconds(since_1970: i64) -> String {
     civil(since_1970, 0).to_string()
 }
 
-/// Formats `metav1.MicroTime`, always with six digits.
+/// Formats a time as `metav1.MicroTime`, always with six decimals.
 pub(crate) fn micros(since_1970: i64, nanos: i32) -> String {
     let format = "%Y-%m-%dT%H:%M:%S%.6fZ";
     civil(since_1970, nanos).strftime(format).to_string()
 }
 
-/// Returns seconds since 1970 and the nanoseconds after them.
+/// Parses a time into seconds since 1970 and the nanoseconds after them. Returns `None` for other
+/// text.
 pub(crate) fn parse(text: &str) -> Option<(i64, i32)> {
     let time: Timestamp = text.parse().ok()?;
     let (second, nanos) = (time.as_second(), time.subsec_nanosecond());

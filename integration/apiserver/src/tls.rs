@@ -1,8 +1,10 @@
-//! HTTPS and authentication: certificates made at run time, client certificates, and bearer tokens.
+//! HTTPS and authentication: certificates created at run time, client certificates, and bearer
+//! tokens.
 //!
-//! Like a real server, it requests a certificate from each client, and authenticates clients
-//! without one by token. Unlike a real server, it aborts the handshake if another authority issued
-//! the certificate (a real server returns 401). It supports only HTTP/1.1 and announces so (ALPN).
+//! Like a real server, this server requests a certificate from each client, and authenticates
+//! clients without a certificate by token. If another authority issued the certificate, this server
+//! aborts the handshake. (A real server returns 401.) It supports only HTTP/1.1, which it announces
+//! by ALPN.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,19 +23,19 @@ use rustls::{RootCertStore, ServerConfig};
 /// Certificates for HTTPS.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    /// Certificate and key of the server.
+    /// Certificate and private key of the server.
     pub identity: Identity,
-    /// The authority of client certificates, in PEM. A client with a certificate from it needs no
-    /// token.
+    /// Certificate of the authority for client certificates, in PEM. A client with a certificate
+    /// from this authority needs no token.
     pub clients: Option<String>,
 }
 
-/// A certificate and its key, both in PEM.
+/// A certificate and its private key, both in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate, in PEM.
+    /// Certificate, in PEM.
     pub certificate: String,
-    /// Private key, as PKCS#8.
+    /// Private key in PEM, as PKCS#8.
     pub key: String,
 }
 
@@ -42,7 +44,7 @@ pub struct Identity {
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// Creates an authority called `name`.
+    /// Creates an authority with this name.
     pub fn new(name: &str) -> io::Result<Self> {
         let mut params = named(&[], name)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -52,7 +54,7 @@ impl Authority {
         issuer.map(Self).map_err(io::Error::other)
     }
 
-    /// Returns the certificate, in PEM.
+    /// Returns the authority's certificate, in PEM.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }
@@ -130,7 +132,8 @@ fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
         .map_err(io::Error::other)
 }
 
-/// Reports whether a request is authorized. Always true without `tokens` and `by_certificate`.
+/// Returns true if a request is authorized. Without `tokens` and `by_certificate`, every request
+/// is.
 pub(crate) fn is_allowed(
     tokens: Option<&BTreeSet<String>>,
     by_certificate: bool,

@@ -27,10 +27,10 @@ use crate::selector::Scope;
 use crate::sent::SendTimes;
 use crate::status::Status;
 
-/// Duration of a watch without a timeout parameter: a real server's minimum.
+/// Default timeout of a watch: the minimum of a real server.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
-/// Maximum number of changes taken from the history in one step.
+/// Maximum number of changes that a watch takes from the history in one step.
 const BATCH: usize = 256;
 
 /// Options of all watches.
@@ -40,7 +40,7 @@ pub(crate) struct Policy {
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Send times of events, if enabled.
+    /// Send times of events, if the server records them.
     pub(crate) sent: Option<SendTimes>,
 }
 
@@ -50,10 +50,10 @@ struct Watch {
     kind: Kind,
     scope: Scope,
     changed: Receiver<u64>,
-    /// Version up to which all changes have been sent.
+    /// Resource version up to which the watch has sent all changes.
     sent: u64,
     initial: std::vec::IntoIter<Arc<Object>>,
-    /// True while the bookmark for the end of the initial events is pending.
+    /// True until the watch has sent the bookmark for the end of the initial events.
     mark_end: bool,
     bookmarks: Option<Interval>,
     deadline: Instant,
@@ -63,7 +63,8 @@ struct Watch {
     over: bool,
 }
 
-/// Starts a watch. Returns an error for an invalid request. Errors in the history arrive as events.
+/// Starts a watch. Returns an error for an invalid request. Errors of the requested version arrive
+/// as events.
 pub(crate) fn start(
     cluster: &Cluster,
     kind: Kind,
@@ -103,7 +104,7 @@ pub(crate) fn start(
     if send_initial == Some(true) && asked > current {
         return Err(Status::too_large(asked, current));
     }
-    // Without a start version, a watch begins with the existing objects.
+    // If the client requests no version, the watch begins with the existing objects.
     let with_initial = send_initial.unwrap_or(asked == 0);
     let from_now = with_initial || asked == 0;
     let oldest = state.oldest(kind);
@@ -140,13 +141,14 @@ pub(crate) fn start(
 }
 
 impl Watch {
-    /// Returns the next chunk of complete events, or `None` at the end.
+    /// Returns the next chunk of complete events, or `None` at the end of the watch.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(status) = self.refusal.take() {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // Sends initial objects up to one chunk. Changes are rarely numerous.
+        // While initial objects remain, sends them up to one chunk. Later changes are rarely
+        // numerous.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {
@@ -168,8 +170,8 @@ impl Watch {
             if std::mem::take(&mut self.mark_end) {
                 return Some(self.bookmark(Bookmark::EndOfInitial));
             }
-            // Marks the version as seen before reading it. A concurrent change then wakes the watch
-            // again.
+            // Marks the version as seen before reading the changes. A concurrent change then wakes
+            // the watch again.
             self.changed.borrow_and_update();
             let changes = self.cluster.lock().changes(self.kind, self.sent, BATCH);
             let Some((changes, until)) = changes else {
@@ -210,8 +212,8 @@ impl Watch {
         }
     }
 
-    /// Writes the event of a change for this watch. A change may move an object into or out of the
-    /// watch's scope.
+    /// Writes the event that this watch sends for a change. A change may move an object into or out
+    /// of the watch's scope.
     fn change(&self, change: &Change, chunk: &mut Vec<u8>) {
         let was = change
             .before
@@ -264,11 +266,11 @@ impl Watch {
     }
 }
 
-/// Purpose of a bookmark.
+/// Purpose of a bookmark event.
 #[derive(Debug, Clone, Copy)]
 enum Bookmark {
-    /// Progress: the version up to which all changes have been sent.
+    /// Progress: the resource version up to which the watch has sent all changes.
     Regular,
-    /// End of the initial events.
+    /// End of the initial events, after which only changes follow.
     EndOfInitial,
 }

@@ -1,4 +1,4 @@
-//! Writes: validates objects from clients, completes them, and stores them.
+//! Writes: validates, completes and stores objects from clients.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl StoredCluster {
         self.store(kind, &key, object)
     }
 
-    /// Handles POST. `namespace` comes from the path.
+    /// Handles POST: creates an object. `namespace` comes from the path.
     pub(crate) fn create(
         &mut self,
         kind: Kind,
@@ -53,7 +53,7 @@ impl StoredCluster {
         self.store(kind, &key, object)
     }
 
-    /// Handles PUT: replaces an existing object.
+    /// Handles PUT: replaces an existing object, and returns the stored version.
     pub(crate) fn replace(
         &mut self,
         kind: Kind,
@@ -86,7 +86,7 @@ impl StoredCluster {
         self.store(kind, key, object)
     }
 
-    /// Handles DELETE. Returns the object's last state.
+    /// Handles DELETE: deletes an object, and returns its last state.
     pub(crate) fn delete(&mut self, kind: Kind, key: &Key) -> Result<Arc<Object>, Status> {
         let held = self
             .get(kind, key)
@@ -152,8 +152,8 @@ impl StoredCluster {
     }
 }
 
-/// Returns the parts of an EndpointSlice that cause a new generation: its labels, and everything
-/// but its metadata.
+/// Returns the parts of an EndpointSlice whose change causes a new generation: its labels, and
+/// everything except its metadata.
 fn generation_of(slice: &Value) -> (Option<&Value>, Vec<(&String, &Value)>) {
     let body = slice
         .as_object()
@@ -173,7 +173,7 @@ fn kind_of(object: &Value) -> Result<Kind, Status> {
     })
 }
 
-/// Checks the kind in a body. A missing kind is valid, another kind is not.
+/// Checks the kind of an object in a body. A missing kind is valid, a different kind is not.
 fn expect_kind(kind: Kind, object: &mut Value) -> Result<(), Status> {
     let resource = kind.resource();
     let fields = object
@@ -203,7 +203,7 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
 }
 
-/// Returns the object's key, with a default namespace. Checks that namespace and name match the
+/// Returns the object's key. Sets a default namespace, and checks that namespace and name match the
 /// path.
 fn identify(
     kind: Kind,
@@ -287,7 +287,7 @@ fn is_map_of_strings(value: &Value) -> bool {
         .is_some_and(|map| map.values().all(Value::is_string))
 }
 
-/// Reports whether writes of the object keep its status.
+/// Returns true if a write of an object of this kind keeps its status.
 fn has_status(kind: Kind) -> bool {
     matches!(kind, Kind::Service | Kind::Node | Kind::ServiceCidr)
 }

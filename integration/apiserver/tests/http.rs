@@ -104,7 +104,7 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Some keys remain. Only reading them shows whether they match.
+        // Some keys remain. The server must read their objects to know whether they match.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(
@@ -833,7 +833,7 @@ mod encodings {
 
     const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-    /// Returns the contents of a field by its number, once per occurrence.
+    /// Returns the contents of a length-delimited field, once per occurrence.
     fn fields(mut message: &[u8], wanted: u64) -> Vec<&[u8]> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let (mut value, mut shift) = (0, 0);
@@ -866,14 +866,14 @@ mod encodings {
         std::str::from_utf8(bytes).unwrap()
     }
 
-    /// Returns the kind that an envelope names, and its message.
+    /// Returns the kind in an envelope, and its message.
     fn opened(bytes: &[u8]) -> (&str, &[u8]) {
         let envelope = bytes.strip_prefix(b"k8s\0").unwrap();
         let types = fields(envelope, 1)[0];
         (text(fields(types, 2)[0]), fields(envelope, 2)[0])
     }
 
-    /// Returns the name of an object.
+    /// Returns the name in a message's metadata.
     fn name(message: &[u8]) -> &str {
         text(fields(fields(message, 1)[0], 1)[0])
     }
@@ -1163,7 +1163,7 @@ async fn posted_events_are_stored() {
     let (code, event) = client.write("POST", EVENTS, &posted).await;
     assert_eq!((code, &event["metadata"]["name"]), (201, &"node1.1".into()));
 
-    // An Event{metadata: {name: e1, namespace: default}, reason: Synced} in client-go's envelope.
+    // In client-go's envelope: Event{metadata: {name: e1, namespace: default}, reason: Synced}.
     let protobuf = b"k8s\0\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\x19\x0a\x0d\x0a\x02e1\x1a\x07default\x3a\x06Synced\x42\0\x1a\0\x22\0";
     let headers = [
         ("content-type", "application/vnd.kubernetes.protobuf"),

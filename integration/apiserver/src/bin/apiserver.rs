@@ -1,5 +1,5 @@
-//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints the address
-//! that it listens on, and serves until it is interrupted.
+//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints its listen
+//! address, and serves until a signal interrupts it.
 
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
@@ -40,9 +40,9 @@ async fn main() -> Result<()> {
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    // Loads the objects in a separate thread, so that their memory comes from a separate arena of
-    // glibc's allocator. Parsing the files leaves hundreds of thousands of holes between the
-    // objects. Requests that use these holes would run slowly, on cold memory.
+    // Loads the objects in a separate thread, which uses its own arena of glibc's allocator.
+    // Parsing leaves hundreds of thousands of holes between the objects. Requests in the same arena
+    // would use these holes and run slowly, on cold memory.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags
@@ -67,7 +67,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Applies a file, or a folder's files in the order of their names.
+/// Applies the objects of a file, or of a folder's files in the order of their names.
 fn load(server: &Server, path: &Path) -> Result<()> {
     let read = || format!("cannot read {}", path.display());
     if !path.is_dir() {

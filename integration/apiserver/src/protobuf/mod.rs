@@ -1,5 +1,5 @@
-//! Kubernetes' protobuf encoding of enveloped objects, lists, watch events and `Status`. Also
-//! decodes the Events that clients post.
+//! Encodes enveloped objects, lists, watch events and `Status` in Kubernetes' protobuf encoding.
+//! Also decodes the Events that clients post.
 //!
 //! ```text
 //!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}    an object, a list, a Status
@@ -7,7 +7,7 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length   a watch
 //! ```
 //!
-//! Both directions use one table ([`schema`]). Unknown fields are dropped, like in a real server.
+//! Both directions use one table ([`schema`]). Like a real server, they drop unknown fields.
 
 mod schema;
 mod wire;
@@ -21,7 +21,7 @@ use wire::{Fields, InvalidMessage, Wire, put_bytes, put_length, put_number};
 
 /// Beginning of every envelope.
 const MAGIC: &[u8] = b"k8s\0";
-/// End of every envelope: no `contentEncoding`, no `contentType`.
+/// End of every envelope: empty `contentEncoding` and `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// Error for malformed protobuf bytes.
@@ -43,7 +43,7 @@ impl From<InvalidMessage> for Error {
     }
 }
 
-/// A field whose JSON has the wrong type.
+/// Location of a field whose JSON has the wrong type.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}: is not of the type of this field")]
 pub(crate) struct TypeMismatch(String);
@@ -64,7 +64,7 @@ pub(crate) fn status(value: &Value) -> Vec<u8> {
     envelope("v1", "Status", &message)
 }
 
-/// Wraps a message into its envelope.
+/// Wraps a message into an envelope.
 pub(crate) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut out = envelope_head(api_version, kind, message.len());
     out.extend_from_slice(message);
@@ -111,7 +111,7 @@ pub(crate) fn item(length: usize, out: &mut Vec<u8>) {
     put_length(2, length, out);
 }
 
-/// Writes a watch event after its length: four bytes in big-endian order.
+/// Writes a watch event after its length, which has four bytes in big-endian order.
 pub(crate) fn event(what: &str, object: &[u8], out: &mut Vec<u8>) {
     let mut inner = Vec::new();
     put_length(1, object.len(), &mut inner);
@@ -169,7 +169,7 @@ fn put_message(
     Ok(())
 }
 
-/// Writes a field. Writes null as the zero value.
+/// Writes a field. Null becomes the zero value.
 fn put_field(
     number: u64,
     shape: Shape,
@@ -239,8 +239,7 @@ fn put_field(
     Ok(())
 }
 
-/// Decodes the object in a request body. Returns the JSON that a client without protobuf would have
-/// sent.
+/// Decodes the object in a request body. Returns the JSON that a client would have sent instead.
 ///
 /// # Errors
 /// Fails if the bytes are malformed.
@@ -288,7 +287,7 @@ fn message(schema: Schema, bytes: &[u8]) -> Result<Map<String, Value>, Error> {
     Ok(fields)
 }
 
-/// Reports whether JSON omits the value.
+/// Returns true if a server omits the value in JSON.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -301,7 +300,7 @@ fn is_zero(value: &Value) -> bool {
 
 fn content(shape: Shape, wire: Wire<'_>) -> Result<Value, Error> {
     Ok(match (shape, wire) {
-        // int32 and int64 are two's complement in 64 bits.
+        // int32 and int64 are 64-bit two's complement on the wire.
         (Shape::Number, Wire::Varint(number)) => number.cast_signed().into(),
         (Shape::Bool, Wire::Varint(number)) => (number != 0).into(),
         (Shape::Text, Wire::Bytes(bytes)) => text(bytes)?.into(),
@@ -359,7 +358,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, Error> {
     Ok(if is_text { string.into() } else { int.into() })
 }
 
-/// Decodes the seconds since 1970 and the nanoseconds.
+/// Decodes a timestamp: the seconds since 1970, and the nanoseconds.
 fn timestamp(bytes: &[u8]) -> Result<(i64, i32), Error> {
     let (mut seconds, mut nanos) = (0, 0);
     for field in Fields(bytes) {
@@ -414,7 +413,7 @@ mod tests {
             bytes(11, &[bytes(1, b"c"), bytes(2, b"")].concat()),
         ]
         .concat();
-        // The timestamp 2000-02-29T00:00:00.001234Z.
+        // Encoded timestamp 2000-02-29T00:00:00.001234Z.
         let when = [8, 0x80, 0x98, 0xec, 0xc5, 0x03, 0x10, 0x87, 0xad, 0x4b];
         let raw = [
             bytes(1, &meta),
@@ -455,7 +454,7 @@ mod tests {
         assert_eq!(decode(Kind::Event, &gzip), Err(Error::Encoding));
     }
 
-    /// Generates JSON of a message as a server writes it: without empty fields.
+    /// Generates a message as JSON as a server writes it: without empty fields.
     fn value(schema: Schema) -> BoxedStrategy<Value> {
         let fields = schema.iter().map(|(_, name, presence, shape)| {
             let content = match presence {
@@ -519,7 +518,7 @@ mod tests {
         }
     }
 
-    /// Decodes a body that kube-proxy 1.36.2 posted at its start.
+    /// Decodes and encodes a body that kube-proxy 1.36.2 posted when it started.
     #[test]
     fn an_event_encoded_by_go_is_reproduced() {
         let posted: &[u8] =
@@ -535,7 +534,8 @@ mod tests {
         assert!(again == posted, "{again:?}");
     }
 
-    /// A wrong type is an error with the field's location. An unknown field is ignored.
+    /// If a value has the wrong type, the error names the location of the field. An unknown field
+    /// is ignored.
     #[test]
     fn values_of_a_wrong_type_are_errors() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);
@@ -554,7 +554,7 @@ mod tests {
         schema.len() + inner.sum::<usize>()
     }
 
-    /// Compares with bytes that the real server wrote.
+    /// Checks that each message of the table lists its fields in the order of their numbers.
     #[test]
     fn schema_fields_are_in_the_order_of_their_numbers() {
         assert!(rows(schema::named("Status")) > 10);

@@ -13,17 +13,17 @@ use crate::resource::Kind;
 
 const TEXT: &str = include_str!("schema.txt");
 
-/// The fields of a message, by number: number on the wire, name in JSON, presence, type.
+/// Fields of a message, ordered by number: number on the wire, name in JSON, presence, type.
 pub(crate) type Schema = &'static [(u64, &'static str, Presence, Shape)];
 
-/// Condition for a field on the wire.
+/// Condition under which a field is on the wire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Presence {
-    /// Always present. Go has a plain value and writes its zero value, which JSON omits.
+    /// Always present. Go has a plain value and encodes its zero value, too, which JSON omits.
     Always,
-    /// Present if the field is set. Go has a pointer or a map.
+    /// Present if the object has the field. Go has a pointer or a map.
     Set,
-    /// Present once per item.
+    /// Present once per item of a list.
     Each,
 }
 
@@ -64,7 +64,8 @@ pub(super) fn named(name: &str) -> Schema {
     ALL.get(name).expect("what is asked for is in the table")
 }
 
-/// Parses a message of the table and its nested messages. Each is parsed once and cached forever.
+/// Parses a message of the table, and the messages inside it. Each is parsed once and cached for
+/// the process's lifetime.
 fn read(name: &str) -> Schema {
     let mut messages = TEXT
         .split("\n\n")

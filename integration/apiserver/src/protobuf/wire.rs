@@ -1,7 +1,7 @@
-//! The wire format of protobuf: numbered fields
+//! Wire format of protobuf: numbered fields
 //! (<https://protobuf.dev/programming-guides/encoding>).
 
-/// Value after the number of a field.
+/// Value of a field, which follows its number on the wire.
 #[derive(Clone, Copy)]
 pub(super) enum Wire<'a> {
     Varint(u64),
@@ -14,7 +14,7 @@ pub(super) enum Wire<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct InvalidMessage;
 
-/// The fields of a message with their numbers, in wire order. Ends after an error.
+/// Fields of a message with their numbers, in wire order. The iteration ends after an error.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -68,7 +68,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Writes a number field.
+/// Writes a field whose value is a number.
 pub(super) fn put_number(number: u64, value: u64, out: &mut Vec<u8>) {
     put_varint(number << 3, out);
     put_varint(value, out);
@@ -80,7 +80,7 @@ pub(super) fn put_bytes(number: u64, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Writes the header of a field with this length.
+/// Writes the header of a length-delimited field.
 pub(super) fn put_length(number: u64, length: usize, out: &mut Vec<u8>) {
     put_varint(number << 3 | 2, out);
     put_varint(length as u64, out);

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Timeout of every step. No step takes this long.
+/// Timeout of every step. A correct server never takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Client {
@@ -82,14 +82,15 @@ impl Client {
         .await
     }
 
-    /// Sends a GET request. The response must be 200.
+    /// Sends a GET request, which must get a response with status 200. Returns its body.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(code, 200, "{path}: {body}");
         body
     }
 
-    /// Sends a GET request. The response must not be 200.
+    /// Sends a GET request, which must get another status than 200. Returns the status and the
+    /// body.
     pub(crate) async fn refused(&self, path: &str) -> (u16, String) {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(
@@ -127,7 +128,7 @@ impl Client {
 }
 
 impl Events {
-    /// Returns the next event, or `None` after a regular end of the watch.
+    /// Returns the next event, or `None` if the server has ended the watch regularly.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         while self.lines.is_empty() {
             let frame = timeout(PATIENCE, self.body.frame())
