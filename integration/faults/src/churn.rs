@@ -1,4 +1,4 @@
-//! Endpoint changes that continue in the background.
+//! Changes endpoints in the background of a fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use apiserver::{Cluster, Recording};
 use lab::Crew;
 use serde_json::{Value, json};
 
-/// Returns an IPv4 EndpointSlice of `service` with only ready endpoints.
+/// Returns an IPv4 EndpointSlice of `service`. All its endpoints are ready.
 pub(crate) fn slice(service: &str, addresses: &[String]) -> Value {
     let endpoints: Vec<Value> = addresses
         .iter()
@@ -36,8 +36,8 @@ fn name_of_slice(service: &str) -> String {
     format!("{service}-ipv4")
 }
 
-/// Background changes. `web` repeatedly loses and regains one endpoint. The crowd, if any, gets new
-/// endpoints.
+/// Background changes of endpoints. The Service `web` repeatedly loses and regains one endpoint.
+/// The Services of the crowd, if any, get new endpoints.
 #[derive(Debug)]
 pub(crate) struct Churn {
     made: Arc<AtomicUsize>,
@@ -46,7 +46,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Starts changes at a maximum rate per second. `web`'s endpoint changes every 300 ms.
+    /// Starts changes at a rate of at most `rate` per second. `web`'s endpoint changes every 300
+    /// ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         Self::of(objects, rate, move |to, number| {
             if crowd == 0 {
@@ -58,7 +59,7 @@ impl Churn {
         })
     }
 
-    /// Starts changes at a rate that is too high to encode each change. Replays recorded changes
+    /// Starts changes at a rate that is too high to encode each change: replays recorded changes
     /// ([`record_crowd`]) in turn, in batches of a hundred.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
@@ -73,8 +74,8 @@ impl Churn {
         })
     }
 
-    /// Starts the changes. `step` makes changes from a given number on, and returns how many it
-    /// made.
+    /// Starts the changes. `step` makes changes, beginning with the given number, and returns how
+    /// many it made.
     fn of(
         objects: Cluster,
         rate: u32,
@@ -101,7 +102,7 @@ impl Churn {
                 let due = Duration::from_secs(1) / rate * number;
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
-            // At the end, all endpoints exist again.
+            // At the end, all endpoints of `web` exist again.
             apply(&objects, slice("web", &web(false)))
         });
         Self {
@@ -111,12 +112,12 @@ impl Churn {
         }
     }
 
-    /// Returns the number of changes made.
+    /// Returns the number of changes made so far.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Stops the changes and restores all endpoints. Returns the number of changes, and the rate
+    /// Stops the changes and restores all endpoints. Returns the number of changes, and their rate
     /// per second.
     pub(crate) fn stop(mut self) -> Result<(usize, f64)> {
         let lasted = self.began.elapsed().as_secs_f64();
@@ -140,7 +141,7 @@ fn apply(to: &Cluster, slice: Value) -> Result<()> {
 
 /// Records several endpoints for each Service of a crowd, for [`Churn::replay`].
 pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
-    /// Number of endpoints that a Service gets in turn.
+    /// Number of different endpoints that each Service gets in turn.
     const ENDPOINTS: u32 = 5;
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {
@@ -152,13 +153,13 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
     (0..ENDPOINTS * crowd).map(record).collect()
 }
 
-/// Returns the change with this number: the next Service of the crowd gets another endpoint.
+/// Returns the change with this number. The next Service of the crowd gets another endpoint.
 fn of_crowd(number: u32, crowd: u32) -> Value {
     let last = 10 + number / crowd % 200;
     slice(&member(number, crowd), &[format!("10.244.2.{last}")])
 }
 
-/// Returns the Service of the change with this number.
+/// Returns the name of the Service that the change with this number affects.
 fn member(number: u32, crowd: u32) -> String {
     format!("crowd-{}", number % crowd)
 }

@@ -1,4 +1,4 @@
-//! Writes docs/faults.md.
+//! Writes the page docs/faults.md.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::faults::ALL;
 use crate::row::Row;
 
-/// The rows of one kernel.
+/// Rows of one kernel, that is, of one lane.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KernelRows {
     pub(crate) lane: String,
@@ -37,7 +37,7 @@ A fault must cost no request and no open connection, unless another program remo
 limit. The command fails if a row breaks this promise.
 ";
 
-/// Returns the two lines that summarize all rows.
+/// Returns two lines that summarize all rows.
 fn summary(parts: &[KernelRows]) -> String {
     let rows = || parts.iter().flat_map(|part| &part.rows);
     let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();
@@ -61,12 +61,12 @@ fn summary(parts: &[KernelRows]) -> String {
     )
 }
 
-/// Returns true if the row has no lost request and no broken promise.
+/// Returns true if the fault caused no lost request and broke no promise.
 fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
 
-/// Writes a line for each fault. Modes without loss share a line.
+/// Returns a table with a line for each fault. Modes without loss share a line.
 fn table(rows: &[Row]) -> String {
     let mut text = "| fault | modes | until repaired | requests | failed | lost |\n|---|---|--:|--:|--:|--:|\n".to_owned();
     for group in
@@ -97,7 +97,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Saves the rows of a lane. Keeps older rows of faults and modes that did not run now.
+/// Saves the rows of a lane. Keeps older rows of faults and modes that this run did not include.
 pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     let file = folder.join(format!("{}.json", part.lane.replace(' ', "-")));
     let mut kept: KernelRows = match fs::read_to_string(&file) {
@@ -110,7 +110,7 @@ pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     kept.rows.extend(part.rows.iter().cloned());
     let place = |row: &Row| ALL.iter().position(|fault| fault.name == row.fault);
     kept.rows.retain(|row| place(row).is_some());
-    // A stable sort keeps the order of a fault's modes, unless they ran separately.
+    // The sort is stable, so a fault's modes keep their order, unless they ran separately.
     kept.rows.sort_by_key(place);
     kept.lane.clone_from(&part.lane);
     kept.kernel.clone_from(&part.kernel);
@@ -141,7 +141,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
         );
         let rows = part.rows.iter();
         let run: BTreeSet<_> = rows.map(|row| (&*row.fault, &*row.mode)).collect();
-        // The modes that this kernel supports.
+        // Modes that this kernel supports.
         let modes_there: BTreeSet<_> = run.iter().map(|(_, mode)| *mode).collect();
         let missing = ALL.iter().filter_map(|fault| {
             let modes = fault.modes.iter().map(|mode| mode.name);

@@ -1,4 +1,4 @@
-//! All faults, one row each, in the order of the table.
+//! All faults, one per row, in the order of the table.
 
 mod foreign;
 mod kernel;
@@ -24,15 +24,15 @@ pub(crate) struct Fault {
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
-    /// The modes of the short form, which is part of `make test`.
+    /// Modes of the short form, which is part of `make test`.
     pub(crate) short: &'static [&'static Mode],
-    /// Condition for the fault to be possible. Some faults need a VM, because the clock of the
-    /// host's kernel affects every process.
+    /// Condition under which this kernel can run the fault. Some faults need a VM, because they
+    /// change the kernel's clock, which affects every process.
     pub(crate) is_for: fn() -> bool,
 }
 
 const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
-/// Modes in which the kernel carries connections, with each form of their kernel state.
+/// Modes in which the kernel carries connections, in each form of their kernel state.
 const EACH_FORM: &[&Mode] = &[
     &IPVS,
     &IPVS_LEAN,
@@ -48,17 +48,16 @@ const EACH_FORM: &[&Mode] = &[
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// One mode for each kind of kernel state. For faults that depend only on this kind.
+/// One mode for each kind of kernel state, for faults that depend only on this kind.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 /// Modes with iptables rules.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Modes with nf_tables rules.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes that resume differently after a crash. `make test` runs these.
+/// Modes that resume differently after a crash, as `make test` runs them.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
-/// No mode. `make test` skips the fault, because other scenarios cover it or because it takes too
-/// long.
+/// No mode: `make test` skips the fault. Other tests cover it, or it takes too long.
 const NEVER: &[&Mode] = &[];
 
 fn anywhere() -> bool {
@@ -74,12 +73,12 @@ fn has_memory_groups() -> bool {
     in_a_guest()
         && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
 }
-/// Returns true if the kernel can limit memory and this is a release build. The code of a debug
-/// build alone takes three times the limit.
+/// Returns true if the kernel can limit memory and this is a release build. A debug build's code
+/// alone takes three times the limit.
 fn has_memory_groups_and_release() -> bool {
     has_memory_groups() && !cfg!(debug_assertions)
 }
-/// Returns true if iptables has a lock.
+/// Returns true if this lane's iptables uses a lock file.
 fn has_lock() -> bool {
     lab::iptables_backend() == "legacy"
 }
@@ -101,12 +100,13 @@ macro_rules! faults {
     };
 }
 
-/// Returns all modes and forms in which a fault runs.
+/// Returns all modes and forms in which some fault runs.
 pub(crate) fn modes() -> impl Iterator<Item = &'static Mode> {
     EVERY.iter().chain(EACH_FORM).copied()
 }
 
-/// The faults. Unless stated otherwise, a fault promises no failed request and no lost connection.
+/// All faults. Unless its text says otherwise, a fault promises that no request fails and no
+/// connection is lost.
 pub(crate) const ALL: &[Fault] = faults! {
     operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "SIGTERM and a new start, several times.";

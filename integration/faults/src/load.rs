@@ -1,4 +1,4 @@
-//! The traffic during a fault: new TCP connections on several paths, and persistent connections.
+//! Traffic during a fault: new TCP connections on several paths, and persistent connections.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use scenarios::{ANY_STALL, FIRST_TRY, ports};
 
 /// Pause between two new connections on one path.
 const PAUSE: Duration = Duration::from_millis(25);
-/// Pause between two requests on a persistent connection.
+/// Pause between two requests on one persistent connection.
 const ECHO: Duration = Duration::from_millis(100);
-/// Timeout for a reply on a persistent connection. It allows for TCP retransmissions.
+/// Timeout for a reply on a persistent connection, long enough for TCP retransmissions.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
-/// Interval between two checks of the results.
+/// Interval between two checks of the accounts.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Prefix of the result names of persistent connections.
+/// Prefix of account names for persistent connections.
 const OPEN: &str = "open, ";
 
-/// Path from a place to an address.
+/// A path of the traffic: a place that sends, and an address.
 #[derive(Debug, Clone)]
 pub(crate) struct TrafficPath {
     pub(crate) from: Place,
@@ -34,14 +34,14 @@ impl TrafficPath {
     }
 }
 
-/// Results of all paths.
+/// Results of the traffic on all paths.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Account {
-    /// New connections, with one request each.
+    /// Results of new connections, with one request each.
     pub(crate) new: traffic::Account,
-    /// Persistent connections. Each ends at its first failure.
+    /// Results of persistent connections. Each of them ends at its first failure.
     pub(crate) open: traffic::Account,
-    /// Longest time without CPU for this VM.
+    /// Longest time for which the VM got no CPU.
     pub(crate) stood_still: Duration,
 }
 
@@ -65,13 +65,13 @@ impl fmt::Display for Account {
 pub(crate) struct Load(Traffic);
 
 impl Load {
-    /// Starts the traffic. All paths must already work.
+    /// Starts the traffic. Every path must already work.
     pub(crate) fn start(ways: &[TrafficPath]) -> Result<Self> {
         Self::begin(ways, Counts::All)
     }
 
-    /// Starts the traffic before the Service works. Results of a path count from its first reply
-    /// on. Opens no persistent connections.
+    /// Starts the traffic before the Service works. A path's results count from its first reply on.
+    /// Opens no persistent connections.
     pub(crate) fn start_before(ways: &[TrafficPath]) -> Result<Self> {
         let ways: Vec<TrafficPath> = ways
             .iter()
@@ -109,7 +109,7 @@ impl Load {
         Ok(Self(traffic))
     }
 
-    /// Returns the present results.
+    /// Returns the results so far.
     pub(crate) fn account(&self) -> Account {
         let mut account = Account {
             stood_still: self.0.longest_stall(),
@@ -127,7 +127,8 @@ impl Load {
         account
     }
 
-    /// Waits until each path has a reply after `moment` and after the last failure since `moment`.
+    /// Waits until each path has a reply later than `moment` and later than the last failure since
+    /// `moment`.
     pub(crate) fn until_whole(&self, moment: Instant, limit: Duration) -> Result<Duration> {
         let began = Instant::now();
         loop {
@@ -153,7 +154,7 @@ impl Load {
     }
 }
 
-/// Returns a client of a persistent connection. Every reply must come from the same pod.
+/// Returns the request function of a persistent connection. The same pod must send every reply.
 fn echo(mut connection: Connection) -> impl FnMut() -> Result<String, Failure> + Send + 'static {
     let mut first: Option<String> = None;
     move || {

@@ -1,13 +1,5 @@
-//! `make faults`: runs all faults of a node under real traffic, and reports the failed requests.
-//!
-//! ```text
-//!   faults ──▶ for each lane: lab run -- faults (inside) ──▶ a row for each fault and mode ──▶ the table, docs/faults.md
-//!                             a cluster for each row: daemon, traffic, fault, promise
-//! ```
-//!
-//! Each fault has a promise. Most promise that no request fails and no open connection ends. If
-//! another program damages the data path, the promise is a time limit for the repair. A broken
-//! promise fails the command.
+//! `make faults`: runs all faults of a node under real traffic, and reports how many requests
+//! failed.
 
 mod churn;
 mod document;
@@ -73,14 +65,14 @@ struct Arguments {
     into: Option<PathBuf>,
 }
 
-/// Time limit for a whole lane, including boot.
+/// Time limit for all faults of a lane, including the boot.
 const LIMIT: Duration = Duration::from_hours(3);
-/// Time limit for the short form. A run takes far less unless it hangs.
+/// Time limit for the short form. A run takes far less unless a program hangs.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
-/// The product's default sync period.
+/// Sync period of the daemon by default.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
-/// File of the rows in a lane's folder.
+/// Name of the file with the rows, in a lane's folder.
 const ROWS: &str = "rows.json";
 const KERNEL: &str = "kernel";
 
@@ -116,7 +108,7 @@ fn is_named(part: Option<&String>, name: &str) -> bool {
     part.is_none_or(|part| name.contains(part.as_str()))
 }
 
-/// Checks that the named faults and modes exist before booting a VM.
+/// Checks, before booting a VM, that the named faults and modes exist.
 fn ensure_known(arguments: &Arguments) -> Result<()> {
     for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
         let mut all = ALL.iter();
@@ -295,7 +287,7 @@ fn outside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page if the arguments name both the rows and a file for the page.
+/// Writes the page if the arguments name both a folder of rows and a file for the page.
 fn write_page(arguments: &Arguments) -> Result<()> {
     let (Some(folder), Some(file)) = (&arguments.rows, &arguments.document) else {
         return Ok(());
@@ -313,7 +305,7 @@ fn write_page(arguments: &Arguments) -> Result<()> {
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Runs the chosen faults on a lane. Returns the rows, and whether all promises held.
+/// Runs the chosen faults on a lane. Returns the rows, and true if all promises held.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
@@ -335,7 +327,7 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows,
         ..options
     };
     let status = lab::run(&argv, &options);
-    // The kernel may support none of the chosen faults.
+    // There are no files if the kernel supports none of the chosen faults.
     let rows = fs::read_to_string(folder.join(ROWS)).unwrap_or_else(|_| "[]".into());
     let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
     fs::remove_dir_all(&folder)?;

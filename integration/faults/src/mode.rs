@@ -6,7 +6,7 @@ pub(crate) struct Mode {
     /// Name in the table.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
-    /// The flag for the period between two comparisons with the kernel.
+    /// Flag that sets the period between two comparisons with the kernel.
     pub(crate) period: &'static str,
     pub(crate) needs_nftables: bool,
 }
@@ -83,7 +83,7 @@ pub(crate) const NFTABLES_FLAT: Mode = Mode {
     flags: &["--proxy-mode=nftables", "--nftables-layout=flat"],
     ..NFTABLES
 };
-/// Userspace mode, in which the process carries connections.
+/// Userspace mode, in which the daemon itself relays connections.
 pub(crate) const USERSPACE: Mode = Mode {
     name: "userspace",
     flags: &["--proxy-mode=userspace"],

@@ -1,4 +1,4 @@
-//! A row of the table, and the table.
+//! A row of the table, and the table's text.
 
 use std::fmt::Write as _;
 
@@ -9,14 +9,14 @@ use crate::load::Account;
 /// Result of one fault in one mode.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// The name of the fault.
+    /// Name of the fault.
     pub(crate) fault: String,
     pub(crate) mode: String,
     /// Reaction of kube-proxy to the fault.
     pub(crate) did: String,
-    /// Evidence of the reaction: counters, log lines.
+    /// Evidence of the reaction: counters and log lines.
     pub(crate) seen: String,
-    /// Seconds until the state was correct again, if it was damaged.
+    /// Seconds until the state was correct again. `None`: the fault damaged no state.
     pub(crate) repaired: Option<f64>,
     pub(crate) sent: u64,
     pub(crate) failed: u64,
@@ -24,9 +24,9 @@ pub(crate) struct Row {
     pub(crate) unjudged: u64,
     pub(crate) open: u64,
     pub(crate) lost: u64,
-    /// The promise that did not hold, if any.
+    /// Promise that was broken, if any.
     pub(crate) broken: Option<String>,
-    /// Duration of the whole fault, in seconds.
+    /// Duration of the whole test of the fault, in seconds.
     pub(crate) took: f64,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Returns a row of the table.
+/// Returns a row as a line of the table.
 pub(crate) fn line(row: &Row) -> String {
     let Row {
         fault,

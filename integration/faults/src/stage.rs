@@ -14,13 +14,13 @@ use crate::load::{Account, Load, TrafficPath};
 use crate::mode::Mode;
 use crate::row::Row;
 
-/// Timeout for a repair, or for any other awaited state.
+/// Timeout for a repair, or for another awaited state.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Interval between two checks of an awaited state.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Time without a failure after which the traffic is stable.
+/// Time without a failure after which the traffic counts as stable.
 const QUIET: Duration = Duration::from_millis(500);
-/// Part of the log line about changes by another program.
+/// Part of the log line about entries that another program has changed.
 const DRIFT: &str = "another program has changed";
 
 /// Durations of a run.
@@ -39,33 +39,33 @@ impl Size {
     }
 }
 
-/// Promise for the traffic.
+/// Promise about the traffic during a fault.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Promise {
     /// No request fails and no open connection ends.
     NothingFails,
-    /// The state is repaired within this time after damage by another program.
+    /// The daemon repairs damage by another program within this time.
     WholeWithin(Duration),
 }
 
-/// The cluster, and the events on it.
+/// A cluster with a daemon and traffic, and the results of the fault so far.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
     pub(crate) mode: &'static Mode,
     pub(crate) size: Size,
-    /// Program of an older daemon.
+    /// Path of an older daemon's binary, for the upgrade.
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,
     drifted: BTreeMap<String, f64>,
     said: usize,
-    /// True if the Service `last` leads to the far endpoint.
+    /// True if the Service `last` now leads to the far endpoint.
     is_far: bool,
     more: Vec<&'static str>,
 }
 
-/// Returns the Service that receives the traffic.
+/// Returns the Service to which the traffic goes.
 pub(crate) fn web() -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -73,7 +73,7 @@ pub(crate) fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns a Service that needs separate rules.
+/// Returns a Service with an external IP, which needs additional rules.
 pub(crate) fn external() -> Service {
     Service::new("late", "10.96.0.9 fd96::9")
         .port(tcp(80, 8080))
@@ -81,14 +81,14 @@ pub(crate) fn external() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Returns the Service that shows whether the daemon still follows changes.
+/// Returns the Service `last`, by which a test sees whether the daemon still applies changes.
 fn last() -> Service {
     Service::new("last", "10.96.0.99")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Returns manifests of `count` more Services without traffic.
+/// Returns manifests of `count` Services without traffic (the crowd), in both families.
 pub(crate) fn crowd(count: usize) -> String {
     crowd_with(count, |high, low| {
         let addresses = format!("10.96.{high}.{low} fd96::{high:x}:{low:x}");
@@ -96,7 +96,7 @@ pub(crate) fn crowd(count: usize) -> String {
     })
 }
 
-/// Returns the crowd with IPv4 only.
+/// Returns manifests of `count` Services without traffic, with IPv4 only.
 pub(crate) fn crowd_of_ipv4(count: usize) -> String {
     crowd_with(count, |high, low| {
         (format!("10.96.{high}.{low}"), "10.244.1.10 10.244.2.10")
@@ -116,7 +116,7 @@ fn crowd_with(count: usize, at: fn(usize, usize) -> (String, &'static str)) -> S
 }
 
 impl<'a> Stage<'a> {
-    /// Creates the stage, without a Service or a daemon.
+    /// Creates the stage with an empty cluster: no Service and no daemon.
     pub(crate) fn new(
         c: &'a mut Cluster,
         mode: &'static Mode,
@@ -125,7 +125,8 @@ impl<'a> Stage<'a> {
         before: Option<&'a std::path::Path>,
     ) -> Result<Self> {
         c.patience = PATIENCE;
-        // In modes that do not bind Service addresses, the node needs a route to them.
+        // In modes that do not bind Service addresses on the node, its packets to them need a
+        // route.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         Ok(Self {
             c,
@@ -156,28 +157,29 @@ impl<'a> Stage<'a> {
         flags
     }
 
-    /// Starts the daemon with the manifest folder, without waiting.
+    /// Starts the daemon with the manifest folder as its source. Returns at once.
     pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch(&flags)
     }
 
-    /// Starts the daemon with an API server, without waiting.
+    /// Starts the daemon with an API server as its source. Returns at once.
     pub(crate) fn launch_on(&mut self, api: &ApiServer, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch_on(api, &flags)
     }
 
-    /// Starts the daemon with the manifests and the Service. Waits until it serves.
+    /// Starts the daemon with the Service in the manifest folder. Waits until every path has a
+    /// reply.
     pub(crate) fn serve(&mut self, more: &[&str]) -> Result<()> {
         self.c.apply(&web())?;
         self.launch(more)?;
         self.until_served()
     }
 
-    /// Starts the daemon with an API server and the Service. Waits until it serves.
+    /// Starts the daemon with the Service in an API server. Waits until every path has a reply.
     pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
         let mut api = self.c.api_server(true)?;
         api.apply(&web())?;
@@ -188,7 +190,7 @@ impl<'a> Stage<'a> {
         Ok(api)
     }
 
-    /// Waits for the first sync of both families, and for a reply on each path.
+    /// Waits for the daemon's first sync of both families, and for a reply on each path.
     pub(crate) fn until_served(&mut self) -> Result<()> {
         self.c.await_first_sync()?;
         for way in self.ways() {
@@ -197,15 +199,15 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits until the newly started daemon is ready.
+    /// Waits until the daemon reports that it is ready. Returns the time that this took.
     pub(crate) fn until_ready(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.c.await_first_sync()?;
         Ok(began.elapsed())
     }
 
-    /// Gives a Service another endpoint, and returns the time until a client reaches it. The daemon
-    /// then has also processed all earlier changes.
+    /// Gives the Service `last` another endpoint, and returns the time until a client reaches it.
+    /// The daemon then has also applied all earlier changes.
     pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
         self.is_far = !self.is_far;
         let (pod, address) = if self.is_far {
@@ -224,7 +226,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Changes endpoints of `crowd` Services for the time `lasting`, `rate` times a second. Returns
-    /// the number of changes, and the time until the daemon has followed them.
+    /// the number of changes, and the time until the daemon has applied the last one.
     pub(crate) fn follows_changes(
         &mut self,
         api: &ApiServer,
@@ -269,7 +271,7 @@ impl<'a> Stage<'a> {
         Ok(f64::from(u32::try_from(kilobytes)?) / 1024.0)
     }
 
-    /// Starts the traffic. From now on, counters and log lines belong to the fault.
+    /// Starts the traffic. Later counts and log lines belong to the fault.
     pub(crate) fn traffic(&mut self) -> Result<()> {
         self.load = Some(Load::start(&self.ways())?);
         self.note_before();
@@ -277,18 +279,19 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Starts the traffic before the Service works.
+    /// Starts the traffic before the Service works. Replies count from the first one on.
     pub(crate) fn traffic_before(&mut self) -> Result<()> {
         self.load = Some(Load::start_before(&self.ways())?);
         Ok(())
     }
 
-    /// Returns the present results of the traffic.
+    /// Returns the results of the traffic so far.
     pub(crate) fn account(&self) -> Account {
         self.load.as_ref().map(Load::account).unwrap_or_default()
     }
 
-    /// Records the present log and counters. Later lines and counts belong to the fault.
+    /// Records the log and the counters as they are now. Later lines and counts belong to the
+    /// fault.
     pub(crate) fn note_before(&mut self) {
         self.drifted = self.drift().unwrap_or_default();
         self.said = self.c.said().len();
@@ -296,7 +299,7 @@ impl<'a> Stage<'a> {
 
     // ---- observations ----
 
-    /// Returns the drift by kind, both families together.
+    /// Returns the number of drifted entries by kind, both families together.
     pub(crate) fn drift(&self) -> Result<BTreeMap<String, f64>> {
         let (_, text) = get(&self.c.node1, METRICS, "/metrics")?;
         let mut drifted = BTreeMap::new();
@@ -316,7 +319,8 @@ impl<'a> Stage<'a> {
         Ok(drifted)
     }
 
-    /// Waits until a shell script on node1 succeeds. Returns the time since `since`.
+    /// Waits until a shell script on node1 succeeds. Returns the time that has passed since
+    /// `since`.
     pub(crate) fn until_holds(&self, script: &str, since: Instant) -> Result<Duration> {
         loop {
             if self.c.sh(script).is_ok() {
@@ -331,11 +335,13 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Checks that the kernel holds the state `before`, in any order.
+    /// Checks that the kernel holds the lines of the state `before`, in any order.
+    ///
     ///
     /// # Errors
     ///
-    /// Fails with the first different lines.
+    ///
+    /// Fails if lines differ, and names the first of them.
     pub(crate) fn holds(&self, before: &str) -> Result<()> {
         let now = self.c.state()?;
         let sorted = |text: &str| -> Vec<String> {
@@ -371,8 +377,8 @@ impl<'a> Stage<'a> {
         Ok(grown.collect())
     }
 
-    /// Checks that the daemon counted and logged exactly these kinds of drift. Adds the counts to
-    /// the row.
+    /// Checks that the daemon has counted and logged drift of exactly these kinds. Adds the counts
+    /// to the row.
     pub(crate) fn expect_drift(&mut self, kinds: &[&str]) -> Result<()> {
         let mut drifted = BTreeMap::new();
         let counted = self.c.until("the drift is counted", || {
@@ -392,7 +398,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Finds a log line with this text since the start of the traffic. Adds it to the row.
+    /// Finds a log line with this text after the start of the traffic, and adds it to the row.
     pub(crate) fn expect_line(&mut self, part: &str) -> Result<()> {
         let from = self.said;
         let is_said = |c: &Cluster| c.said().get(from..).is_some_and(|new| new.contains(part));
@@ -420,10 +426,10 @@ impl<'a> Stage<'a> {
         self.row.repaired = Some(after.as_secs_f64());
     }
 
-    /// Stops the traffic, checks the promise, and returns the row.
+    /// Stops the traffic, checks the promise, and returns the row of the fault.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // Failures that start only now count as well.
+        // Waits for failures that begin only now, because they count as well.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

@@ -1,4 +1,4 @@
-//! Damage by other programs to our kernel state.
+//! Damage that other programs cause to our kernel state.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,28 @@ use crate::mode::{IPTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::{Promise, Stage};
 
-/// Limit for an immediate repair on the VM's only CPU, under traffic.
+/// Limit for an immediate repair. The VM has one CPU, which also carries the traffic.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// Limit for a repair of a missing virtual server. The daemon reads their number every 2 s.
+/// Limit for the repair of a missing virtual server. The daemon compares the number of virtual
+/// servers every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
 
-/// Damage, and the check of its repair.
+/// A damage, and the check of its repair.
 struct Damage<'a> {
     script: &'a str,
-    /// A script that succeeds if the state is correct.
+    /// Script that succeeds if the state is correct.
     holds: &'a str,
-    /// The kinds of drift that the daemon's counter must show.
+    /// Kinds of drift that the daemon's counter must show.
     kinds: &'a [&'a str],
-    /// Reaction of kube-proxy to the damage.
+    /// Reaction of kube-proxy to the damage, for the table.
     did: &'a str,
-    /// Time limit for the repair. `None` is the sync period plus the time of the repair.
+    /// Time limit for the repair. `None`: the sync period plus the time of the repair.
     within: Option<Duration>,
-    /// True if traffic must continue without failures.
+    /// True if no request may fail during the damage.
     is_harmless: bool,
 }
 
-/// Default values for damage.
+/// Default values of the fields.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",
@@ -38,10 +39,10 @@ const DAMAGE: Damage<'_> = Damage {
     is_harmless: false,
 };
 
-/// Causes damage under traffic, and checks the result against the promise.
+/// Causes damage under traffic, and checks the repair against the promise.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.serve(&[])?;
-    // Loads the programs that the damage uses into memory.
+    // Runs the check once, so that its programs are in memory.
     s.c.sh(damage.holds)?;
     let whole = s.c.state()?;
     s.traffic()?;
@@ -70,17 +71,18 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.close(damaged, promise)
 }
 
-/// Returns the limit for a repair at the next sync: the period, and the time of the repair.
+/// Returns the limit for a repair by the next periodic sync: the period, and the time of the
+/// repair.
 fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }
 
-/// Returns the script for iptables and ip6tables.
+/// Returns a script that runs `script` for iptables and ip6tables (`$p`).
 fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
 
-/// Returns a script that succeeds if all rules of a mode exist, in their original number.
+/// Returns a script that succeeds if the main rules of the stage's mode exist in both families.
 fn rules_hold(s: &Stage<'_>) -> &'static str {
     match s.mode.name {
         "ipvs" => {
@@ -111,7 +113,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // Flushing a table creates it if it does not exist.
+    // A flush creates tables that do not exist. Listing them here creates them before the damage.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;
@@ -128,7 +130,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Flushes rules that are not ours, and checks that the daemon does not react.
+/// Runs a script that flushes only other programs' rules. Checks that the daemon does not react.
 fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     s.serve(&[])?;
     s.traffic()?;

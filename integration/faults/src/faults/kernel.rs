@@ -1,4 +1,4 @@
-//! A kernel that loses, rejects or delays messages; and faulty programs and clocks.
+//! Faults of the kernel, which loses, rejects or delays messages, and of programs and clocks.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,8 +20,8 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // The script sends more messages than a socket buffer holds. A change that needs repair is in
-    // the middle.
+    // The script sends more messages than a socket buffer holds. One of them, in the middle, needs
+    // a repair.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -58,7 +58,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
-    // Changes every dumped table without pause.
+    // The script changes every table that the daemon dumps, without a pause.
     let script =
         "ip link add busy0 type dummy; ip link set busy0 up; ipset create BUSY hash:ip 2>/dev/null
         i=0; while :; do i=$(((i + 1) % 200))
@@ -85,8 +85,9 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
-    // The minimum that Linux accepts. Only the initial network namespace has these settings. The
-    // daemon runs there too, and its sockets have the kernel's defaults.
+    // Sets the minimum size that Linux accepts for socket buffers. Only the initial network
+    // namespace has these settings. The daemon runs there too, with sockets of the kernel's default
+    // size.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;
@@ -157,7 +158,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     let held = Duration::from_secs(s.size.pick(5, 60));
     let lock = File::create("/run/xtables.lock")?;
     lock.lock()?;
-    // Without rules for endpoints, a change of endpoints alone is not delayed.
+    // In this mode, no rule names an endpoint, so a change of endpoints alone must not wait.
     let is_free = s.mode.name == "ipvs";
     let churn = Churn::start(api.objects(), 0, 100);
     let mut slowest = Duration::ZERO;
@@ -182,7 +183,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Adds a Service that needs rules while a program is faulty. Checks the reaction.
+/// Adds a Service that needs rules while a program has a fault. Checks how the daemon reacts.
 fn with_external_ip(
     s: &mut Stage<'_>,
     restore: impl FnOnce() -> Result<()>,
@@ -222,7 +223,7 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// The programs that write rules, moved away until dropped.
+/// Paths of the programs that write rules. They are moved away until this guard is dropped.
 struct Away(Vec<(PathBuf, PathBuf)>);
 
 impl Away {

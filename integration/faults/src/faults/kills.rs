@@ -1,4 +1,4 @@
-//! kill -9, SIGTERM and SIGSTOP in the middle of the daemon's work.
+//! Sends SIGKILL, SIGTERM or SIGSTOP to the daemon in the middle of its work.
 
 use std::fmt::Write as _;
 use std::thread::sleep;
@@ -13,13 +13,13 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Kills the daemon in each start, a little later each time, until a start completes.
+/// Kills the daemon during each start, a little later each time, until a start completes.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     let undisturbed = Instant::now();
     s.serve(&[])?;
-    // Twenty kills before the daemon is ready, on any machine.
+    // On any machine, this step gives twenty kills before the daemon is ready.
     let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
@@ -56,7 +56,7 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     row.ok_or_else(|| anyhow::anyhow!("no round"))
 }
 
-/// Removes all kernel state that the daemon left.
+/// Removes all kernel state that the killed daemon left.
 fn clean_up(s: &Stage<'_>) -> Result<()> {
     let program = scenarios::kube_proxy()?;
     s.c.sh(&format!("{} --cleanup", program.display()))?;
@@ -71,7 +71,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 30);
     let mut slowest = Duration::ZERO;
     for kill in 0..times {
-        // Each kill hits another moment of a change.
+        // Each kill interrupts a change at another moment.
         sleep(Duration::from_millis(250) + Duration::from_millis(37) * (kill % 11));
         s.c.kill()?;
         s.launch_on(&api, &[])?;
@@ -84,7 +84,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Returns a Service whose load balancer accepts this many source ranges and the outside host's
+/// Returns a Service whose load balancer accepts `count` source ranges and the outside host's
 /// range.
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
@@ -113,7 +113,7 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     let mut kills = 0;
     for round in 0..times {
-        // As many ranges as the set holds, so that the restored set must grow again.
+        // Applies as many ranges as the set can hold, so that the restored set must grow again.
         s.c.apply(&ranges(FEW + 400))?;
         sleep(Duration::from_millis(900 + 120 * round));
         s.c.kill()?;
@@ -135,10 +135,10 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
-    /// Limit for the exit. The exit itself takes no time, but the VM is busy.
+    /// Limit for the exit. An exit takes no time, but the VM is busy.
     const AT_ONCE: Duration = Duration::from_secs(2);
-    /// Limit for the exit during an iptables-restore. The daemon waits for it, so that it does not
-    /// run in parallel with the next kube-proxy. After 6 s, the daemon exits without it.
+    /// Limit for the exit during an iptables-restore. The daemon waits for this program, so that it
+    /// does not run in parallel with the next kube-proxy. After 6 s, the daemon exits anyway.
     const AFTER_A_RESTORE: Duration = Duration::from_secs(8);
     let mut api = s.serve_on_api(&[])?;
     api.apply(&crowd(s.size.pick(50, 300)))?;
@@ -148,7 +148,8 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 20);
     let mut slowest = Duration::ZERO;
     for time in 0..times {
-        // During the start, from its first moment on, and during changes.
+        // Stops the daemon at different moments: during its start, from the first moment on, and
+        // during changes.
         sleep(Duration::from_millis(60) * (time % 8));
         let asked = Instant::now();
         s.c.stop()?;

@@ -11,10 +11,11 @@ use scenarios::{Cluster, METRICS, at, health};
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
-/// Restarts the daemon behind the command `prefix`, under traffic. Then changes endpoints and
-/// checks that the daemon follows. `until_ready` returns the time until the daemon is ready, and a
-/// value that lives until the changes are done. `ending` turns this value into the end of the row's
-/// sentence.
+/// Restarts the daemon through the command `prefix`, under traffic. Then changes endpoints, and
+/// checks that the daemon applies the changes.
+///
+/// `until_ready` returns the time until the daemon is ready, and a value that lives until the end
+/// of the changes. `ending` turns this value into the end of the row's sentence.
 fn restart_behind<T>(
     s: &mut Stage<'_>,
     prefix: &[&str],
@@ -39,7 +40,7 @@ fn restart_behind<T>(
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
-    // The daemon's log is a file on the full disk, like that of a container runtime.
+    // Like that of a container, the daemon's log is a file on the full disk.
     let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
         cat /dev/zero >/run/full/filler 2>/dev/null
         ! (echo more >/run/full/more) 2>/dev/null || exit 1
@@ -67,7 +68,7 @@ pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
 pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     let until_ready = |s: &mut Stage<'_>| {
         let ready = s.until_ready()?;
-        // More connections than the daemon may have.
+        // Opens more connections than the daemon may have file descriptors.
         let mut idle = Vec::new();
         for _ in 0..100 {
             let connect = || TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1));
@@ -82,10 +83,10 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     })
 }
 
-/// Creates a memory cgroup with a limit in bytes. Returns a command prefix that moves a program
+/// Creates a cgroup with a memory limit in bytes. Returns a command prefix that moves a program
 /// into it.
 pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
-    // Runs outside the node, whose mounts are private.
+    // Runs the script outside of the node, because the node's mounts are private.
     let script = format!(
         "grep -q ' /tmp/group cgroup2 ' /proc/mounts || {{ mkdir -p /tmp/group; mount -t cgroup2 none /tmp/group; }}
          echo +memory >/tmp/group/cgroup.subtree_control; mkdir -p /tmp/group/{name}
@@ -129,7 +130,7 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    // During this time, a full check runs in parallel with changes.
+    // During this time, a full check of the kernel runs in parallel with changes.
     let (made, _) = s.follows_changes(&api, (0, 100), s.size.period * 3 / 2)?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");

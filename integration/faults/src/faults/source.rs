@@ -12,7 +12,7 @@ use crate::churn::{Churn, record_crowd};
 use crate::row::Row;
 use crate::stage::{PATIENCE, Promise, Stage, crowd, web};
 
-/// Limit for a reconnect. After several failures, a client waits up to 30 s before the next
+/// Limit for a reconnect. After several failures, the daemon waits up to 30 s before its next
 /// attempt.
 const BACK_OFF: Duration = Duration::from_secs(45);
 
@@ -25,7 +25,7 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     api.stop();
     sleep(Duration::from_secs(s.size.pick(1, 20)));
     churn.stop()?;
-    // A reconnecting client cannot resume its watch.
+    // A reconnecting daemon cannot resume its watch after the compaction.
     api.compact();
     api.start()?;
     let back = Instant::now();
@@ -43,7 +43,7 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
     api.lose_all()?;
     api.start()?;
     let damaged = Instant::now();
-    // The daemon trusts the new list.
+    // The daemon trusts the new list, which lacks the Service.
     s.c.until("the Service is gone", || {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())
@@ -85,7 +85,7 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
-    /// Limit to detect a silent connection: its timeout, plus the time of the next watch.
+    /// Limit for detecting a silent connection: its timeout, plus the time until the next watch.
     const LATEST: Duration = Duration::from_secs(100);
     let api = s.serve_on_api(&[])?;
     s.traffic()?;
@@ -99,7 +99,7 @@ pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
-    /// Changes per second.
+    /// Number of changes per second.
     const RATE: u32 = 10_000;
     let count = s.size.pick(200, 1_000);
     let api = s.serve_on_api(&[])?;
@@ -126,8 +126,8 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Returns the EndpointSlices of a Service with `count` endpoints, 100 per slice, from an address
-/// on.
+/// Returns the EndpointSlices of a Service with `count` endpoints, 100 per slice. Their addresses
+/// begin at `first`.
 fn many(count: u32, first: u32) -> Vec<Value> {
     (0..count / 100)
         .map(|number| {
@@ -150,7 +150,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     const FIRST: u32 = 0x0af4_4001; // 10.244.64.1
     const NEXT: u32 = 0x0af4_8001; // 10.244.128.1
     let count = s.size.pick(1_000, 10_000);
-    // The pod on node2 replies at all these addresses.
+    // The pod on node2 replies at all addresses of these endpoints.
     s.c.far.read([
         "sh",
         "-ec",
@@ -182,7 +182,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     apply(many(count, NEXT))?;
     let made = Instant::now();
-    // The kernel holds all new endpoints. Of the old endpoints, only draining ones remain.
+    // The kernel must hold all new endpoints. Old endpoints may only drain.
     let lines = match s.mode.name {
         "nftables" => {
             r"nft list table ip kube-proxy | grep -oE '10\.244\.1[2-6][0-9]\.[0-9]+ \. 8080' | sort -u | grep -c ."

@@ -1,4 +1,4 @@
-//! A dual-stack cluster with IPv6 disabled on the node.
+//! Tests a dual-stack cluster whose node has IPv6 disabled.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,12 +7,13 @@ use anyhow::ensure;
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
 
-/// A node without IPv6 is common. The daemon logs it once at level info, and serves IPv4.
+/// Nodes without IPv6 are common. The daemon logs the missing family once at level info, and
+/// programs IPv4.
 pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outcome {
     const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
     const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];
     let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
-    // First disabled for new links such as kube-ipvs0, and then for all links.
+    // Disables IPv6 first for new links, such as kube-ipvs0, and then for all links.
     for (scope, mode) in [("default", IPVS), ("all", IPVS), ("all", IPTABLES)] {
         c.sh(&format!("sysctl -q net.ipv6.conf.{scope}.disable_ipv6=1"))?;
         let said_before = c.said().len();
@@ -38,7 +39,7 @@ pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outco
             let answer = c.client.dial(Transport::Tcp, to).timeout(SOON).ask();
             Ok(answer.is_ok_and(|answer| answer.who == "far"))
         })?;
-        // Waits until the daemon has made several checks.
+        // Waits until the daemon has made several periodic checks.
         sleep(Duration::from_secs(3));
         ensure!(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200);
         ensure!(!c.state()?.contains("fd96::"), "nothing is of IPv6");

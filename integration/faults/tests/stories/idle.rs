@@ -1,4 +1,4 @@
-//! A daemon with blocked work stays idle until the work is possible.
+//! Tests that a daemon with blocked work uses no CPU time until the work is possible.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use anyhow::{Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
-/// Maximum CPU time of an idle daemon during the check.
+/// Maximum CPU time that an idle daemon may use during the check.
 const MOST: Duration = Duration::from_millis(150);
 
-/// Returns the CPU time of the daemon and its ended programs.
+/// Returns the CPU time of the daemon and of its child processes that have ended.
 fn used(c: &Cluster) -> Result<Duration> {
     Ok(lab::process::cpu(c.daemon_id()?)?)
 }
 
 fn is_idle(c: &Cluster, about: &str) -> Outcome {
-    // Waits until running work and due retries are done.
+    // Waits until the daemon has finished its running work and its pending retries.
     sleep(Duration::from_secs(2));
     let before = used(c)?;
     sleep(IDLE);
@@ -26,9 +26,9 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// An unreadable object blocks deletions: leftovers of another mode, and service addresses in their
-/// other form. Pending rules block the deletion of leftovers, too. An address that another program
-/// has bound belongs to that program.
+/// An unreadable object blocks deletions: of leftovers of another mode, and of Service addresses in
+/// their other form (device address or route). Pending rules also block the deletion of leftovers.
+/// An address that another program has bound belongs to that program.
 pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -75,7 +75,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // From here on, the leftovers wait for rules.
+    // From here on, the deletion of leftovers waits for rules.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;
@@ -89,7 +89,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 }
 
 /// The kernel rejects a broadcast address as a destination, but an EndpointSlice may contain one.
-/// Other endpoints of the Service are still added and removed.
+/// The daemon still adds and removes the Service's other endpoints.
 pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

@@ -1,5 +1,5 @@
-//! Faults around the daemon. They delay only work that needs the missing part. The daemon reports
-//! them and recovers without help. The test prints the time of each repair.
+//! Faults around the daemon. A fault delays only the work that needs the missing part. The daemon
+//! reports the fault and recovers without help. Each test prints the time of the repair.
 
 mod families;
 mod idle;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use scenarios::{is_module, stories, tell};
 
-/// The lab's time limit. Each test has a shorter one.
+/// Time limit of the lab run. Each test has a shorter limit.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {

@@ -1,5 +1,5 @@
-//! The kernel accepts the shared base but rejects all entries of Services. The daemon then provides
-//! no service and must report so.
+//! The kernel accepts the entries that all Services share, but rejects all entries of single
+//! Services. The daemon then serves no Service, and must report so.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,14 +15,14 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// Returns the time of the last complete sync, or `None` before the first.
+/// Returns the time of the last complete sync, or `None` before the first complete sync.
 fn completed(c: &Cluster) -> Result<Option<f64>> {
     let series = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
     metric(c, series)
 }
 
-/// Checks the daemon during a fault. It is not ready, not healthy after two sync periods, and
-/// counts no sync as complete.
+/// Checks the daemon's reports during a fault: it is not ready, is unhealthy after two sync
+/// periods, and counts no sync as complete.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
@@ -44,7 +44,7 @@ fn is_told(c: &Cluster) -> Outcome {
     c.refuses(&c.client, "10.96.0.10:80")
 }
 
-/// Checks that the daemon recovers without help after the fault.
+/// Checks that the daemon recovers without help after the end of the fault.
 fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     let took = c.until("readiness", || {
         Ok(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200)
@@ -54,7 +54,8 @@ fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// Removes the scheduler after the start, which checks for it, and before the first Service.
+/// Removes the scheduler's module after the daemon's start, which checks for it, and before the
+/// first Service.
 pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -72,9 +73,9 @@ pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Clu
     c.stop()
 }
 
-/// Removes the base of iptables mode, which does not depend on Services.
+/// Makes iptables reject every write with chains of Services (`KUBE-SVC-…`).
 pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
-    // This mode binds no Service address on the node.
+    // This mode binds no Service address on the node, so the node's packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;

@@ -1,4 +1,4 @@
-//! Another program removes our entries. Checks the time until the repair, and the reports.
+//! Another program removes our entries. The tests check the time until the repair, and the log.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ fn web(number: u16) -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Returns virtual servers and addresses of both families as the kernel shows them, without a
+/// Returns the virtual servers and addresses of both families from `/proc`, without starting a
 /// program. Omits link and connection numbers. A link that is up has one more address.
 fn glance(c: &Cluster) -> Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
@@ -40,7 +40,7 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// The kernel announces all changes except those of virtual servers, which the daemon polls.
+/// The kernel announces changes of all entries except virtual servers, which the daemon polls.
 pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -49,11 +49,11 @@ pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     c.until_served(&web(0))?;
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
-    // Entries that are only repaired at the next periodic check.
+    // The daemon repairs these entries only at its next periodic check.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
-    // `ip` checks a second time and would loop if the addresses were restored. With `-loops 1`, it
-    // reports an incomplete flush and fails.
+    // `ip` checks a second time, and would loop if the daemon has restored the addresses. With
+    // `-loops 1`, it reports an incomplete flush and fails.
     let flush = "! ip -loops 1 address flush dev kube-ipvs0";
     for (damage, limit) in [
         ("ip address del 10.96.0.10/32 dev kube-ipvs0", TOLD),
@@ -96,7 +96,8 @@ const KINDS: [&str; 8] = [
     "chain",
 ];
 
-/// Counts the entries of each kind in a family. `tables` is empty for all tables, or `-t nat`.
+/// Returns the number of entries of each kind in a family. `tables` is empty for all tables, or `-t
+/// nat`.
 fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str, usize>> {
     let is_six = family == "IPv6";
     let program = if is_six { "ip6tables" } else { "iptables" };
@@ -121,7 +122,7 @@ fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str
     ]))
 }
 
-/// Returns the drift of a kind.
+/// Returns how many entries of a kind have drifted, by the daemon's counter.
 fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     let kind = kind.replace(' ', "_");
     let series =
@@ -129,10 +130,10 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     Ok(metric(c, &series)?.unwrap_or(f64::NAN))
 }
 
-/// One warning covers all entries of a kind, with their number and the first names. The counter
-/// increases by this number.
+/// One warning covers all removed entries of a kind, with their number and the first names. The
+/// drift counter increases by the same number.
 pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcome {
-    /// Damage in both families: the tables, the script, and the kinds of removed entries.
+    /// Damage in both families: a command, its tables, and the kinds of entries that it removes.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),
         (
@@ -169,7 +170,7 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
             }
         }
         let said = c.said().lines().count();
-        // Stops the daemon, which could otherwise report the damage in several parts.
+        // Stops the daemon. Otherwise it could report the damage in several parts.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         c.signal(Signal::CONT)?;
@@ -182,14 +183,14 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
                 .collect()
         };
         c.until("it is told", || Ok(warnings().len() >= FAMILIES.len()))?;
-        // Waits for reports that may still come.
+        // Waits for late warnings.
         std::thread::sleep(Duration::from_secs(2));
         let warnings = warnings();
         for line in &warnings {
             let text = line.split(" changed ").nth(1).unwrap_or(line);
             println!("    {damage:.20}: {text:.150}");
         }
-        // The daemon checks rules and sets separately, and may repair them one after the other.
+        // The daemon checks rules and sets separately, and may repair one after the other.
         let most = FAMILIES.len() * if kinds.len() > 1 { 2 } else { 1 };
         ensure!(warnings.len() <= most, "{damage}: {warnings:#?}");
         for (family, kind, gone, before) in wanted {

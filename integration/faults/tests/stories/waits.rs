@@ -13,10 +13,10 @@ use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp}
 const SERVICES: u8 = 5;
 /// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Time after which a change has failed.
+/// Time after which a change counts as failed.
 const ENOUGH: Duration = Duration::from_secs(20);
 
-/// Changes of endpoints, one after another.
+/// Changes of endpoints, made one after another.
 struct Changes {
     api: ApiServer,
     count: u8,
@@ -35,7 +35,7 @@ impl Changes {
         Ok(Self { api, count: 0 })
     }
 
-    /// Gives one Service another IPv4 endpoint. Returns the time until the kernel has it.
+    /// Gives one Service another IPv4 endpoint. Returns the time until the kernel has the endpoint.
     fn make(&mut self, c: &Cluster) -> Result<Duration> {
         let endpoint = Ipv4Addr::new(10, 244, 2, 50 + self.count);
         let service = format!("web{}", self.count % SERVICES);
@@ -52,7 +52,7 @@ impl Changes {
         Ok(began.elapsed())
     }
 
-    /// Makes `count` changes one after another. Stops early at a change that is slow enough to fail
+    /// Makes `count` changes, one after another. Stops after a change that is slow enough to fail
     /// the test. Prints and returns the longest time.
     fn make_many(&mut self, c: &Cluster, count: usize, meanwhile: &str) -> Result<Duration> {
         let mut took = Vec::new();
@@ -78,8 +78,8 @@ fn web(number: u8) -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Waits until the kernel has a destination, or until `limit`. Polls without pause and without a
-/// program.
+/// Waits until the kernel has a destination, but at most until `limit`. Reads `/proc` every
+/// millisecond, because starting a program would take longer.
 fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<()> {
     let line = format!("  -> {:08X}:1F90 ", endpoint.to_bits());
     let look = || fs::read_to_string("/proc/thread-self/net/ip_vs");
@@ -92,7 +92,7 @@ fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<
     Ok(())
 }
 
-/// Returns true if a family has rules that match external IPs.
+/// Returns true if the rules of a family match external IPs.
 fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
     let saved = c.sh(&format!("{tables}-$backend-save -t nat"))?;
     Ok(saved
@@ -100,12 +100,12 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service's first external IP needs rules in both families, but they cannot be written. In IPv4,
-/// another process holds the lock (if there is one). In IPv6, the program hangs.
+/// A Service's first external IP needs rules in both families, but the daemon cannot write them. In
+/// IPv4, another process holds the lock (if there is one). In IPv6, the program hangs.
 pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
-    /// Limit for a change from the API server to the kernel. The aim is 100 ms. The VM has one CPU,
-    /// which also starts the programs, and other VMs may run in parallel.
+    /// Limit for the time from a change at the API server to the kernel. The aim is 100 ms. The
+    /// VM's single CPU also starts the programs, and other VMs may run in parallel.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;
@@ -148,7 +148,7 @@ pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster
     c.stop()
 }
 
-/// The rules are unreadable for more than two check periods.
+/// The daemon cannot read the rules for more than two check periods.
 pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);
@@ -162,7 +162,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
             _ => faults.hang(program),
         };
         let at_fault = (fail("iptables save")?, fail("iptables restore")?);
-        // The kernel reports changed rules, so the daemon reads them, and finds rules to repair.
+        // The kernel announces that rules have changed. The daemon reads them, and must repair
+        // some.
         c.sh("iptables-$backend -t nat -F KUBE-SERVICES")?;
         let told = || {
             let said = c.said();
@@ -173,7 +174,7 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // The daemon waits for a program that hangs.
+        // If the program hangs, the daemon still waits and logs nothing.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"
