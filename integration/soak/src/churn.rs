@@ -1,5 +1,5 @@
-//! Services that are added, changed and removed, and a pod that is restarted. The number of each
-//! kind is constant, so the kernel holds the same number of entries at the end of each round.
+//! Adds, changes and removes Services, and restarts a pod. The number of Services of each kind is
+//! constant, so the kernel holds the same number of entries at the end of each round.
 
 use anyhow::Result;
 use lab::{Place, Transport};
@@ -8,31 +8,31 @@ use scenarios::{ApiServer, Cluster, Service, tcp, udp};
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 const FAR: &str = "10.244.2.10 fd44:2::10";
 
-/// Number of Services that take part in the churn.
+/// Number of Services that the churn replaces and changes.
 const POPULATION: u32 = 40;
 /// Number of Services replaced per round.
 const REPLACED: u32 = 3;
 /// Number of Services whose endpoints change per round.
 const CHANGED: u32 = 5;
-/// Number of rounds between two restarts of the pod.
+/// Number of rounds from one restart of the pod to the next.
 const POD_LIVES: u32 = 4;
-/// Number of addresses that a slot's Services use in turn.
+/// Number of addresses that the Services of one slot use in turn.
 const ADDRESSES: u32 = 3;
 /// Number of addresses that the pod uses in turn.
 const POD_ADDRESSES: u32 = 60;
 
 /// Address of the steady Service, which always has an endpoint: `10.96.255.1`, TCP and UDP port 80.
-/// Clients send requests continuously.
+/// Clients send requests to this Service continuously.
 pub(crate) const STEADY: &str = "10.96.255.1:80";
 /// IPv6 address of the steady Service.
 pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
 /// Address of the Service with session affinity.
 pub(crate) const STICKY: &str = "10.96.255.2:80";
 
-/// The present Services of a run.
+/// Services that exist during a run.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    /// Slots: the number of replacements, and the number that selects the endpoints.
+    /// One entry per Service: how often it was replaced, and the number that selects its endpoints.
     slots: Vec<(u32, u32)>,
     pod: Place,
     /// Index of the pod's present address.
@@ -41,7 +41,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Creates the first Services, and the Services that stay.
+    /// Creates the first Services, and the Services that stay for the whole run.
+    ///
     ///
     /// # Errors
     /// Fails if the world or the API server rejects a change.
@@ -61,7 +62,7 @@ impl Churn {
         Ok(churn)
     }
 
-    /// Runs one round. When it returns, the last new Service with a TCP port works.
+    /// Runs one round of changes. When it returns, the last new Service with a TCP port works.
     ///
     /// # Errors
     /// Fails if the world or the API server rejects a change, or if a Service does not work in
@@ -98,8 +99,8 @@ impl Churn {
         Ok(())
     }
 
-    /// Restarts the pod: it ends immediately, like after a crash. A new pod gets another address,
-    /// and the slices follow.
+    /// Restarts the pod: its end is abrupt, as in a crash. A new pod gets another address, and the
+    /// slices then contain this address.
     fn restart_pod(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
         cluster.world.remove(&self.pod);
         self.pod_number = (self.pod_number + 1) % POD_ADDRESSES;
@@ -112,7 +113,7 @@ impl Churn {
         Ok(())
     }
 
-    /// Deletes all Services, including those that stayed.
+    /// Deletes all Services, including those that stayed for the whole run.
     ///
     /// # Errors
     /// Fails if the API server rejects a change.
@@ -126,10 +127,11 @@ impl Churn {
         Ok(())
     }
 
-    /// Returns the address of a churning Service, which may or may not exist.
+    /// Returns an address that a churning Service has at times.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Ignores the slot's generation, so some addresses are unused.
+        // Ignores how often the Service was replaced, so no Service has some of these addresses
+        // now.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)
@@ -146,7 +148,7 @@ impl Churn {
         self.slots.get(slot as usize).map_or(0, |slot| slot.1)
     }
 
-    /// Returns the Service of a slot. The slot determines its kind.
+    /// Returns the present Service of a slot. The slot determines the Service's kind.
     fn service(&self, slot: u32) -> Service {
         let generation = self.generation(slot);
         let (ip, ip6) = address(slot, generation);
@@ -175,7 +177,7 @@ fn speaks_tcp(slot: u32) -> bool {
     slot % 4 != 3
 }
 
-/// Returns the Services that stay.
+/// Returns the Services that stay for the whole run.
 fn staying() -> [Service; 2] {
     let both = format!("{NEAR} {FAR}");
     [
@@ -190,8 +192,8 @@ fn staying() -> [Service; 2] {
     ]
 }
 
-/// Returns the address of a slot's Service. Each generation has another address. Addresses repeat,
-/// as clusters reuse addresses.
+/// Returns the address of a slot's Service in a generation. Addresses repeat after some
+/// generations, as in real clusters.
 fn address(slot: u32, generation: u32) -> (String, String) {
     let (third, fourth) = (generation % ADDRESSES, slot + 1);
     (
@@ -220,7 +222,7 @@ fn delete(api: &ApiServer, service: &Service) -> Result<()> {
     api.delete_service(service.name())?;
     for family in ["ipv4", "ipv6"] {
         let slice = format!("{}-{family}", service.name());
-        // Some Services have only one family.
+        // Some Services have slices of only one family.
         if let Err(error) = api.delete_slice(&slice)
             && family == "ipv4"
         {

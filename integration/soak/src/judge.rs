@@ -1,19 +1,19 @@
 //! Judges whether a figure grows.
 //!
-//! The first part of a run is not judged, because memory and the kernel's caches fill up once. A
-//! line is fitted to the rest: its slope is the median of the slopes of all pairs (Theil-Sen
-//! estimator, 1968). This line is robust against a few samples taken during a change. The growth is
-//! the slope times the judged duration, and must not exceed the figure's tolerance.
+//! The judgement skips the first part of a run, because memory and the kernel's caches fill up
+//! once. It fits a line to the rest: the slope is the median of the slopes of all pairs (Theil-Sen
+//! estimator, 1968). A few samples taken during a change hardly affect this line. The growth is the
+//! slope times the judged duration, and must not exceed the figure's tolerance.
 
-/// Fraction of a run, from its start, that is not judged.
+/// Fraction of a run, from its start, that the judgement skips.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// A sampled figure: its name, its unit, and its allowed growth, absolute and relative.
+/// A sampled figure: its name, its unit, and its tolerance (absolute and relative growth).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
-    /// Name in the heading.
+    /// Name of the figure in the CSV heading.
     pub(crate) name: &'static str,
-    /// Title of the chart. Also the base of its file name.
+    /// Title of the chart. The chart's file name is derived from it.
     pub(crate) title: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) tolerance: f64,
@@ -27,11 +27,11 @@ pub(crate) struct Verdict {
     pub(crate) first: f64,
     /// Median of the last tenth of the judged samples.
     pub(crate) last: f64,
-    /// Growth per hour.
+    /// Growth per hour, in the figure's unit.
     pub(crate) slope: f64,
-    /// Growth during the judged time.
+    /// Growth during the judged time, in the figure's unit.
     pub(crate) growth: f64,
-    /// Allowed growth.
+    /// Maximum growth that passes, in the figure's unit.
     pub(crate) allowed: f64,
 }
 
@@ -42,8 +42,8 @@ impl Verdict {
 }
 
 impl Figure {
-    /// Judges samples (minutes since the start, value) in order. Returns `None` with fewer than
-    /// eight samples after the first part.
+    /// Judges samples (minutes since the start, value) in their order. Returns `None` if fewer than
+    /// eight samples remain after the skipped part.
     pub(crate) fn judge(&self, samples: &[(f64, f64)]) -> Option<Verdict> {
         const LEAST: usize = 8;
         let end = samples.last()?.0;
@@ -102,7 +102,7 @@ mod tests {
         share: 0.05,
     };
 
-    /// Returns this many samples at intervals of 5 s, with deterministic noise.
+    /// Returns this many samples at intervals of 5 s. Their noise is deterministic.
     fn series(samples: u32, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
         let sample = |number: u32| {
             let minutes = f64::from(number) / 12.0;
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn a_steady_memory_leak_is_detected() {
-        // Grows by 100 KiB per minute for 40 minutes, of which 30 are judged.
+        // The figure grows by 100 KiB per minute for 40 minutes, of which 30 are judged.
         let verdict = MEMORY.judge(&series(480, |minutes| 20_000.0 + 100.0 * minutes));
         let verdict = verdict.unwrap();
         assert!(verdict.grows(), "{verdict:?}");
         assert!((verdict.slope - 6_000.0).abs() < 60.0, "{verdict:?}");
         assert!((verdict.growth - 3_000.0).abs() < 60.0, "{verdict:?}");
-        // Within four minutes, the same leak stays below the tolerance.
+        // In four minutes, the same growth stays below the tolerance.
         let short = MEMORY
             .judge(&series(48, |minutes| 20_000.0 + 100.0 * minutes))
             .unwrap();
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_leak_of_single_descriptors_is_detected() {
-        // One descriptor every two minutes.
+        // The figure grows by one descriptor every two minutes.
         let figure = Figure {
             tolerance: 2.0,
             share: 0.0,

@@ -1,14 +1,4 @@
-//! `make soak`: hours of churn under traffic in the lab. Reports growing figures.
-//!
-//! ```text
-//!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
-//!  traffic: TCP, UDP, affinity, one held connection ──────────────────────────────────▲
-//!  periodic samples:        the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
-//! ```
-//!
-//! The churn keeps the number of Services of each kind constant, so the number of kernel entries is
-//! constant, too. At the end, all Services are deleted, and the kernel must hold the same entries
-//! as before the first Service.
+//! `make soak`: changes Services under traffic in the lab, for hours. Reports figures that grow.
 
 mod churn;
 mod judge;
@@ -43,21 +33,22 @@ struct Arguments {
     mode: String,
 }
 
-/// Approximate number of samples of a run, limited by the resolution of a chart.
+/// Approximate number of samples of a run. A chart cannot show more.
 const SAMPLES: f64 = 720.0;
-/// Minimum number of samples. Fewer cannot be judged.
+/// Minimum number of samples that can be judged.
 const FEWEST: usize = 20;
 /// Minimum interval between samples.
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Pause between two rounds of churn.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Additional time for boot and cleanup.
+/// Time that a run takes in addition: boot and cleanup.
 const AROUND: Duration = Duration::from_mins(3);
-/// Timeout for the kernel to drop all Service entries. Draining destinations are removed after
-/// their last connection.
+/// Timeout for the daemon to remove all entries of Services. It removes a draining destination only
+/// after the destination's last connection.
 const GONE_WITHIN: Duration = Duration::from_mins(1);
 
-/// Short conntrack timeouts, so that a short run reaches the steady state of a long run.
+/// Script that shortens conntrack timeouts. A short run then reaches the steady state of a long
+/// run.
 const FORGETFUL: &str = "
 sysctl -qw net.netfilter.nf_conntrack_udp_timeout=10 net.netfilter.nf_conntrack_udp_timeout_stream=10 \
   net.netfilter.nf_conntrack_tcp_timeout_time_wait=10 net.netfilter.nf_conntrack_tcp_timeout_close=5 \
@@ -81,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program in the lab, with a writable folder.
+/// Runs this program in the lab, where it may write to the output folder.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(
         arguments.minutes > 0.0 && arguments.minutes < 14_400.0,
@@ -113,13 +104,13 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // Waits longer for states, because the machine may be slow. Timeouts of requests are unchanged.
+    // Extends the timeouts of waits, because the machine may be slow. Requests keep their timeouts.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
-    // The log is short, because the guest keeps it in memory. Drift checks are frequent, so that
-    // their memory is in use before the judged part.
+    // The daemon logs little, because the guest keeps the log in memory. Drift checks are frequent,
+    // so that the daemon has used their memory before the judged part begins.
     let flags = [
         mode.as_str(),
         "--v=1",
@@ -186,7 +177,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Churns and samples until the time is over. Returns the number of rounds.
+/// Makes changes and takes samples until the time is over. Returns the number of rounds.
 fn run(
     cluster: &mut Cluster,
     churn: &mut Churn,
@@ -197,7 +188,7 @@ fn run(
 ) -> Result<u32> {
     let (started, pace) = (Instant::now(), time.div_f64(SAMPLES).max(CLOSEST));
     let (mut rounds, mut due) = (0, Duration::ZERO);
-    // On a slow machine, even a short run takes as long as the needed number of samples.
+    // On a slow machine, even a short run continues until it has enough samples.
     while started.elapsed() < time || samples.len() < FEWEST {
         churn
             .round(cluster, api)
@@ -218,7 +209,7 @@ fn run(
     Ok(rounds)
 }
 
-/// Waits until the kernel holds the same Service entries as before the first Service.
+/// Waits until the kernel holds as many entries of Services as before the first Service.
 fn until_left(cluster: &Cluster, before: [u32; 6]) -> Result<()> {
     let started = Instant::now();
     loop {

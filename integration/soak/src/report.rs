@@ -12,7 +12,8 @@ use crate::judge::{SETTLING, Verdict};
 use crate::sample::{FIGURES, Values};
 use lab::traffic::Account;
 
-/// The samples of a run. Each is written immediately, so that a crash keeps them.
+/// The samples of a run. Each sample is written to the file immediately, so that it survives a
+/// crash.
 #[derive(Debug)]
 pub(crate) struct Samples {
     folder: PathBuf,
@@ -21,10 +22,11 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Creates `soak.csv` in a folder.
+    /// Creates the file `soak.csv` in a folder.
+    ///
     ///
     /// # Errors
-    /// Fails if the file cannot be written.
+    /// Fails if the folder is not writable.
     pub(crate) fn create(folder: &Path) -> Result<Self> {
         let file = folder.join("soak.csv");
         let mut csv =
@@ -42,7 +44,7 @@ impl Samples {
         })
     }
 
-    /// Adds a sample, with the accounts of the steady Services and of the churning Services.
+    /// Adds a sample, with the traffic accounts of the steady and of the churning Services.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -69,7 +71,7 @@ impl Samples {
         self.all.len()
     }
 
-    /// Returns the samples of one figure.
+    /// Returns the samples of the figure with this index.
     fn of(&self, index: usize) -> Vec<(f64, f64)> {
         let value = |values: &Values| values.get(index).copied().unwrap_or_default();
         self.all
@@ -78,8 +80,8 @@ impl Samples {
             .collect()
     }
 
-    /// Judges and draws each figure, and writes the table. Returns the table and the growing
-    /// figures.
+    /// Judges and draws each figure, and writes the table. Returns the table, and the names of the
+    /// figures that grow.
     ///
     /// # Errors
     /// Fails if there are too few samples, or if the folder cannot be written.

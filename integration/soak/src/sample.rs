@@ -8,10 +8,10 @@ use scenarios::Cluster;
 
 use crate::judge::Figure;
 
-/// Sampled figures and their allowed growth. Apart from changes in progress, the kernel has a
-/// constant number of Service entries, so that even one leaked entry in a few rounds is found.
-/// Connections vary with the traffic: tens per second, each for ten seconds. A short run is judged
-/// while their number still rises.
+/// Sampled figures with their allowed growth. Apart from changes in progress, the kernel has a
+/// constant number of Service entries, so even one leaked entry in a few rounds exceeds the
+/// tolerance. The number of connections follows the traffic: tens per second, each kept for ten
+/// seconds. In a short run, it still rises during the judged part.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
@@ -55,10 +55,10 @@ const fn figure(
     }
 }
 
-/// A sample: the figures in order.
+/// A sample: the values of the figures, in their order.
 pub(crate) type Values = [u32; FIGURES.len()];
 
-/// Takes a sample.
+/// Takes a sample of all figures.
 ///
 /// # Errors
 /// Fails if the daemon has ended, or if an operator's tool fails.
@@ -68,7 +68,7 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let (mut descriptors, mut sockets) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         descriptors += 1;
-        // The descriptor may have been closed in the meantime.
+        // The process may have closed the descriptor in the meantime.
         let target = fs::read_link(entry.path()).unwrap_or_default();
         sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
     }
@@ -81,15 +81,15 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Returns the number of Service entries of each kind in the kernel. The numbers must be equal
-/// before the first Service and after the last.
+/// Returns the number of Service entries of each kind in the kernel. Before the first Service and
+/// after the last one, the numbers must be equal.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left
 }
 
 /// Script that prints one number per line, in the order of [`take`]. Skips link-local addresses,
-/// which belong to the pods' cables. Prints 0 for a part that the kernel lacks.
+/// which the pods' links have. Prints 0 for a feature that the kernel lacks.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }

@@ -1,5 +1,5 @@
-//! The clients of a soak test, with two accounts: `steady` for Services that always have endpoints,
-//! and `elsewhere` for churning Services.
+//! The clients of a soak test. They have two accounts: `steady` for Services that always have
+//! endpoints, and `elsewhere` for churning Services.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,22 +10,23 @@ use scenarios::{Cluster, at};
 
 use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
 
-/// Timeout for a reply of a Service that always has endpoints.
+/// Timeout for the reply of a Service that always has endpoints.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Timeout for a reply of a Service that may have none.
+/// Timeout for the reply of a Service that may have no endpoint.
 const BRIEF: Duration = Duration::from_millis(300);
-/// Minimum stall that excuses a timeout: half of [`PATIENCE`].
+/// Shortest stall that excuses a timeout: half of [`PATIENCE`].
 const EXCUSE: Duration = Duration::from_millis(2_500);
 const STEADILY: &str = "steady";
 const ELSEWHERE: &str = "elsewhere";
 
-/// Starts external clients with new TCP connections and UDP flows in both families, a TCP client
-/// with session affinity, a persistent connection, and a client of the churning Services.
+/// Starts the clients, most of them outside the cluster: new TCP connections and UDP flows in both
+/// families, a TCP client with session affinity, a persistent connection, and a client of the
+/// churning Services.
 pub(crate) fn start(cluster: &Cluster) -> Traffic {
     let mut traffic = Traffic::default();
     let outside = &cluster.outside;
-    // IPVS identifies a connection's reply packets only by the client's port and the pod's address.
-    // Two paths from one place must therefore not share a port of one protocol.
+    // IPVS identifies a connection's reply packets only by the client's address and port and the
+    // pod's address. Two paths from one place must therefore not share a port of one protocol.
     ask(&mut traffic, outside, Transport::Tcp, STEADY, 50);
     ask(&mut traffic, outside, Transport::Udp, STEADY, 100);
     ask(&mut traffic, outside, Transport::Tcp, STEADY_V6, 200);
@@ -35,7 +36,7 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     traffic
 }
 
-/// Returns two accounts: of the steady Services, which allow no failure, and of the churning
+/// Returns two accounts: of the steady Services, where no request may fail, and of the churning
 /// Services.
 pub(crate) fn accounts(traffic: &Traffic) -> [Account; 2] {
     let mut accounts = traffic.accounts();
@@ -49,11 +50,11 @@ fn steady(rest_ms: u64) -> Client {
     }
 }
 
-/// Source ports of all clients except the persistent connection and the client of churning
-/// Services.
+/// Source ports of the clients. The persistent connection and the client of churning Services use
+/// other ports.
 const PORTS: Range<u16> = 10_000..12_500;
 
-/// Opens a connection for each request.
+/// Sends requests, each on a new connection.
 fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static str, rest_ms: u64) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -64,7 +65,7 @@ fn ask(traffic: &mut Traffic, from: &Place, transport: Transport, to: &'static s
     });
 }
 
-/// Sends requests on one connection for the whole time.
+/// Sends requests on one connection, which lasts for the whole run.
 fn hold(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut held: Option<Connection> = None;
@@ -80,7 +81,7 @@ fn hold(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Opens connections of one client. The same pod must reply each time.
+/// Sends requests of one client on new connections. The same pod must reply each time.
 fn stick(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = PORTS.cycle();
@@ -98,7 +99,7 @@ fn stick(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Sends requests to churning Services. Requests may fail.
+/// Sends requests to the churning Services. These requests may fail.
 fn roam(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = (20_000..22_500).cycle();
