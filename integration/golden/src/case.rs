@@ -1,6 +1,6 @@
-//! A case is a folder with the input of a kube-proxy, and with the kernel state that kube-proxy
-//! 1.36.2 leaves for this input. A recording has the state that an earlier version of this program
-//! leaves.
+//! A case is a folder with the input of a kube-proxy, and with the kernel state that upstream's
+//! kube-proxy 1.36.2 leaves for this input. If the folder is a recording, the state is that of an
+//! earlier version of this program.
 //!
 //! | file | |
 //! |---|---|
@@ -20,44 +20,44 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::table::{Dumps, Table};
 
-/// The node's name, which a configuration file does not contain.
+/// Flag with the node's name, which a configuration file cannot contain.
 pub(crate) const NAME: &str = "--hostname-override=node1";
-/// Flags of every daemon. A case's `flags` follow and override them.
+/// Flags of every daemon. The `flags` of a case follow, and override them.
 const FLAGS: [&str; 3] = [
     NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
     "--conntrack-max-per-core=0",
 ];
-/// Entry of `flags` that removes the default of `--cluster-cidr`.
+/// Entry in the file `flags` that removes the default value of `--cluster-cidr`.
 const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 
-/// A case, read from its folder.
+/// A case, as read from its folder.
 #[derive(Debug)]
 pub(crate) struct Case {
-    /// Absolute path of the folder.
+    /// Absolute path of the case's folder.
     pub(crate) folder: PathBuf,
-    /// Phases, at least one.
+    /// Phases of the case, at least one.
     pub(crate) phases: Vec<Phase>,
-    /// Flags, including those of every case.
+    /// Flags of the daemon, including those of every case.
     pub(crate) flags: Vec<String>,
-    /// Configuration file instead of flags.
+    /// Configuration file that replaces the flags, if any.
     pub(crate) config: Option<String>,
     pub(crate) pre: PresetState,
-    /// Expected dumps after the last phase.
+    /// Expected dumps of all tables after the last phase.
     pub(crate) expected: Dumps,
-    /// Number of writes that a start on the state of these dumps must make.
+    /// Number of writes that a daemon must make if it starts on the state of these dumps.
     pub(crate) writes: u64,
 }
 
-/// Objects that the API server receives in one step, and the resulting dumps of the mode.
+/// Objects that the API server receives in one step, and the dumps that must result.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,
-    /// Expected dumps. In the last phase, those of the case.
+    /// Expected dumps of nftables mode. In the last phase, these are the case's.
     pub(crate) expected: Dumps,
 }
 
-/// State of the kernel before the daemon starts.
+/// Kernel state that exists before the daemon starts.
 #[derive(Debug, Default)]
 pub(crate) struct PresetState {
     /// True if the case has a `pre.sh`.
@@ -136,7 +136,7 @@ impl Case {
         })
     }
 
-    /// Fails if the case has no dump, and so proves nothing.
+    /// Fails if the case has no dump. Such a case would prove nothing.
     pub(crate) fn ensure_comparable(&self) -> Result<()> {
         ensure!(
             !self.expected.is_empty(),
@@ -146,8 +146,8 @@ impl Case {
         Ok(())
     }
 
-    /// Returns, for IPv4 and IPv6, true if `--nodeport-addresses` names networks but none of the
-    /// family.
+    /// Returns one value for IPv4 and one for IPv6: true if `--nodeport-addresses` names networks,
+    /// but none of this family.
     pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
         let flag = "--nodeport-addresses=";
         let networks = self
@@ -162,7 +162,7 @@ impl Case {
         [!is_there(false), !is_there(true)]
     }
 
-    /// Returns the names of the folders below `cases`, which are one case each.
+    /// Returns the names of the folders in `cases`. Each folder is one case.
     pub(crate) fn names(cases: &Path) -> Result<Vec<String>> {
         let entries = fs::read_dir(cases)
             .with_context(|| format!("cannot read the folder of cases {}", cases.display()))?;
@@ -182,8 +182,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Returns true if the case needs the kernel's initial network namespace. Only there, the size
-    /// of the conntrack table is writable.
+    /// Returns true if the case needs the kernel's initial network namespace, the only one in which
+    /// the size of the conntrack table is writable.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         if self.config.is_some() {
             return false;

@@ -1,61 +1,63 @@
-//! Intended differences from upstream that a dump can show.
+//! Intended differences from upstream that are visible in dumps.
 //!
-//! Each row changes the expected state. The result is compared as usual, so a missing difference
-//! fails the case. Most cases have no difference; a row applies under its condition.
+//! Each row changes the expected state. The comparison is the usual one, so a case fails if a
+//! difference is missing. A row applies only under its condition, and to few cases.
 //!
 //! Two differences are not visible in dumps. If two Services claim the same address and port, the
-//! older Service gets it (in upstream, either). Our sets grow, while upstream's sets are full at
-//! 65,536 entries (it logs an error and does not serve the rest).
+//! older Service gets it; in upstream, either may get it. Our sets grow, while upstream's sets are
+//! full at 65,536 entries (upstream logs an error and does not serve the rest).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::table::{Dumps, Table};
 
-/// The expected lines of each table of a case.
+/// Expected lines of a case, by table.
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
 /// State of the node before the daemon started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InitialState {
-    /// Dumps before the daemon. Empty without a `pre.sh`.
+    /// Dumps from before the daemon's start. Empty without a `pre.sh`.
     pub(crate) dumps: Dumps,
     /// Addresses of the node on all interfaces except `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
-    /// For IPv4 and IPv6: true if `--nodeport-addresses` names networks but none of the family.
+    /// One value for IPv4 and one for IPv6: true if `--nodeport-addresses` names networks, but none
+    /// of this family.
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
-/// A difference from upstream.
+/// An intended difference from upstream: changes the expected state if its condition holds.
 struct Difference {
     expect: fn(&InitialState, &mut Expected),
 }
 
 const DIFFERENCES: [Difference; 4] = [
-    // Virtual servers of other programs survive, even without --ipvs-exclude-cidrs. keepalived or
-    // an administrator may use IPVS on the same node, and upstream deletes all unknown virtual
-    // servers (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    // Virtual servers of other programs survive, even without --ipvs-exclude-cidrs, because
+    // keepalived or an administrator may use IPVS on the same node. Upstream deletes all unknown
+    // virtual servers (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
     Difference {
         expect: foreign_virtual_servers_survive,
     },
-    // A ClusterIP that the node has on another interface is not bound to kube-ipvs0. Upstream
-    // always binds it, and removes the address from the node together with the Service (k/k#75290).
+    // If the node has a ClusterIP on another interface, the daemon does not bind it to kube-ipvs0.
+    // Upstream always binds it, and removes the address from the node together with the Service
+    // (k/k#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },
-    // The rule that protects localhost from neighbours also belongs to the kubelet. Like upstream,
-    // no mode removes it.
+    // The kubelet also uses the rule that protects localhost from neighbours. Like upstream, no
+    // mode removes this rule.
     Difference {
         expect: the_kubelets_rule_stays,
     },
-    // NodePort addresses of one family do not enable node ports on all addresses of the other
-    // family. An operator who names networks wants node ports only there. (Upstream logs an error,
-    // and matches all local addresses.)
+    // If `--nodeport-addresses` names networks of only one family, node ports of the other family
+    // stay closed: an operator who names networks wants node ports only there. (Upstream logs an
+    // error, and opens node ports on all local addresses of that family.)
     Difference {
         expect: node_ports_stay_closed_without_addresses,
     },
 ];
 
-/// Returns our expected state, given upstream's state `expected`.
+/// Returns the state that our daemon must leave, given upstream's state `expected`.
 pub(crate) fn ours(before: &InitialState, mut expected: Expected) -> Expected {
     for difference in &DIFFERENCES {
         (difference.expect)(before, &mut expected);
@@ -88,7 +90,8 @@ fn foreign_virtual_servers_survive(before: &InitialState, expected: &mut Expecte
         });
         names.any(|line| members.contains(&line))
     };
-    // The address or the sets identify virtual servers of an earlier run or of upstream.
+    // A Service address, or an entry in the sets, identifies a virtual server of an earlier run or
+    // of upstream.
     let is_foreign = |server: &Server<'_>| {
         let Server {
             address,
@@ -180,7 +183,7 @@ fn node_ports_stay_closed_without_addresses(before: &InitialState, expected: &mu
             format!("type ipv{version}_addr"),
             "comment \"IPs that accept NodePort traffic\"".to_owned(),
         ];
-        // Sets come last in a listing.
+        // A listing has its sets last.
         lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
     }
 }
@@ -190,7 +193,7 @@ pub(crate) fn without_prefix(line: &str) -> String {
     line.split('/').next().unwrap_or_default().to_owned()
 }
 
-/// Virtual server of a line of `ipvsadm -Sn`.
+/// A virtual server in a line of `ipvsadm -Sn`.
 struct Server<'a> {
     address: &'a str,
     port: &'a str,
@@ -198,7 +201,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Parses a line. Returns `None` for a virtual server of a firewall mark.
+    /// Parses a line. Returns `None` for a virtual server with a firewall mark.
     fn of(line: &'a str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let protocol = match words.next()? {

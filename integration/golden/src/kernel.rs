@@ -1,5 +1,5 @@
-//! The nf_tables state of this network namespace, read by the `nft` program, and the details
-//! of IPVS that `ipvsadm` does not print.
+//! Reads the nf_tables state of this network namespace by the `nft` program, and the details of
+//! IPVS that `ipvsadm` does not print.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -13,22 +13,22 @@ use netlink_batch::{Batch, Reply};
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
 
-/// The `nft` version that wrote upstream's dumps. Only this version encodes the dumps into exactly
-/// the state that upstream left.
+/// Version of the `nft` that wrote upstream's dumps. Only this version encodes the dumps into
+/// exactly the state that upstream left.
 const REFERENCE: &str = "nftables v1.0.6 ";
-/// Tables of the iptables programs. Separate dumps contain their content.
+/// Names of the tables that the iptables programs use. Other dumps contain their content.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// A temporary table. Its events show that the monitor is running.
+/// Name of a temporary table. Its events show that the monitor is running.
 const MARK: &str = "golden-mark";
-/// A temporary table with which the daemon tests the kernel's features.
+/// Name of the temporary table with which the daemon tests the kernel's features.
 const PROBE: &str = " kube-proxy-probe";
 /// Timeout for the monitor to report an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Tables of IPVS mode's shim and of userspace mode's redirects.
+/// Names of the tables for IPVS mode's shim and for userspace mode's redirects.
 const SHIMS: [&str; 2] = ["kube-proxy-ipvs", "kube-proxy-userspace"];
 
-/// Returns the names of all tables, such as `ip kube-proxy`.
+/// Returns the family and name of every table, such as `ip kube-proxy`.
 fn tables() -> Result<Vec<String>> {
     let tables = output(Command::new("nft").args(["list", "tables"]))?;
     let names = tables
@@ -42,7 +42,7 @@ fn listing(table: &str) -> Result<String> {
     output(Command::new("nft").args(words))
 }
 
-/// Dumps the nftables tables of IPVS mode and userspace mode. Empty on a kernel without nf_tables.
+/// Dumps the nftables tables of IPVS mode and userspace mode. Empty if the kernel has no nf_tables.
 pub(crate) fn shims() -> Result<String> {
     let mut dump = String::new();
     for table in tables().unwrap_or_default() {
@@ -56,7 +56,8 @@ pub(crate) fn shims() -> Result<String> {
     Ok(dump)
 }
 
-/// Returns the flags of all virtual servers, and the limits of destinations that have one:
+/// Returns the flags of all virtual servers, and the connection limits of destinations that have
+/// one:
 ///
 /// ```text
 /// TCP 10.96.0.1:443 flags 0x40000002
@@ -82,7 +83,7 @@ pub(crate) fn details() -> Result<String> {
     Ok(dump)
 }
 
-/// Sets the flags and limits of existing virtual servers. `dump` has the form of [`details`].
+/// Sets the flags and limits of existing virtual servers from a `dump` in the form of [`details`].
 pub(crate) fn set_details(dump: &str) -> Result<()> {
     if dump.is_empty() {
         return Ok(());
@@ -119,7 +120,7 @@ pub(crate) fn set_details(dump: &str) -> Result<()> {
     Ok(())
 }
 
-/// Dumps the tables of nftables mode and all other tables.
+/// Dumps the tables of nftables mode, and all other tables.
 pub(crate) fn dumps() -> Result<Dumps> {
     let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
     for name in tables()? {
@@ -134,13 +135,13 @@ pub(crate) fn dumps() -> Result<Dumps> {
     Ok(dumps)
 }
 
-/// Returns a file's rules as this `nft` lists them, because versions print the same kernel state
-/// differently.
+/// Returns the rules of a file as this `nft` lists them. Versions of `nft` print the same kernel
+/// state differently.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
     if file.is_empty() || !matches!(table, Table::NftIp | Table::NftIp6 | Table::NftShim) {
         return Ok(file.to_owned());
     }
-    // Names of the tables, from lines such as `table ip kube-proxy {`.
+    // Finds the names of the tables in lines such as `table ip kube-proxy {`.
     let mut script = "nft -f -".to_owned();
     let names = file.lines().filter_map(|line| line.strip_prefix("table "));
     for name in names.map(|name| name.trim_end_matches([' ', '{'])) {
@@ -155,17 +156,17 @@ pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<St
     .with_context(|| format!("{} does not load", table.file()))
 }
 
-/// Returns true if this `nft` encodes rules like upstream's version.
+/// Returns true if this `nft` is the version that wrote upstream's dumps.
 pub(crate) fn is_reference() -> Result<bool> {
     Ok(output(Command::new("nft").arg("--version"))?.starts_with(REFERENCE))
 }
 
-/// A monitor of all nf_tables transactions.
+/// A running `nft monitor`, which prints all nf_tables transactions.
 #[derive(Debug)]
 pub(crate) struct Monitor(Running);
 
 impl Monitor {
-    /// Starts the monitor. Returns when it receives events.
+    /// Starts the monitor. Returns as soon as it receives events.
     pub(crate) fn start() -> Result<Self> {
         let mut command = Command::new("nft");
         command.arg("monitor");
@@ -188,11 +189,12 @@ impl Monitor {
         }
     }
 
-    /// Returns the writes since the start of the monitor with their writers, one per line.
+    /// Returns the writes since the start of the monitor, one per line, each with the writing
+    /// program.
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();
-        // Lines of one transaction. The line of its generation ends it.
+        // Lines of the present transaction. A line with the new generation ends a transaction.
         let mut transaction = Vec::new();
         loop {
             let line = self

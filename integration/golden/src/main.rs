@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A case is a folder (`case.rs`). It runs in the environment in which upstream's dumps were made
-//! (`node.rs`). `table.rs` compares tables and ignores their random parts. `differences.rs` has our
-//! intended differences.
+//! (`node.rs`). `table.rs` compares the tables, and ignores their random parts. `differences.rs`
+//! has the intended differences of our daemon.
 
 mod case;
 mod differences;
@@ -38,13 +38,14 @@ use lab::{Lane, Options, Running};
 use node::{Check, NFTABLES, Node, Program};
 use table::{Dumps, Table};
 
-/// Maximum number of differing lines that the output shows per table.
+/// Maximum number of differing lines that the output shows for a table.
 const SHOWN: usize = 6;
-/// Maximum number of shown lines of an error, which may contain the daemon's whole log.
+/// Maximum number of lines that the output shows for an error, which may contain the daemon's whole
+/// log.
 pub(crate) const SAID: usize = 20;
 /// Time limit of one case. A case takes about a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
-/// Additional time for booting a VM.
+/// Time limit for booting a VM, in addition to the limits of the cases.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Compares the kernel state that the daemon leaves with the state that upstream's kube-proxy left,
@@ -123,7 +124,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Results of the cases.
+/// Numbers of cases by result.
 #[derive(Debug, Default)]
 struct Score {
     passed: usize,
@@ -142,7 +143,7 @@ impl fmt::Display for Score {
 }
 
 impl Arguments {
-    /// Runs all cases, outside the lab. Returns true if they passed.
+    /// Runs all cases, from outside the lab. Returns true if they have all passed.
     fn compare(&self) -> Result<bool> {
         let cases = self
             .cases
@@ -160,7 +161,7 @@ impl Arguments {
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
-            // A folder without a valid case fails in the lab, with its name.
+            // If a folder has no valid case, the run in the lab fails and names the folder.
             let is_alone =
                 Case::read(&cases.join(&name)).is_ok_and(|case| case.needs_initial_namespace());
             if is_alone { &mut alone } else { &mut shared }.push(name);
@@ -193,7 +194,7 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
-    /// Returns the flags that each further process of a run gets.
+    /// Returns the flags that this program passes to its own processes.
     fn further(&self) -> Vec<OsString> {
         let mut flags: Vec<OsString> = Vec::new();
         flags.extend(self.adopt.then(|| "--adopt".into()));
@@ -205,7 +206,7 @@ impl Arguments {
         flags
     }
 
-    /// Returns the options of the lab in which cases run.
+    /// Returns the options of the lab that runs the cases.
     fn place(&self) -> Result<Options> {
         let given = Options::from_env();
         if self.mode != NFTABLES {
@@ -219,9 +220,9 @@ impl Arguments {
         Ok(options)
     }
 
-    /// Distributes the cases over as many processes as there are CPUs, because a VM has one CPU.
+    /// Distributes the cases over as many processes as there are CPUs, because a VM uses one CPU.
     fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
-        // An even number keeps a case and its next case together.
+        // The size is even, so that a case and its next case stay together.
         let size = names.len().div_ceil(guests).next_multiple_of(2);
         let mut parts = Vec::new();
         for names in names.chunks(size) {
@@ -260,7 +261,7 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
-    /// Runs cases in the lab, and counts the results.
+    /// Runs cases in the lab, and counts their results.
     fn send(
         &self,
         options: &Options,
@@ -348,10 +349,11 @@ impl Arguments {
         Ok(())
     }
 
-    /// Returns the case that follows on the node of the case at `index`. Cases form pairs: the
-    /// first case of a pair starts on upstream's state, the second follows on the same node.
+    /// Returns the case that follows on the same node after the case at `index`. Cases form pairs:
+    /// the first case of a pair starts on upstream's state, and the second case starts on the first
+    /// one's final state.
     fn next(&self, index: usize) -> Option<&str> {
-        // Cases with a `pre.sh` have state of other programs, too.
+        // Skips cases with a `pre.sh`, which create state of other programs.
         let is_plain = |name: &&String| {
             Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
         };
@@ -366,7 +368,7 @@ impl Arguments {
         is_given.then_some(next.as_str())
     }
 
-    /// Runs a case in a separate process. Its output has the differences.
+    /// Runs a case in a separate process. Returns the process's output: the differences.
     fn apart(&self, name: &str, next: Option<&str>) -> Result<String> {
         let own = std::env::current_exe()?;
         let mut command = if self.initial {
@@ -399,7 +401,8 @@ impl Arguments {
         Ok(output.stdout)
     }
 
-    /// Runs the case in its namespace. Prints the differences, and returns true if there are none.
+    /// Runs the case in this network namespace. Prints the differences, and returns true if there
+    /// are none.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
         let read = |name: &String| Case::read(&self.cases.join(name));
@@ -415,7 +418,8 @@ impl Arguments {
             return record::record(&node, &case, folder).map(|()| true);
         }
         case.ensure_comparable()?;
-        // If `--nodeport-addresses` lacks a family, our wanted state differs from upstream's state.
+        // If `--nodeport-addresses` lacks a family, our daemon's state differs from upstream's
+        // state.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
             // The dumps belong to the objects of the last phase.
@@ -438,7 +442,7 @@ impl Arguments {
             let before = before.clone();
             let node = &node;
             move |phase: &Phase, found: &Dumps| match check {
-                // The writes change the recorded state.
+                // These writes change the recorded state, so the dumps differ.
                 Check::Writes(_) => String::new(),
                 _ => differing(node, phase, &before, found),
             }
@@ -472,7 +476,7 @@ impl Arguments {
     }
 }
 
-/// Returns the differences from upstream's state, by table.
+/// Returns the differences from the expected state, table by table.
 fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dumps) -> String {
     let mut expected = BTreeMap::new();
     for (table, dump) in &phase.expected {
@@ -481,7 +485,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dump
             Err(error) => return format!("  {error:#}\n"),
         };
     }
-    // Tables of other programs must stay.
+    // Tables of other programs must not change.
     if let Some(others) = before.dumps.get(&Table::NftOthers) {
         expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
     }
@@ -524,7 +528,7 @@ fn indented(text: &str) -> String {
 }
 
 /// Returns options for a kernel that is discarded after the run: the lab's VM, never the user's
-/// kernel. The error has the reason.
+/// kernel. Otherwise returns the reason as an error.
 fn throw_away_kernel() -> Result<Options, String> {
     let given = Options::from_env();
     let options = match given.lane {

@@ -1,16 +1,16 @@
-//! Normalizes the `nft` listing of a table.
+//! Normalizes the listing that `nft` prints for a table.
 //!
-//! Each line of a set, map or chain begins with its name. Lines of sets and maps are sorted, rules
-//! keep their order.
+//! Each line of a set, map or chain begins with its name. The lines of sets and maps are sorted.
+//! Rules keep their order.
 
 use std::collections::BTreeSet;
 
-/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Empty
-/// without the table.
+/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Empty if
+/// the table does not exist.
 pub(crate) fn table(listing: &str) -> Vec<String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut lines = Vec::new();
-    // The beginning of an element list that continues on the next line.
+    // Beginning of an element list that continues on the next line.
     let mut open: Option<String> = None;
     let mut is_inside = false;
     for line in listing.lines().map(str::trim) {
@@ -67,10 +67,10 @@ pub(crate) fn table(listing: &str) -> Vec<String> {
     lines
 }
 
-/// A set, a map or a chain.
+/// A set, map or chain of the table.
 #[derive(Debug)]
 struct Block {
-    /// Name with its kind: `set cluster-ips`.
+    /// Kind and name: `set cluster-ips`.
     name: String,
     lines: Vec<String>,
     elements: Vec<String>,
@@ -96,7 +96,7 @@ impl Block {
         }
     }
 
-    /// Returns the chains to which the chain jumps.
+    /// Returns the names of the chains to which this set, map or chain jumps.
     fn targets(&self) -> impl Iterator<Item = &str> {
         let texts = self.lines.iter().chain(&self.elements);
         texts.flat_map(|text| {
@@ -116,8 +116,8 @@ fn is_block(name: &str) -> bool {
         .any(|kind| name.starts_with(kind))
 }
 
-/// Returns empty, unreferenced Service chains. Upstream deletes them at a sync at least a second
-/// later. Deleting them immediately is correct, too.
+/// Returns Service chains that are empty and have no reference. Upstream deletes them at a sync at
+/// least a second later. Deleting them immediately is correct, too.
 fn stale(blocks: &[Block]) -> BTreeSet<String> {
     let targets: BTreeSet<&str> = blocks.iter().flat_map(Block::targets).collect();
     let is_stale = |block: &&Block| {
@@ -130,7 +130,7 @@ fn stale(blocks: &[Block]) -> BTreeSet<String> {
 }
 
 /// Removes braces around a single element: `ip daddr { 10.96.0.0/12 } drop` → `ip daddr
-/// 10.96.0.0/12 drop`. Some versions print it without braces, with the same meaning.
+/// 10.96.0.0/12 drop`. Some versions of `nft` print no braces there, with the same meaning.
 fn without_braces(rule: &str) -> String {
     let Some((before, rest)) = rule.split_once("daddr { ") else {
         return rule.to_owned();

@@ -1,5 +1,5 @@
-//! The environment of a case: node1 in this process's exclusive network namespace, and the daemon
-//! on it.
+//! The environment of a case: node1, which is the network namespace of this process, and the daemon
+//! on node1.
 //!
 //! ```text
 //!  this namespace                          another one
@@ -28,52 +28,52 @@ use crate::{SAID, kernel};
 
 /// Timeout for the daemon's first sync, on a loaded machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for one command.
+/// Timeout for one command to exit.
 const DONE_WITHIN: Duration = Duration::from_secs(20);
-/// Timeout for the tables to become those of a phase.
+/// Timeout for the tables to reach the state of a phase.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
-/// Time without a change after which a phase is over.
+/// Time without a change of the tables after which a phase is over.
 const QUIET: Duration = Duration::from_millis(300);
-/// Like [`QUIET`] for upstream. Upstream's shortest pause between two syncs is 1 s, and a sync does
-/// not remove entries that are less than another second old.
+/// Like [`QUIET`], for upstream. Upstream's shortest pause between two syncs is 1 s, and a sync
+/// keeps entries that are less than another second old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Pause between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
-/// for `ServiceCIDR`s, but it had received them first when the dumps were made.
+/// Time by which upstream's list of `ServiceCIDR`s precedes its list of Services. Upstream does not
+/// wait for `ServiceCIDR`s, but had received them first when the dumps were made.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
-/// Timeout for a health-check node port to listen after the first sync.
+/// Timeout for the daemon to listen on a health-check node port after its first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
-/// Modules that are loaded before the settings are read for the first time, as for the dumps. Some
-/// modules add settings.
+/// Modules to load before the first read of the settings, as for upstream's dumps. Some modules add
+/// settings.
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
-/// The module of IPVS mode.
+/// Module that IPVS mode needs.
 const IPVS: &str = "ip_vs";
-/// nfacct objects of iptables mode. They must exist before the rules that use them.
+/// Names of the nfacct objects of iptables mode. They must exist before the rules that use them.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
 ];
-/// Settings that a namespace may inherit from the machine. Every node of a case starts with 0.
+/// Settings that a namespace may inherit from the machine. A case's node starts with 0 for each.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
-/// Selector of the local routes that a proxy adds, for `ip route`.
+/// Arguments of `ip route` that select the local routes of a proxy.
 const ROUTES: &str = "table local proto 107";
 
-/// Program and flags of the daemon.
+/// The daemon's binary, and the way to run it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// True for Kubernetes' kube-proxy. It has none of our additional flags, and does not log the
-    /// end of a sync.
+    /// True for Kubernetes' own kube-proxy. It lacks our additional flags, and does not log the end
+    /// of a sync.
     pub(crate) is_upstream: bool,
 }
 
 impl Program<'_> {
-    /// Returns true if the program writes nf_tables.
+    /// Returns true if the program runs in nftables mode.
     fn is_nftables(self) -> bool {
         self.mode == NFTABLES
     }
@@ -88,43 +88,44 @@ impl Program<'_> {
     }
 }
 
-/// Name of the mode with nf_tables tables.
+/// Value of `--proxy-mode` for nftables mode.
 pub(crate) const NFTABLES: &str = "nftables";
 
-/// Function that compares the dumps of a phase, and returns the differences.
+/// Function that compares the dumps of a phase with the expected ones, and returns the differences.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// Expected prediction of `kube-proxy check` for a start. The start must then make as many writes.
+/// Prediction that `kube-proxy check` must make before a start. The start must then make as many
+/// writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// `check` is not run.
+    /// No prediction: the test does not run `check`.
     Unasked,
-    /// No write: the kernel already has the wanted state.
+    /// No write, because the kernel already has the wanted state.
     Nothing,
     /// Exactly this number of writes, at least one.
     Writes(u64),
-    /// Any number of writes, as the state differs from the wanted one.
+    /// One write or more, because the kernel's state differs from the wanted state.
     Any,
 }
 
-/// The node node1, in this network namespace.
+/// The node node1: this network namespace.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     program: Program<'a>,
     is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
-    /// Kernel settings before the first proxy started.
+    /// Kernel settings from before the first proxy started.
     settings: BTreeMap<String, String>,
-    /// Listings, by the dumps that they come from.
+    /// Listings of expected dumps by this `nft`, by dump.
     relisted: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Node<'a> {
-    /// Creates the node. `is_initial` is true in the kernel's initial network namespace.
+    /// Creates the node. `is_initial` is true if this is the kernel's initial network namespace.
     pub(crate) fn new(program: Program<'a>, is_initial: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
-        // Errors are ignored, because built-in modules need no loading.
+        // Ignores errors, because built-in modules need no loading.
         let ipvs = (!program.is_nftables()).then_some(IPVS);
         let _ = finished(
             Command::new("modprobe")
@@ -137,8 +138,8 @@ impl<'a> Node<'a> {
             set(key, "0")?;
         }
         if is_initial {
-            // The table size depends on the VM's memory. A fixed size makes the result independent
-            // of it.
+            // By default, the table size depends on the VM's memory. A fixed size makes the result
+            // independent of it.
             let size = "/sys/module/nf_conntrack/parameters/hashsize";
             fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
         }
@@ -152,12 +153,12 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Returns true if the program is upstream, which has no differences.
+    /// Returns true if the program is upstream's kube-proxy, for which no differences are expected.
     pub(crate) fn is_upstream(&self) -> bool {
         self.program.is_upstream
     }
 
-    /// Creates the state before the daemon's start, if the case has one.
+    /// Creates the kernel state that must exist before the daemon's start, if the case has any.
     pub(crate) fn prepare(&self, case: &Case) -> Result<InitialState> {
         let PresetState {
             is_script,
@@ -173,7 +174,7 @@ impl<'a> Node<'a> {
         if let Some([ip, ip6]) = iptables {
             self.restore("iptables", ip)?;
             self.restore("ip6tables", ip6)?;
-            // iptables mode sets this value and never reverts it.
+            // iptables mode sets this value and never resets it.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
         let mut before = InitialState {
@@ -198,11 +199,11 @@ impl<'a> Node<'a> {
         output(&mut shell).map(drop)
     }
 
-    /// Loads a dump of `iptables-save` or `ip6tables-save`.
+    /// Loads a dump of `iptables-save` or `ip6tables-save` into the kernel.
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // The counter may exist already, for the other family.
+                // The counter may exist already: the families share their counters.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -211,7 +212,7 @@ impl<'a> Node<'a> {
             .feed(&format!("{tables}-{backend}-restore"), dump)
     }
 
-    /// Loads upstream's state of a case into the kernel, with the operator's tools.
+    /// Loads upstream's kernel state of a case, with an operator's tools.
     pub(crate) fn load(&self, case: &Case) -> Result<InitialState> {
         let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
         let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
@@ -220,7 +221,7 @@ impl<'a> Node<'a> {
         let sets = [created, added, vec![""]].concat().join("\n");
         let addresses = dump(Table::KubeIpvs0Addresses);
         let mut links = String::new();
-        // In IPVS mode there is always an address.
+        // In IPVS mode, there always is an address.
         if !addresses.is_empty() {
             links.push_str("link add kube-ipvs0 type dummy\n");
         }
@@ -229,7 +230,7 @@ impl<'a> Node<'a> {
         }
         let routes = dump(Table::LocalRoutes);
         if !routes.is_empty() {
-            // The kernel refuses an IPv6 route on a link that is down.
+            // The kernel refuses an IPv6 route through a link that is down.
             links.push_str("link set kube-ipvs0 up\n");
         }
         for route in routes.lines() {
@@ -273,8 +274,8 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Sets the settings that upstream left for a case, replacing those of the case `before`. No
-    /// proxy reverts settings.
+    /// Writes the settings that upstream left for `case`, and resets those of the case `before`. No
+    /// proxy resets settings.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
         let changes = |case: &Case| -> Result<Vec<(String, String)>> {
             let lines = case
@@ -294,7 +295,7 @@ impl<'a> Node<'a> {
         for (key, value) in changes(case)? {
             set(&key, &value)?;
         }
-        // The dump has the form `Timeout (tcp tcpfin udp): 900 120 300`.
+        // The dump has the form `Timeout (tcp tcpfin udp): 900 120 300` (seconds).
         let timeouts = case.expected.get(&Table::IpvsTimeouts);
         if let Some((_, seconds)) = timeouts.and_then(|line| line.split_once(": ")) {
             let mut command = Command::new("ipvsadm");
@@ -303,8 +304,8 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// Starts the daemon with the objects and flags of a case. Runs all phases, and stops the
-    /// daemon. Returns its final state and the differences. Ends early after a phase with
+    /// Starts the daemon with the objects and flags of a case, runs all phases, and stops the
+    /// daemon. Returns the final state and the differences. Ends early after a phase with
     /// differences.
     pub(crate) fn serve(
         &self,
@@ -352,11 +353,11 @@ impl<'a> Node<'a> {
             daemon.said()
         );
 
-        // The next case starts from this final state.
+        // The next case begins with this final state.
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
-            // The setting belongs to the whole kernel and is read-only in other namespaces, so
+            // Only the kernel's initial network namespace can write this setting. Elsewhere,
             // another program may have changed it.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
@@ -372,7 +373,7 @@ impl<'a> Node<'a> {
         Ok((found, differing))
     }
 
-    /// Returns an expected table as this `nft` lists it, because versions print the same kernel
+    /// Returns an expected table as this `nft` lists it. Versions of `nft` print the same kernel
     /// state differently.
     pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
         if let Some(listing) = self.relisted.borrow().get(dump) {
@@ -385,7 +386,7 @@ impl<'a> Node<'a> {
         Ok(listing)
     }
 
-    /// Starts the daemon. Waits for the first sync of all families, if the daemon logs it.
+    /// Starts the daemon. If the daemon logs its first sync, waits for it in all families.
     fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
         let Program {
             file,
@@ -438,7 +439,7 @@ impl<'a> Node<'a> {
         if is_upstream {
             return Ok(daemon);
         }
-        // On a node without IPv6, no IPv6 table is expected.
+        // On a node without IPv6, the case expects no IPv6 table.
         let nft = [Table::NftIp, Table::NftIp6].map(|table| case.expected.contains_key(&table));
         let families = if nft == [true, false] { 1 } else { 2 };
         let mut written = 0;
@@ -447,8 +448,8 @@ impl<'a> Node<'a> {
             written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
         }
         if let Some(foretold) = foretold {
-            // In nftables mode, `check` predicts one write per transaction, while the log counts
-            // changes.
+            // In nftables mode, `check` predicts the number of transactions, while the log has the
+            // number of changes.
             let is_so = if self.program.is_nftables() {
                 (written == 0) == (foretold == 0)
             } else {
@@ -462,8 +463,8 @@ impl<'a> Node<'a> {
         Ok(daemon)
     }
 
-    /// Waits until the tables have the state of a phase and stay so, or until the timeout. Returns
-    /// the differences. Modes other than nftables are only compared at their end.
+    /// Waits until the tables have the state of a phase and keep it, or until the timeout. Returns
+    /// the differences. Modes other than nftables mode are compared only at the end of the case.
     fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
         if !self.program.is_nftables() {
             return Ok(String::new());
@@ -496,7 +497,7 @@ fn last_of(text: &str) -> String {
     lines.flat_map(|line| ["    ", line, "\n"]).collect()
 }
 
-/// Returns the API server's options at the time of the dumps.
+/// Returns the options of the API server with which upstream's dumps were made.
 fn options() -> Options {
     Options {
         kubernetes_service: true,
@@ -505,7 +506,7 @@ fn options() -> Options {
     }
 }
 
-/// Replaces the objects of an API server by those of a phase.
+/// Replaces the objects of an API server with those of a phase.
 fn give(server: &Server, phase: &Phase) -> Result<()> {
     let wanted = Cluster::new(&options());
     wanted.apply_yaml(&phase.objects)?;
@@ -529,7 +530,7 @@ fn give(server: &Server, phase: &Phase) -> Result<()> {
             }
         }
     }
-    // Unchanged objects cause no event.
+    // Unchanged objects cause no watch event.
     cluster.apply_yaml(&phase.objects)?;
     Ok(())
 }
@@ -538,7 +539,7 @@ fn set(key: &str, value: &str) -> Result<()> {
     fs::write(Path::new("/proc/sys").join(key), value).with_context(|| format!("cannot set {key}"))
 }
 
-/// Returns the addresses on all interfaces except `lo` and `kube-ipvs0`.
+/// Returns the node's addresses on all interfaces except `lo` and `kube-ipvs0`.
 fn node_addresses() -> Result<BTreeSet<String>> {
     let addresses = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?;
     Ok(addresses
@@ -547,8 +548,8 @@ fn node_addresses() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns the number of writes that `check` predicts for both families. With `is_wanted`, the
-/// kernel has the wanted state, and any write is an error.
+/// Returns the number of writes that `check` predicts for both families. If `is_wanted` is set, the
+/// kernel has the wanted state, and any predicted write is an error.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -562,15 +563,15 @@ fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     Ok(of("/writes/IPv4") + of("/writes/IPv6"))
 }
 
-/// Checks the output of `diff`. With the wanted state, it prints nothing and exits with 0.
-/// Otherwise it prints the differences and exits with 1.
+/// Checks the output of `diff`. If the kernel has the wanted state, `diff` must print nothing and
+/// exit with 0. Otherwise it must print the differences and exit with 1.
 fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     let output = diff
         .output()
         .with_context(|| format!("cannot run {diff:?}"))?;
     let is_so = match output.status.code() {
         Some(0) => output.stdout.is_empty() && foretold == 0,
-        // `diff` also prints kernel settings.
+        // `diff` also prints kernel settings, which are no writes.
         Some(1) => !output.stdout.is_empty() && !is_wanted,
         _ => false,
     };
@@ -581,7 +582,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     Ok(())
 }
 
-/// Parses the number of writes from `… written=12 …`.
+/// Parses the number of writes from a log line `… written=12 …`.
 fn writes(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("written=")?;
     rest.split_whitespace().next()?.parse().ok()
@@ -627,7 +628,7 @@ fn routes() -> Result<String> {
         let mut words = words.chain(ROUTES.split(' '));
         let mut command = Command::new(words.next().unwrap_or_default());
         for line in output(command.args(words))?.lines() {
-            // The state of the link, which is no part of the route.
+            // Removes the link's state, which is not part of the route.
             let is_state = |word: &&str| matches!(*word, "dead" | "linkdown");
             let route: Vec<&str> = line.split_whitespace().filter(|w| !is_state(w)).collect();
             routes.extend([&*route.join(" "), "\n"]);
@@ -636,7 +637,7 @@ fn routes() -> Result<String> {
     Ok(routes)
 }
 
-/// Returns addresses with their prefix lengths, one per line: `10.96.0.1/32`.
+/// Returns the addresses on some devices with their prefix lengths, one per line: `10.96.0.1/32`.
 fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let lines = output(Command::new("ip").args(["-oneline", "address", "show"]))?;
     // A line looks like `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`.
@@ -648,8 +649,8 @@ fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     Ok(lines.lines().filter_map(address).collect())
 }
 
-/// Queries every health-check node port over IPv4 and IPv6 until the responses are the expected
-/// ones. Retries are needed, because the daemon opens the ports in parallel with its first sync.
+/// Queries every health-check node port over IPv4 and IPv6 until the responses are as expected.
+/// Repeats the queries, because the daemon opens the ports in parallel with its first sync.
 fn health_checks(server: &Server, expected: &str) -> Result<String> {
     let table = Table::HealthCheckNodePort;
     let expected = table.clean(expected);
@@ -674,7 +675,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // A refused connection is a valid result. It has no text.
+                // A refused connection is a valid result, without text.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');
@@ -687,7 +688,8 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
     }
 }
 
-/// Returns every readable file below a folder of /proc/sys. The key is the path from `net` on.
+/// Returns the content of every readable file in a folder of /proc/sys. The key is the path from
+/// `net` on.
 fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -699,7 +701,7 @@ fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
             if entry.file_type()?.is_dir() {
                 folders.push(entry.path());
             } else if let Ok(value) = fs::read_to_string(entry.path()) {
-                // Some files are write-only, or readable only after a write.
+                // Skips files that are write-only, or readable only after a write.
                 let path = entry.path();
                 let key = path
                     .strip_prefix("/proc/sys")

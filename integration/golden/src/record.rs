@@ -1,4 +1,4 @@
-//! Recordings: the kernel state that a kube-proxy leaves, in the files of a case.
+//! Makes recordings: the kernel state that a kube-proxy leaves, in the files of a case.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::case::Case;
 use crate::node::{Check, Node};
 use crate::table::Table;
 
-/// Runs the daemon on the objects of a case. Writes its kernel state to the case of the same name
-/// in `folder`.
+/// Runs the daemon with the objects of a case. Writes the resulting kernel state to the case of the
+/// same name in `folder`.
 pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> {
     node.prepare(case)?;
     let (found, _) = node.serve(case, &case.phases, Check::Unasked, &|_, _| String::new())?;
@@ -18,7 +18,7 @@ pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> 
     let folder = folder.join(name);
     fs::create_dir_all(&folder)?;
     for file in ["objects.yaml", "flags"] {
-        // A recording in place keeps these files. There, `objects.yaml` is a symbolic link.
+        // A recording in place keeps these files, and its `objects.yaml` is a symbolic link.
         if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
             fs::copy(case.folder.join(file), folder.join(file))?;
         }

@@ -1,4 +1,4 @@
-//! Scratch space of a case: commands, a separate folder, and the network namespace of the peer.
+//! Helpers of a case: commands, a temporary folder, and the network namespace of the peer.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Routes with gateways that do not exist. Only the routes matter.
+/// Arguments of `ip` for the node's network. The gateways of the routes do not exist, because only
+/// the routes matter.
 const NETWORK: [&str; 7] = [
     "link set lo up",
     "link add eth0 type veth peer name eth0 netns PEER",
@@ -16,7 +17,7 @@ const NETWORK: [&str; 7] = [
     "route add default via 192.168.99.1",
     "route add default via fd00:99::1",
 ];
-/// Returns the standard output of a command that must succeed.
+/// Runs a command, which must succeed. Returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let (is_success, stdout, stderr) = finished(command)?;
     ensure!(is_success, "{command:?} failed: {}", stderr.trim_end());
@@ -35,7 +36,7 @@ pub(crate) fn finished(command: &mut Command) -> Result<(bool, String, String)> 
     ))
 }
 
-/// The network namespace of the peer.
+/// Network namespace at the other end of the node's link.
 #[derive(Debug)]
 pub(crate) struct Peer(String);
 
@@ -58,14 +59,14 @@ impl Drop for Peer {
     }
 }
 
-/// A folder of this run.
+/// Temporary folder of this run.
 #[derive(Debug)]
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
-        // Cases on the host's kernel may have equal process ids in separate PID namespaces. They
-        // never share a network namespace.
+        // Names the folder after the network namespace, which cases never share. (On the host's
+        // kernel, cases may have equal process ids in separate PID namespaces.)
         let name = fs::read_link("/proc/self/ns/net").context("no network namespace")?;
         let name = name.display().to_string();
         let name: String = name.chars().filter(char::is_ascii_digit).collect();
@@ -82,15 +83,15 @@ impl Scratch {
         output(command.args(words).stdin(file)).map(drop)
     }
 
-    /// Returns a file with the content `input`.
+    /// Writes `input` into a file. Returns the file, opened for reading.
     pub(crate) fn file(&self, input: &str) -> Result<fs::File> {
         let file = self.0.join("input");
         fs::write(&file, input)?;
         Ok(fs::File::open(&file)?)
     }
 
-    /// Returns a folder in which `iptables` is the program of the lab's backend. A `pre.sh` calls
-    /// the programs by plain names.
+    /// Returns a folder in which `iptables` is the program of the lab's backend, because a `pre.sh`
+    /// calls the programs by their plain names.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         let missing = lab::link_iptables(lab::iptables_backend(), &folder)?;

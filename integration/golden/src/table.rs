@@ -1,21 +1,21 @@
-//! Tables to compare, and the random parts of dumps.
+//! The tables that golden tests compare, and the random parts of their dumps.
 //!
-//! Every dump becomes a list of relevant lines in a canonical order. Two dumps are equal if their
+//! Every dump becomes a list of relevant lines in a canonical order. Two dumps are equal if these
 //! lines are equal.
 
 use std::collections::BTreeMap;
 
 use crate::nft;
 
-/// Dump of a case. Differences are shown in this order: causes before effects.
+/// Kind of dump. The output shows differences in this order: causes before effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     /// Output of `nft -s list table ip kube-proxy`.
     NftIp,
     /// Output of `nft -s list table ip6 kube-proxy`.
     NftIp6,
-    /// All other nf_tables tables, except those of iptables. A case has no file for them: they must
-    /// not change.
+    /// Dump of all other nf_tables tables, except those of iptables. They must not change, so a
+    /// case has no file for them.
     NftOthers,
     /// Output of `nft -s list table` for the shim of IPVS mode and for the redirects of userspace
     /// mode, both families.
@@ -32,18 +32,18 @@ pub(crate) enum Table {
     Ip6tablesSave,
     /// Addresses on `kube-ipvs0` with their prefix lengths.
     KubeIpvs0Addresses,
-    /// Local routes that a proxy has added, in the form of `ip route`.
+    /// Local routes that a proxy has added, as `ip route` prints them.
     LocalRoutes,
     /// Output of `ipvsadm -l --timeout`.
     IpvsTimeouts,
-    /// `path:value` for each changed file below /proc/sys.
+    /// Line `path:value` for each changed file in /proc/sys.
     SysctlChanges,
     /// HTTP responses of the health-check node ports.
     HealthCheckNodePort,
 }
 
-/// Chains in which the order of different ports' rules is random, because upstream iterates over a
-/// hash map.
+/// Chains in which upstream writes the rules of different ports in random order, because it
+/// iterates over a hash map.
 const ANY_ORDER: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -59,7 +59,7 @@ impl Table {
     /// Tables of nftables mode, which are compared after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
-    /// Files of a case for each table.
+    /// Tables with the names of their files in a case.
     const FILES: [(Self, &'static str); 14] = [
         (Self::NftIp, "nft-ip"),
         (Self::NftIp6, "nft-ip6"),
@@ -81,7 +81,7 @@ impl Table {
         Self::FILES.iter().map(|(table, _)| *table)
     }
 
-    /// Returns the file of a case for this table.
+    /// Returns the name of this table's file in a case.
     pub(crate) fn file(self) -> &'static str {
         let mut files = Self::FILES.iter();
         files
@@ -95,14 +95,14 @@ impl Table {
         !matches!(self, Self::NftOthers | Self::HealthCheckNodePort)
     }
 
-    /// Returns a dump without random parts, in a form that the operator's tools load.
+    /// Returns a dump without its random parts, in a form that an operator's tools can load.
     pub(crate) fn recorded(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 | Self::NftShim => dump.lines().map(str::to_owned).collect(),
             Self::IptablesSave | Self::Ip6tablesSave => lines(dump)
                 .filter(|line| !line.starts_with('#'))
                 .map(|line| match line.split_once(" [") {
-                    // Packet counters: `:INPUT ACCEPT [7:420]`.
+                    // Removes the packet counters: `:INPUT ACCEPT [7:420]`.
                     Some((chain, _)) if chain.starts_with(':') => chain.to_owned(),
                     _ => line.to_owned(),
                 })
@@ -111,7 +111,7 @@ impl Table {
         }
     }
 
-    /// Returns the lines of a dump without random parts.
+    /// Returns the relevant lines of a dump, without its random parts.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 | Self::NftShim => nft::table(dump),
@@ -141,7 +141,7 @@ fn sorted(dump: &str, clean: impl Fn(&str) -> Option<String>) -> Vec<String> {
     lines
 }
 
-/// Returns the virtual servers, sorted. Each is followed by its real servers, sorted.
+/// Returns the virtual servers, sorted. Each is followed by its destinations, sorted.
 fn virtual_servers(dump: &str) -> Vec<String> {
     let mut servers = BTreeMap::<String, Vec<String>>::new();
     // A line has the form `-A|-a -t|-u|… ADDRESS …`.
@@ -163,7 +163,7 @@ fn virtual_servers(dump: &str) -> Vec<String> {
         .collect()
 }
 
-/// Removes the hash seed and the bucket size, which the tool and the kernel choose.
+/// Removes the hash seed and the bucket size of a set, which the tool and the kernel choose.
 fn without_seeds(line: &str) -> String {
     let mut words = Vec::new();
     let mut rest = line.split_whitespace();
@@ -177,8 +177,8 @@ fn without_seeds(line: &str) -> String {
     words.join(" ")
 }
 
-/// Returns the rules by table and chain in their order, as `nat -A KUBE-SERVICES …`, and chains as
-/// `nat :KUBE-SERVICES -`. Omits the lines of chains with the policy ACCEPT, but not their rules.
+/// Returns the rules of each table and chain in their order, as `nat -A KUBE-SERVICES …`, and the
+/// chains as `nat :KUBE-SERVICES -`. Omits chains whose policy is ACCEPT, but not their rules.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -203,8 +203,8 @@ fn rules(dump: &str) -> Vec<String> {
     }
     cleaned.sort();
     for ((table, _), mut rules) in chains {
-        // A stable sort keeps the order of one port's rules. Rules between the blocks keep their
-        // position.
+        // The sort is stable, so one port's rules keep their order. Rules between the blocks stay
+        // in place.
         for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
             block.sort_by_key(|(port, _)| *port);
         }
@@ -213,7 +213,7 @@ fn rules(dump: &str) -> Vec<String> {
     cleaned
 }
 
-/// Returns the sort key of a rule in a chain with a random order: the service port at the start of
+/// Returns the sort key of a rule in a chain with random order: the Service port at the start of
 /// its comment (`default/web:http cluster IP`). In KUBE-IPVS-OUT-FILTER, a rule without a comment
 /// is its own key.
 fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
@@ -230,8 +230,8 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Returns true for a setting. Excludes keys that `br_netfilter` adds, keys of a device that the
-/// daemon creates, and the number of connections.
+/// Returns true for a setting of interest. Excludes keys that `br_netfilter` adds, keys of a device
+/// that the daemon creates, and the number of connections.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")
@@ -239,8 +239,8 @@ fn is_setting(line: &str) -> bool {
         && key != "net/netfilter/nf_conntrack_count"
 }
 
-/// Returns HTTP responses one after another: header names in lower case, headers sorted, without
-/// the date.
+/// Returns HTTP responses one after another: the header names in lower case, the headers sorted,
+/// and no date.
 fn answers(dump: &str) -> Vec<String> {
     let mut cleaned: Vec<String> = Vec::new();
     let mut headers: Option<Vec<String>> = None;
@@ -272,7 +272,7 @@ fn header(line: &str) -> Option<String> {
 
 /// Returns the differing lines in order: `expected: …` and `found:    …`.
 pub(crate) fn differing(expected: &[String], found: &[String]) -> Vec<String> {
-    // Length of the longest common subsequence of the tails from (i, j) on.
+    // Length of the longest common subsequence of the lists from index i and index j on.
     let mut common = vec![vec![0_usize; found.len() + 1]; expected.len() + 1];
     let at = |common: &Vec<Vec<usize>>, i: usize, j: usize| {
         common
