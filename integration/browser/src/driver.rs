@@ -1,5 +1,5 @@
-//! A WebDriver client with the few commands of the tests. Published clients have a licence that
-//! this project does not accept, or they need two HTTP stacks.
+//! A WebDriver client with the few commands that the tests need. Published clients have a licence
+//! that this project does not accept, or they need two HTTP stacks.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -19,15 +19,15 @@ use tokio::runtime::Runtime;
 /// Timeout of a command. In a busy VM, a browser may take half a minute for its first page.
 /// [`PATIENCE`] limits the wait for a text on the page.
 const COMMAND: Duration = Duration::from_mins(2);
-/// Maximum number of chromedriver starts. A start without a port is repeated.
+/// Maximum number of chromedriver starts. If a start yields no port, chromedriver is started again.
 const STARTS: usize = 10;
-/// Interval between two checks of a condition.
+/// Interval between two checks of an awaited condition.
 const LOOK: Duration = Duration::from_millis(50);
-/// Timeout of a condition. The page polls less often if responses are slow. In a busy VM, its
-/// second response may take ten seconds.
+/// Timeout of an awaited condition. The page polls less often if responses are slow. In a busy VM,
+/// its second response may take ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Keys without a character.
+/// Keys that produce no character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// The Escape key.
@@ -54,9 +54,9 @@ impl Key {
     }
 }
 
-/// Starts chromedriver. Returns its process and port. chromedriver takes a free port of 127.0.0.1
-/// and the same port of `::1`. If the port of `::1` is in use, chromedriver ends and is started
-/// again.
+/// Starts chromedriver. Returns its process and its port. chromedriver takes a free port of
+/// 127.0.0.1 and the same port of `::1`. If the latter is in use, chromedriver exits, and this
+/// function starts it again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {
@@ -82,7 +82,7 @@ fn driver() -> Result<(Child, u16)> {
     bail!("chromedriver ended {STARTS} times without a port, and said: {said}")
 }
 
-/// A headless Chromium with one window. The browser ends on drop.
+/// A headless Chromium with one window. Dropping it ends the browser.
 #[derive(Debug)]
 pub struct Browser {
     runtime: Runtime,
@@ -94,9 +94,11 @@ pub struct Browser {
 impl Browser {
     /// Starts chromedriver and a browser with an empty profile in `profile`.
     ///
+    ///
     /// # Errors
     ///
-    /// Fails if they are not installed or do not start.
+    ///
+    /// Fails if chromedriver or Chromium is not installed or does not start.
     pub fn start(profile: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -132,16 +134,18 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Opens an address.
+    /// Opens a URL.
+    ///
     ///
     /// # Errors
+    ///
     ///
     /// Fails if the browser cannot load it.
     pub fn go(&self, to: &str) -> Result<()> {
         self.command("url", &json!({ "url": to })).map(drop)
     }
 
-    /// Runs JavaScript with `arguments`, and returns its result.
+    /// Runs JavaScript with `arguments`, and returns the script's result.
     ///
     /// # Errors
     ///
@@ -151,7 +155,7 @@ impl Browser {
         self.command("execute/sync", &body)
     }
 
-    /// Returns all visible text.
+    /// Returns all visible text of the page.
     ///
     /// # Errors
     ///
@@ -184,7 +188,7 @@ impl Browser {
         self.write(key.text())
     }
 
-    /// Runs JavaScript until it returns a true value, and returns this value.
+    /// Runs JavaScript repeatedly until it returns a true value, and returns this value.
     ///
     /// # Errors
     ///
@@ -244,7 +248,7 @@ impl Browser {
         )
     }
 
-    /// Sets the preferred colour scheme: `light` or `dark`.
+    /// Sets the preferred colour scheme of the browser: `light` or `dark`.
     ///
     /// # Errors
     ///
@@ -335,7 +339,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ending the session ends the browser. Without this, the browser would outlive a killed
+        // The end of the session ends the browser. Without it, the browser would outlive a killed
         // driver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);

@@ -1,4 +1,4 @@
-//! A server with the daemon's page. It serves the API's responses from a [`World`].
+//! A server that serves the daemon's page, and API responses from a [`World`].
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -31,7 +31,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a server on a port of 127.0.0.1; 0 chooses a free one.
+    /// Starts a server on a port of 127.0.0.1. Port 0 chooses a free port.
     ///
     /// # Errors
     ///
@@ -66,17 +66,17 @@ impl Fixture {
         })
     }
 
-    /// Returns the address of a view of the page.
+    /// Returns the URL of a view of the page.
     pub fn page(&self, hash: &str) -> String {
         format!("http://{}/ui/{hash}", self.address)
     }
 
-    /// Returns the port.
+    /// Returns the server's port.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Returns the number of API requests.
+    /// Returns the number of API requests that the server has received.
     pub fn request_count(&self) -> usize {
         self.requests.load(Ordering::Relaxed)
     }
@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, world: Arc<World>, requests: Arc<AtomicUsi
                 }
                 Ok::<_, Infallible>(respond(&world, &head))
             });
-            // The browser may have closed the connection.
+            // Ignores the error: the browser may have closed the connection.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

@@ -1,11 +1,4 @@
-//! The page `/ui/` in a real browser: headless Chromium, driven by WebDriver.
-//!
-//! ```text
-//!   tests/page.rs ──▶ Browser ──WebDriver──▶ chromedriver ──▶ chromium ──HTTP──▶ Fixture, or a daemon
-//! ```
-//!
-//! [`Fixture`] serves the page's files, and API responses that a healthy daemon never sends: a
-//! stuck family, a Service whose name is markup, 10,000 Services, or no response.
+//! Tests of the page `/ui/` in a real browser: headless Chromium, controlled by WebDriver.
 
 mod driver;
 mod fixture;

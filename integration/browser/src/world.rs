@@ -1,4 +1,4 @@
-//! The data of the fixture: a node with many Services and some problems.
+//! The data that the fixture serves: a node with many Services and some problems.
 
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
@@ -14,12 +14,12 @@ use view::{
 /// A name that runs a script if the page treats it as markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-/// Returns a name of maximum length that cannot be wrapped.
+/// Returns a name of maximum length, without a place to wrap the line.
 fn long_name() -> String {
     "x".repeat(253)
 }
 
-/// Services with counters that grow with time.
+/// Services whose counters grow with time, and the state of their node.
 #[derive(Debug)]
 pub struct World {
     services: Vec<Service>,
@@ -30,7 +30,8 @@ pub struct World {
 }
 
 impl World {
-    /// Creates this number of Services in ten namespaces, and one Service whose name is markup.
+    /// Creates this number of Services in ten namespaces, and one Service whose name is HTML
+    /// markup.
     pub fn with(services: usize) -> Self {
         let mut services: Vec<_> = (0..services).map(service).collect();
         services.push(marked());
@@ -44,7 +45,7 @@ impl World {
         }
     }
 
-    /// Removes the names of pods.
+    /// Removes the names of all pods.
     #[must_use]
     pub fn without_pods(mut self) -> Self {
         for port in self
@@ -72,13 +73,13 @@ impl World {
         self
     }
 
-    /// Changes the proxy mode.
+    /// Sets the proxy mode.
     #[must_use]
     pub fn in_mode(self, mode: &'static str) -> Self {
         Self { mode, ..self }
     }
 
-    /// Creates a node that waits for its initial lists.
+    /// Creates a node whose daemon still waits for its initial lists.
     pub fn starting() -> Self {
         Self {
             is_starting: true,
@@ -180,7 +181,7 @@ impl World {
         status
     }
 
-    /// Returns the response of `/api/v1/top`. From the second response on, it has rates.
+    /// Returns the response of `/api/v1/top`. The second response is the first one with rates.
     pub fn top(&self) -> Top {
         let now = Instant::now();
         let before = self.last.lock().ok().and_then(|mut last| last.replace(now));
@@ -223,7 +224,7 @@ impl World {
         }
     }
 
-    /// Returns the response of `/api/v1/explain`: three paths for any Service.
+    /// Returns the response of `/api/v1/explain`: the same three paths for every Service.
     pub fn explain(&self, to: &str, from: &str) -> Explanation {
         let who = match from {
             "pod" => "pod 10.244.0.5 on this node",
@@ -238,12 +239,12 @@ const STARTING: &str = include_str!("world/starting.json");
 const EXPLAIN: &str = include_str!("world/explain.json");
 const SERVICE: &str = include_str!("world/service.json");
 
-/// Parses a response after replacing placeholders.
+/// Replaces placeholders in a JSON text, and parses the result.
 fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {
         let quoted = Value::from(*text).to_string();
-        // Removes the quotes around the JSON text.
+        // Removes the quotes around the encoded JSON string.
         json = json.replace(place, quoted.get(1..quoted.len() - 1).unwrap_or_default());
     }
     serde_json::from_str(&json).expect("the answers of the fixture are read")
@@ -266,8 +267,8 @@ fn service(number: usize) -> Service {
     )
 }
 
-/// Creates a Service with markup in all texts. No API server accepts such names, but the page must
-/// not trust them.
+/// Creates a Service with HTML markup in all texts. No API server accepts such names, but the page
+/// must not rely on that.
 fn marked() -> Service {
     let mut marked = service(0);
     marked.name = ServiceName {

@@ -1,4 +1,4 @@
-//! Tests the page of a real daemon in the lab. The browser runs on the node, as with kubectl
+//! Tests the page of a real daemon in the lab. The browser runs on the node, as if it used kubectl
 //! port-forward.
 
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ fn read_by_an_operator(c: &mut Cluster) -> Outcome {
     c.write("many", &many())?;
     c.apply(&web())?;
     let c = &*c;
-    // The browser and its driver run on the node, which has the metrics address.
+    // The browser and its driver run on the node, where they reach the metrics address.
     let read = c
         .node1
         .enter(|| on_the_node(c).map_err(|error| io::Error::other(format!("{error:?}"))));
@@ -66,7 +66,7 @@ fn on_the_node(c: &Cluster) -> Result<()> {
     browser.run("location.hash = '#/top'", &[])?;
     browser.sees("Service ports")?;
     browser.sees("default/web")?;
-    // The daemon stops, and the last state stays readable. Then another daemon starts.
+    // The daemon stops, and the page keeps showing its last state. Then another daemon starts.
     daemon.stop(Duration::from_secs(30))?;
     browser.sees("kube-proxy has not answered since")?;
     browser.sees("default/web")?;
@@ -125,15 +125,15 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     browser.picture("daemon-top")
 }
 
-/// Checks that the path shows the kernel's entries in order, and both endpoints with their
-/// probabilities.
+/// Checks the drawing of a packet's path: it shows the kernel's entries in order, and both
+/// endpoints with their probabilities.
 fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
     browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
     browser.until(
         "the ends of both ways",
         "return document.querySelectorAll('article .end.good').length === 2",
     )?;
-    // The text also contains the branches that are folded.
+    // This text also contains the folded branches.
     let drawn = browser.run("return document.querySelector('article').textContent", &[])?;
     let drawn = drawn.as_str().unwrap_or_default();
     let ends = ["10.244.1.10:8080", "10.244.2.10:8080", "50 %", "delivered"];
@@ -142,7 +142,7 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     }
     browser.picture(name)?;
     let complaints = browser.complaints()?;
-    // The daemon was stopped in an earlier step.
+    // An earlier step has stopped the daemon, which causes these errors.
     let own = complaints
         .iter()
         .filter(|one| !one.contains("ERR_CONNECTION_REFUSED"));
@@ -151,8 +151,8 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     Ok(())
 }
 
-/// Checks that the page shows an endpoint without an EndpointSlice while a client is connected to
-/// it.
+/// Checks that the page shows an endpoint that has no EndpointSlice but still has a client's
+/// connection.
 fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     let dial = || c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
     let mut kept = dial().reset_on_close().open()?;

@@ -1,4 +1,4 @@
-//! Tests the page with the fixture. Each test acts like a user.
+//! Tests the page with the fixture. Each test acts as a user would.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn hash(browser: &Browser) -> Result<String> {
     Ok(hash.as_str().unwrap_or_default().to_owned())
 }
 
-/// Checks that no script failed and that the content policy blocked no load.
+/// Checks that no script has failed, and that the content security policy has blocked no load.
 fn has_no_complaints(browser: &Browser) -> Result<()> {
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
@@ -91,7 +91,7 @@ fn ten_thousand_services_are_searched_by_keyboard() -> Result<()> {
         "Weight",
     ])?;
     ensure!(hash(&browser)? == "#/services/team-1/web-04321");
-    // The second response has the rates.
+    // The first response has no rates, the second has them.
     browser.until(
         "rates",
         "return [...document.querySelectorAll('td[data-title=\"New/s\"]')].some((cell) => cell.textContent > 0)",
@@ -140,7 +140,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "delivered to 10.244.0.3:8080",
         "Is refused: the Service port has no endpoints.",
     ])?;
-    // Steps that all paths share are drawn once, in the order of the packet.
+    // The page draws steps that all paths share once, in the order of the packet.
     let places = browser.run(
         "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
         &[],
@@ -297,7 +297,7 @@ fn encoded(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, unsafe_in_addresses).to_string()
 }
 
-/// Checks that no part of a view is wider than the window, and that links are large enough to hit.
+/// Checks that every part of a view fits into the window, and that links are large enough to hit.
 fn nothing_is_wider(
     fixture: &Fixture,
     browser: &Browser,
@@ -309,7 +309,7 @@ fn nothing_is_wider(
         "const wide = document.documentElement.clientWidth;
          return [...document.querySelectorAll('main *, header *')]
            .filter((each) => each.getBoundingClientRect().right > wide + 0.5 && !each.closest('thead, caption'))
-               // A wide table scrolls by itself, without the page.
+               // A wide table scrolls by itself. The page does not scroll.
                .filter((each) => wide <= 720 || !each.parentElement.closest('.scroll'))
            .map((each) => each.outerHTML.slice(0, 120));",
         &[],
@@ -347,7 +347,8 @@ fn a_service_named_with_markup_is_only_text() -> Result<()> {
         format!("'#/services/zzz/' + {name}"),
         format!("'#/services/zzz/' + {name} + 'x'"),
         format!("'#/explain?from=pod&to=zzz/' + {name}"),
-        // `constructor` is not a sort order, but a property of every JavaScript object.
+        // `constructor` is not a sort order, but every JavaScript object has a property of this
+        // name.
         "'#/top?sort=constructor'".to_owned(),
     ] {
         browser.go(&fixture.page(""))?;
@@ -375,11 +376,11 @@ fn a_lost_daemon_is_shown_until_one_returns() -> Result<()> {
     drop(fixture);
     browser.sees("kube-proxy has not answered since")?;
     browser.sees("no answer")?;
-    // The page keeps showing the last state.
+    // The page still shows the last state.
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;
-    // Another daemon may respond: the page reloads its header before it removes the banner.
+    // Another daemon may respond now, so the page reloads its header before it removes the banner.
     let head = browser.until(
         "the end of the outage",
         "return document.getElementById('gone').hidden && document.getElementById('node').innerText",

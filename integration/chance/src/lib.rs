@@ -2,7 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-/// A generator (splitmix64). Equal seeds give equal numbers on every machine.
+/// A generator of pseudo-random numbers (splitmix64). Equal seeds give equal numbers on every
+/// machine.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
@@ -12,7 +13,7 @@ impl Chance {
         Self(seed)
     }
 
-    /// Returns the next number.
+    /// Returns the next pseudo-random number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -26,12 +27,12 @@ impl Chance {
         self.number() % limit
     }
 
-    /// Returns a small number below `limit`.
+    /// Returns a number below `limit`, as a byte.
     pub fn small(&mut self, limit: u8) -> u8 {
         u8::try_from(self.below(limit.into())).unwrap_or(0)
     }
 
-    /// Returns an index below `len`.
+    /// Returns an index below `len`. `len` 0 counts as 1.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len.max(1) as u64)).unwrap_or(0)
     }
@@ -57,7 +58,8 @@ impl Chance {
 mod tests {
     use super::Chance;
 
-    /// Test cases that failed are kept as seeds. Different numbers would change these test cases.
+    /// Failed test cases are recorded as seeds. If the numbers changed, the seeds would give other
+    /// cases.
     #[test]
     fn random_numbers_equal_splitmix64() {
         let mut chance = Chance::new(1_234_567);

@@ -1,4 +1,4 @@
-//! Formats figures.
+//! Formats the figures of reports and charts.
 
 /// Formats a figure with three significant digits: `0.0123`, `1.23`, `12.3`, `12,345`.
 pub fn short(value: f64) -> String {
@@ -9,7 +9,7 @@ pub fn short(value: f64) -> String {
     if magnitude >= 99.95 {
         return grouped(value);
     }
-    // Upper bounds from the left: 99.9, 9.99, 0.999, 0.0999, ...
+    // Upper bounds of the values, from the largest: 99.9, 9.99, 0.999, 0.0999, ...
     let mut decimals = 1;
     let mut bound = 9.995;
     while magnitude < bound && decimals < 6 {

@@ -1,4 +1,4 @@
-//! Shared parts of all charts: the sheet, the colours, and the names at the ends of lines.
+//! Parts that all charts share: the sheet, the colours, and the names at the ends of lines.
 
 use std::fmt::Write as _;
 
@@ -7,11 +7,11 @@ use std::fmt::Write as _;
 pub struct Line {
     /// Name at the end of the line.
     pub name: String,
-    /// Index of its colour and dash, equal in all charts.
+    /// Index of the line's colour and dash pattern. A name has the same index in all charts.
     pub look: usize,
     /// Points of the line. x is the number of Services or the minutes, y the median or the value.
     pub points: Vec<(f64, f64)>,
-    /// Sizes without a result: the number of Services, and the exceeded time limit.
+    /// Sizes without a result: the number of Services, and the time limit that was exceeded.
     pub over: Vec<(f64, f64)>,
 }
 
@@ -21,20 +21,19 @@ pub(crate) const LEFT: f64 = 70.0;
 pub(crate) const RIGHT: f64 = 600.0;
 pub(crate) const TOP: f64 = 52.0;
 pub(crate) const BOTTOM: f64 = 346.0;
-/// Minimum distance between the names at the ends of lines.
+/// Minimum vertical distance between the names at the ends of lines, in pixels.
 pub(crate) const NAME_HEIGHT: f64 = 17.0;
-/// Seven colours that colour-blind people can distinguish (after Okabe and Ito). Later lines repeat
-/// the colours with dashes.
+/// Seven colours that people with colour blindness can distinguish (after Okabe and Ito). Further
+/// lines repeat the colours with dashes.
 pub(crate) const COLOURS: [&str; 7] = [
     "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
 ];
 pub(crate) const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
 
-/// Marks of an axis: position and text.
+/// Marks of an axis: the position and the text of each.
 pub(crate) type Marks = Vec<(f64, String)>;
 
-/// Draws the axes with the unit above, marks on the left and below, and the title of the lower
-/// axis.
+/// Draws the axes: the unit above, marks on the left and below, and the title of the lower axis.
 pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name: &str) {
     _ = write!(
         svg,
@@ -79,7 +78,7 @@ pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(
     );
 }
 
-/// Draws the names next to the ends of their lines. Moves names that would overlap.
+/// Draws the names of lines at their ends. Moves names that would overlap.
 pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
     let mut ends: Vec<(f64, &str, &str)> = lines
         .iter()
@@ -95,7 +94,7 @@ pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
         end.0 = end.0.max(lowest);
         lowest = end.0 + NAME_HEIGHT;
     }
-    // Moves names up again if the lowest is below the sheet.
+    // Moves names up again if the lowest name is below the sheet.
     let mut highest = BOTTOM;
     for end in ends.iter_mut().rev() {
         end.0 = end.0.min(highest);
@@ -120,7 +119,7 @@ pub(crate) fn open(title: &str, height: f64) -> String {
     )
 }
 
-/// Returns the colour and the dash pattern of a line number.
+/// Returns the colour and the dash pattern for an index.
 pub(crate) fn look(number: usize) -> (&'static str, &'static str) {
     let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
     let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();

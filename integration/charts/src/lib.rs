@@ -1,5 +1,5 @@
-//! Charts as plain SVG without scripts. They are readable on light and dark pages: colours have a
-//! middle lightness, text follows the reader's scheme, and there is no background.
+//! Charts as plain SVG without scripts. They are readable on light and dark pages: the colours have
+//! a medium lightness, the text follows the reader's colour scheme, and there is no background.
 //!
 //! [`lines`] and [`bars`] are for benchmarks, over the number of Services. [`over_time`] is for
 //! soak tests.

@@ -7,7 +7,7 @@ use crate::frame::{
     BOTTOM, COLOURS, HEIGHT, LEFT, Line, RIGHT, TOP, axes, escape, look, names, open, polyline,
 };
 
-/// A logarithmic scale between two ends.
+/// A logarithmic scale from values to positions.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     low: f64,
@@ -17,7 +17,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Creates a scale between round numbers that contains the values.
+    /// Creates a scale that contains the values. Its ends are round numbers.
     fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0) {
@@ -47,7 +47,7 @@ impl Scale {
         }
     }
 
-    /// Creates a scale from the minimum to the maximum of the values.
+    /// Creates a scale whose ends are the minimum and the maximum of the values.
     fn exact(values: &[f64], from: f64, to: f64) -> Self {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(low, f64::max);
@@ -64,7 +64,8 @@ impl Scale {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Returns the ticks: 1, 2, 5, 10, ..., or only powers of ten if those are too many.
+    /// Returns the values of the ticks: 1, 2, 5, 10, ..., or only powers of ten if those are too
+    /// many.
     fn ticks(&self) -> Vec<f64> {
         let is_wide = self.high / self.low > 1_000.0;
         let mut ticks = Vec::new();
@@ -81,7 +82,7 @@ impl Scale {
     }
 }
 
-/// Returns the next number of 1, 2, 5, 10, 20, ...
+/// Returns the next value of the sequence 1, 2, 5, 10, 20, ...
 fn next(round: f64) -> f64 {
     let decade = 10_f64.powf((round * 1.01).log10().floor());
     if round < 1.5 * decade {
@@ -93,7 +94,7 @@ fn next(round: f64) -> f64 {
     }
 }
 
-/// Draws lines. Returns `None` without any point.
+/// Draws lines. Returns `None` if no line has a point.
 pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     let all = || {
         lines
@@ -128,7 +129,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
                 y.at(*value)
             );
         }
-        // Draws an exceeded time limit as an arrow upwards from the limit.
+        // Draws each exceeded time limit as an arrow that points upwards from the limit.
         for (services, limit) in &line.over {
             let (at, from) = (x.at(*services), y.at(*limit));
             _ = write!(
@@ -146,7 +147,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
 /// Draws horizontal bars with names and values on a linear scale from 0.
 pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
-    /// Maximum number of letters of a name.
+    /// Maximum number of characters that a name shows.
     const NAME: usize = 58;
     const FROM: f64 = 470.0;
     const TO: f64 = 690.0;
@@ -185,7 +186,7 @@ pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     Some(svg)
 }
 
-/// Formats thousands: `10k`.
+/// Formats a number of Services in thousands: `10k`.
 fn thousands(value: f64) -> String {
     if value >= 999_999.0 {
         format!("{:.0}M", value / 1e6)

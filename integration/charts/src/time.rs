@@ -8,7 +8,7 @@ use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, po
 /// Approximate number of marks on an axis.
 const TICKS: f64 = 6.0;
 
-/// Scale from zero to a round number.
+/// A linear scale from zero to a round number.
 #[derive(Debug, Clone, Copy)]
 struct Linear {
     high: f64,
@@ -46,8 +46,8 @@ impl Linear {
     }
 }
 
-/// Draws lines over minutes. Returns `None` without any point. The time before `settled`, in
-/// minutes, is marked as not judged.
+/// Draws lines over minutes. Returns `None` if no line has a point. Marks the time before
+/// `settled`, in minutes, as not judged.
 pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Option<String> {
     let all = || lines.iter().flat_map(|line| &line.points);
     all().next()?;
@@ -91,7 +91,7 @@ mod tests {
             [0.0, 10.0, 20.0, 30.0, 40.0]
         );
         assert!((axis.at(20.0) - 200.0).abs() < 1e-9);
-        // A range of only zeros gives a line at the bottom.
+        // If all values are zero, the line is at the bottom.
         assert!((Linear::new(0.0, 346.0, 52.0).at(0.0) - 346.0).abs() < 1e-9);
     }
 
