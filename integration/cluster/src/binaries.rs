@@ -1,15 +1,15 @@
-//! Programs that the user provides.
+//! Programs that the user of `make cluster` provides.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Kubernetes' programs, all of one version.
+/// Kubernetes' programs in a folder. All have the same version.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     folder: PathBuf,
 }
 
-/// Programs that a cluster needs: name and source.
+/// Programs that a cluster needs, each with the place to get it.
 const CLUSTER: [(&str, &str); 7] = [
     ("kube-apiserver", SERVER),
     ("kube-controller-manager", SERVER),
@@ -22,19 +22,19 @@ const CLUSTER: [(&str, &str); 7] = [
         "the etcd that this version of Kubernetes is released with; from etcd's release page",
     ),
 ];
-/// Program for `make e2e`.
+/// Program that `make e2e` needs in addition.
 pub(crate) const E2E: (&str, &str) = (
     "e2e.test",
     "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
 );
-/// Program for `make migrate` from upstream.
+/// Program that `make migrate` needs to migrate from upstream.
 pub(crate) const UPSTREAM: (&str, &str) = ("kube-proxy", NODE);
 
 const SERVER: &str =
     "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/server/bin";
 const NODE: &str =
     "the same archive, or kubernetes-node-linux-amd64.tar.gz, folder kubernetes/node/bin";
-/// Programs that nodes need, and the Debian packages that contain them.
+/// Programs that nodes need, each with the Debian package that contains it.
 const PACKAGES: [(&str, &str); 4] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/bin/ctr", "containerd"),
@@ -43,7 +43,7 @@ const PACKAGES: [(&str, &str); 4] = [
 ];
 
 impl Binaries {
-    /// Finds the programs in a folder, or returns a line for each missing one.
+    /// Finds the programs in a folder. If some are missing, returns a line for each of them.
     pub(crate) fn find(
         folder: Option<&Path>,
         further: &[(&str, &str)],
@@ -69,7 +69,7 @@ impl Binaries {
         }
     }
 
-    /// Returns the folder with the programs.
+    /// Returns the folder that contains the programs.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -79,7 +79,7 @@ impl Binaries {
         self.folder.join(name)
     }
 
-    /// Returns the image archives that the user provides (`images/*.tar`), sorted.
+    /// Returns the image archives in the folder (`images/*.tar`), sorted.
     pub(crate) fn images(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.folder.join("images"));
         let mut archives: Vec<PathBuf> = entries
@@ -93,7 +93,7 @@ impl Binaries {
         archives
     }
 
-    /// Returns true if CoreDNS is among the programs.
+    /// Returns true if the image archives include CoreDNS.
     pub(crate) fn has_dns(&self) -> bool {
         let archives = self.images();
         let names = archives.iter().filter_map(|archive| archive.file_name());
@@ -124,7 +124,7 @@ mod tests {
                 "{missing:?}"
             );
         }
-        // The folder has an entry with a program's name that is not a program.
+        // The entry has the name of a program, but is a folder.
         let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("kubelet")).unwrap();
         std::fs::write(folder.join("etcd"), "").unwrap();

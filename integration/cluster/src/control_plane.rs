@@ -1,5 +1,5 @@
-//! etcd, and the programs that kubeadm would run as static pods. They run as processes on the first
-//! node, with the flags from kubeadm.
+//! The control plane: etcd, and the programs that kubeadm would run as static pods. They run as
+//! processes on the first node, with the flags that kubeadm writes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::binaries::Binaries;
 use crate::nodes::FIRST;
 use crate::run::Kubectl;
 
-/// Timeout for the API server to serve. Loading the programs may take a while.
+/// Timeout for the API server to respond. Loading the programs may take a while.
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
-/// kubeadm's name for the group of administrators, and for its role binding.
+/// Names that kubeadm gives to the group of administrators and to its role binding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
 /// A running control plane.
@@ -26,7 +26,7 @@ pub(crate) struct ControlPlane {
     kubeadm: Kubeadm,
 }
 
-/// Runs `kubeadm` with the cluster's configuration.
+/// Runs `kubeadm` with the configuration of the cluster.
 #[derive(Debug)]
 struct Kubeadm {
     place: Place,
@@ -50,8 +50,8 @@ impl Kubeadm {
 }
 
 impl ControlPlane {
-    /// Starts the control plane on the first node, and waits until it responds. `mode` is the proxy
-    /// mode.
+    /// Starts the control plane on the first node, and waits until the API server responds. `mode`
+    /// is the proxy mode.
     pub(crate) fn start(
         place: &Place,
         binaries: &Binaries,
@@ -68,7 +68,7 @@ impl ControlPlane {
             program,
             config,
         };
-        // Removes the files of a previous run, which kubeadm would reuse.
+        // Removes the files of a previous run, because kubeadm would reuse them.
         let _ = std::fs::remove_dir_all("/etc/kubernetes");
         for phase in [
             ["certs", "all"],
@@ -82,7 +82,7 @@ impl ControlPlane {
             format!("--data-dir={}", state.join("etcd").display()),
             format!("--listen-client-urls={ETCD}"),
             format!("--advertise-client-urls={ETCD}"),
-            // The data disappears with the VM anyway.
+            // Skips the fsync, because the data disappears with the VM anyway.
             "--unsafe-no-fsync".to_owned(),
         ];
         let kubectl = Kubectl::new(place, binaries);
@@ -97,13 +97,13 @@ impl ControlPlane {
         programs
             .until("the API server is ready", SERVES_WITHIN, is_ready)
             .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
-        // These programs wait ten seconds for the API server and for their roles, and then exit. No
-        // supervisor restarts them here.
+        // These programs wait ten seconds for the API server and for their roles, and then exit. In
+        // this cluster, no supervisor restarts them.
         run("kube-controller-manager")?;
         run("kube-scheduler")?;
-        // Binds roles as `kubeadm init` does between its phases. The API server may connect to
-        // kubelets (for `kubectl exec`) by its certificate's group, or by its name if the
-        // certificate has no group (1.36).
+        // Binds roles as `kubeadm init` does between its phases. For `kubectl exec`, the API server
+        // must be allowed to connect to kubelets. Its certificate names a group or, if it has no
+        // group (1.36), a user.
         for (name, role, who) in [
             (ADMINS, "cluster-admin", format!("--group={ADMINS}")),
             (
@@ -118,7 +118,7 @@ impl ControlPlane {
         Ok(Self { kubectl, kubeadm })
     }
 
-    /// Returns the credentials of a kubelet.
+    /// Returns a kubeconfig with the credentials of a kubelet.
     pub(crate) fn kubelet_credentials(&self, node: &str) -> Result<String> {
         let client = format!("--client-name=system:node:{node}");
         self.kubeadm
@@ -138,7 +138,7 @@ impl ControlPlane {
     }
 }
 
-/// Returns kubeadm's configuration: two families, and pod ranges that the nodes themselves provide.
+/// Returns kubeadm's configuration: two families, and pod ranges that the nodes provide themselves.
 fn configuration(version: &str, mode: &str) -> String {
     let host = FIRST;
     format!(
@@ -166,7 +166,7 @@ conntrack: {{maxPerCore: 0}}
     )
 }
 
-/// Returns the command line of a static pod, with the user's program.
+/// Returns the command line of a static pod, with the program from the user's folder.
 fn command(binaries: &Binaries, name: &str) -> Result<Vec<String>> {
     let file = Path::new(STATIC_PODS).join(format!("{name}.yaml"));
     let text = std::fs::read_to_string(&file)

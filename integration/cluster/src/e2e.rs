@@ -1,4 +1,4 @@
-//! Kubernetes' end-to-end tests and their results.
+//! Runs Kubernetes' end-to-end tests (`e2e.test`) and reads their results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,25 +11,25 @@ use anyhow::{Context as _, Result};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
-    /// Failed specs, with the first line of the reason.
+    /// Failed specs, each with the first line of the reason.
     pub(crate) failed: Vec<(String, String)>,
-    /// Skipped specs, by the reason that the spec gave.
+    /// Skipped specs, grouped by the reason that each spec gave.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,
-    /// Specs that were running at the time limit. Their result is unknown.
+    /// Specs that were still running at the time limit, so their result is unknown.
     pub(crate) cut_off: Vec<String>,
     /// Number of chosen specs that had not started at the time limit.
     pub(crate) not_begun: usize,
 }
 
-/// Focus on the network suite.
+/// Pattern of the specs to run: the network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
-/// Specs that need resources that the lab's VM lacks: a cloud, external hosts, policies, a DNS
-/// server, time. Of the features, only those whose names begin with `IPv` (dual-stack) are kept,
-/// because ginkgo's expressions cannot exclude a word.
+/// Pattern of the specs to skip: those that need what the lab's VM lacks (a cloud, external hosts,
+/// network policies, a DNS server, time). Of the features, it keeps only those whose names begin
+/// with `IPv` (dual-stack), because ginkgo's expressions cannot exclude a word.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:([^I]|I[^P]|IP[^v])|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
-/// Returns the command of `e2e.test`. After `limit`, it starts no further spec and reports the
-/// finished specs.
+/// Returns the command line of `e2e.test`. After `limit`, the program starts no further spec and
+/// reports the finished specs.
 pub(crate) fn command(
     program: &Path,
     kubeconfig: &str,
@@ -75,8 +75,8 @@ fn chosen(log: &str) -> Option<usize> {
 }
 
 /// Parses the elements `testcase` of ginkgo's report. The report marks two kinds of specs as
-/// skipped without a reason: specs that were not chosen, and chosen specs that did not start. The
-/// second kind is only counted.
+/// skipped without a reason: specs that were not chosen, and chosen specs that did not start. Of
+/// the second kind, the results have only the number.
 fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {
@@ -87,7 +87,8 @@ fn parse(text: &str, chosen: usize) -> Results {
             continue;
         }
         let name = name.trim_start_matches("[It] ").to_owned();
-        // Without the attribute `message`, the reason is the first line of the element's text.
+        // If the attribute `message` is missing, the reason is the first line of the element's
+        // text.
         let reason = |element: &str| {
             let (_, rest) = case.split_once(&format!("<{element}"))?;
             let message = attribute(rest, "message").unwrap_or_default();
@@ -102,7 +103,7 @@ fn parse(text: &str, chosen: usize) -> Results {
         match attribute(case, "status").as_deref() {
             Some("passed") => results.passed.push(name),
             Some("skipped" | "pending") => {
-                // A skip reason has the form `skipped - REASON`.
+                // The spec's own reason has the form `skipped - REASON`.
                 let reason = reason("skipped").unwrap_or_default();
                 if let Some(reason) = reason.strip_prefix("skipped - ") {
                     results
@@ -115,8 +116,8 @@ fn parse(text: &str, chosen: usize) -> Results {
             _ => {
                 let why = reason("failure").or_else(|| reason("error"));
                 let why = why.unwrap_or_default();
-                // ginkgo's message at the time limit of the suite. Timeouts of one spec or node
-                // have other messages.
+                // ginkgo's message at the time limit of the whole suite. A timeout of one spec or
+                // node has another message.
                 if why.contains("A suite timeout occurred") {
                     results.cut_off.push(name);
                 } else {
@@ -130,7 +131,8 @@ fn parse(text: &str, chosen: usize) -> Results {
     results
 }
 
-/// Returns an attribute's value with resolved escapes. Searches up to the element's end.
+/// Returns the value of an attribute with its escapes resolved. Searches only up to the end of the
+/// element.
 fn attribute(element: &str, name: &str) -> Option<String> {
     let head = element.split('>').next()?;
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
@@ -167,13 +169,13 @@ impl Results {
         self.skipped.values().map(Vec::len).sum()
     }
 
-    /// Returns true if each chosen spec finished.
+    /// Returns true if every chosen spec has finished.
     pub(crate) fn is_complete(&self) -> bool {
         self.cut_off.is_empty() && self.not_begun == 0
     }
 
-    /// Returns a summary: failures by name and reason, skips by reason, the numbers, and the
-    /// unfinished specs.
+    /// Returns a summary: failures by name and reason, skipped specs by reason, the numbers, and
+    /// the unfinished specs.
     pub(crate) fn account(&self, took: Duration) -> String {
         let mut text = String::new();
         for name in &self.passed {
@@ -214,7 +216,7 @@ impl Results {
 mod tests {
     use super::*;
 
-    /// Report in ginkgo 2's format.
+    /// Report in the format of ginkgo 2.
     const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
   <testsuites tests="5" disabled="2" errors="0" failures="1" time="12.5">
       <testsuite name="Kubernetes e2e suite" package="/x" tests="5">

@@ -1,4 +1,4 @@
-//! Clients of the Service `web`, on new connections and on a persistent one.
+//! Clients of the Service `web`: one opens new connections, another keeps one connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,8 @@ use lab::{Failure, Place, http};
 /// Pause between two requests.
 const REST: Duration = Duration::from_millis(50);
 
-/// Starts two clients. One opens a connection for each request, the other keeps its connection.
+/// Starts two clients. One opens a connection for each request, the other keeps its connection
+/// open.
 pub(crate) fn start(traffic: &mut Traffic, from: &Place, to: SocketAddr) {
     for (is_kept, kind) in [(false, "new connections"), (true, "one connection")] {
         let account = format!("{} to {to}, {kind}", from.name());
@@ -23,14 +24,15 @@ pub(crate) fn start(traffic: &mut Traffic, from: &Place, to: SocketAddr) {
     }
 }
 
-/// Sends one request, on a new connection if none is open. Returns the response and the connection.
+/// Sends one request, on a new connection if none is open. Returns the response's body, and the
+/// connection.
 fn ask(open: Option<TcpStream>, to: SocketAddr) -> io::Result<(String, TcpStream)> {
     let mut socket = open.map_or_else(|| http::connect(to, 0, false), Ok)?;
     let (who, _) = http::get(&mut socket, "/", false)?;
     Ok((who, socket))
 }
 
-/// Sends one request from a place.
+/// Sends one request from a place, on a new connection.
 pub(crate) fn ask_once(from: &Place, to: SocketAddr) -> io::Result<()> {
     from.enter(|| ask(None, to).map(drop))
 }

@@ -1,4 +1,4 @@
-//! A Kubernetes cluster in one VM of the lab. It has real kubelets, and our image in kubeadm's
+//! Runs a Kubernetes cluster in one VM of the lab. It has real kubelets, and our image in kubeadm's
 //! DaemonSet.
 //!
 //! ```text
@@ -8,8 +8,8 @@
 //!  logs, reports ◀──────────┼── outside: connects to node ports
 //! ```
 //!
-//! The user provides Kubernetes' programs. Without them, `make cluster` lists the missing programs
-//! and their sources.
+//! The user provides Kubernetes' programs. If some are missing, `make cluster` lists them and the
+//! places to get them.
 
 mod binaries;
 mod control_plane;
@@ -35,15 +35,16 @@ use lab::traffic::Traffic;
 use nodes::{Folders, Kubelet};
 use proxy::{Image, Proxy};
 
-/// Exit status for missing programs.
+/// Exit status if programs are missing.
 const MISSING: u8 = 2;
 
-/// Time that e2e.test gets to write its report before the end.
+/// Time that e2e.test gets for writing its report before the time limit.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
-/// Modules that a node loads at boot, as Kubernetes' documentation of IPVS mode requires.
-/// Upstream's kube-proxy exits if a conntrack sysctl is missing. In a container that mounts
-/// `/lib/modules`, the VM's link to the kernel's modules is broken, so a folder replaces the link.
+/// Script that loads the modules that a node loads at boot, as Kubernetes' documentation of IPVS
+/// mode requires. Upstream's kube-proxy exits if a conntrack sysctl is missing. In a container that
+/// mounts `/lib/modules`, the VM's link to the kernel's modules is broken, so a folder replaces the
+/// link.
 const MODULES: &str = "
 modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
 release=/lib/modules/$(uname -r)
@@ -146,7 +147,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Builds the images, and runs this program in the lab.
+/// Builds the images, and runs this program again in the lab.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     let out = &arguments.out;
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
@@ -179,7 +180,7 @@ fn carry(arguments: &Arguments) -> Result<ExitCode> {
 
 /// A running cluster.
 struct Cluster {
-    /// Start time of the boot.
+    /// Time at which the boot of the cluster started.
     started: Instant,
     control_plane: ControlPlane,
     kubelets: Vec<Kubelet>,
@@ -220,7 +221,7 @@ fn inside(arguments: &Arguments, binaries: &Binaries) -> Result<ExitCode> {
 }
 
 impl Cluster {
-    /// Boots the cluster with `image` in the DaemonSet. Also imports the `further` images.
+    /// Boots the cluster with `image` in the DaemonSet. Imports the `further` images, too.
     fn boot(
         arguments: &Arguments,
         binaries: &Binaries,
@@ -245,8 +246,8 @@ impl Cluster {
         let mut world = World::new("cluster")?;
         let places = nodes::lay(&mut world, arguments.nodes)?;
         let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
-        // Adds a default route, as on any node. In modes without IPVS, Service addresses are not
-        // local, and the node's packets to them need a route before translation.
+        // Adds a default route, as on any node. In modes other than IPVS, Service addresses are not
+        // bound on the node. Its packets to a Service need a route before rules translate them.
         for place in &places {
             world.route(place, "0.0.0.0/0 ::/0", &outside)?;
         }
@@ -308,7 +309,7 @@ impl Cluster {
         Ok(&last.node)
     }
 
-    /// Prints nodes and pods, as kubectl shows them.
+    /// Prints nodes and pods as kubectl shows them.
     fn show(&self) -> Result<()> {
         let kubectl = &self.control_plane.kubectl;
         print!("{}", kubectl.run(&["get", "nodes", "-o", "wide"])?);
@@ -320,7 +321,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the user's command and passes its output through.
+    /// Runs the user's command and forwards its output.
     fn run_script(&self, script: &str, binaries: &Binaries) -> Result<ExitCode> {
         let mut command = self.first()?.command("sh");
         let path = std::env::var("PATH").unwrap_or_default();
@@ -349,7 +350,7 @@ impl Cluster {
                 "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
             );
         }
-        // Time limit of the specs. It leaves time to write the report.
+        // Time limit of the specs. It leaves time for writing the report.
         let limit = Duration::from_secs(arguments.minutes * 60);
         let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(
@@ -373,7 +374,8 @@ impl Cluster {
             !results.is_complete() || !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
         );
-        // The setup and teardown of the suite are not specs.
+        // The setup and teardown of the suite are not specs, so only the exit status shows their
+        // failure.
         ensure!(
             ended.status.success() || !results.failed.is_empty() || !results.is_complete(),
             "e2e.test ended with {}, though no spec failed: see e2e.log",
@@ -386,7 +388,7 @@ impl Cluster {
         })
     }
 
-    /// Migrates from one image to the other and back, under client load.
+    /// Migrates from one image to the other and back, while clients send requests.
     fn migrate(
         &self,
         first: &Image,

@@ -1,4 +1,4 @@
-//! Nodes: network namespaces with a containerd and a kubelet each.
+//! Nodes of the cluster: network namespaces, each with a containerd and a kubelet.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::binaries::Binaries;
 use crate::control_plane::ControlPlane;
 
-/// Address of the first node, which runs the control plane.
+/// Address of the first node, on which the control plane runs.
 pub(crate) const FIRST: &str = "172.35.0.100";
-/// Timeout for the start of a node, which includes unpacking images.
+/// Timeout for the start of a node. The start includes unpacking images.
 const STARTS_WITHIN: Duration = Duration::from_mins(5);
 const READY_WITHIN: Duration = Duration::from_mins(4);
 const SCRIPT: &str = include_str!("../node.sh");
@@ -23,16 +23,17 @@ pub(crate) struct Kubelet {
     pub(crate) node: Node,
 }
 
-/// Folders in the VM.
+/// Folders in the VM that a node's programs use.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
-    /// State folder in memory, because an overlay cannot be the upper layer of another overlay.
+    /// Folder for the programs' state. It is in memory, because an overlay cannot be the upper
+    /// layer of another overlay.
     pub(crate) state: PathBuf,
-    /// Log folder, kept on the host.
+    /// Folder for the programs' logs. The host keeps it.
     pub(crate) logs: PathBuf,
 }
 
-/// Creates nodes on the fabric, still without Kubernetes' programs.
+/// Creates nodes on the fabric. Kubernetes' programs do not run on them yet.
 pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
     (1..=count)
         .map(|number| {
@@ -45,7 +46,7 @@ pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// Starts containerd with these images on a node, and then the kubelet.
+/// Starts containerd on a node, imports these images, and starts the kubelet.
 pub(crate) fn start(
     node: &Node,
     binaries: &Binaries,
@@ -69,8 +70,8 @@ pub(crate) fn start(
         "kubelet.yaml",
         kubelet(&state, &run, &folders.logs.join("pods").join(name)),
     )?;
-    // An unused address (RFC 5737). CoreDNS forwards external names there. With a loopback address,
-    // CoreDNS would query itself, detect the loop, and exit.
+    // No host has this address (RFC 5737). CoreDNS forwards external names there. With a loopback
+    // address, CoreDNS would query itself, detect the loop, and exit.
     write("resolv.conf", "nameserver 192.0.2.53\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;
@@ -91,7 +92,7 @@ pub(crate) fn start(
     Ok(Kubelet { node: node.clone() })
 }
 
-/// Waits until the API reports all nodes as ready. Prints their pods.
+/// Waits until the API server reports all nodes as ready, and prints their pods.
 pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) -> Result<Duration> {
     let kubectl = &control_plane.kubectl;
     let programs = &kubectl.programs;
@@ -132,8 +133,8 @@ fn is_ready(object: &Value) -> bool {
     })
 }
 
-/// Returns containerd's configuration. Containers have no separate cgroups, because a VM lacks some
-/// controllers.
+/// Returns containerd's configuration. Containers have no cgroups of their own, because a VM lacks
+/// some cgroup controllers.
 fn containerd(state: &Path, run: &Path) -> String {
     let (state, run) = (state.display(), run.display());
     format!(
@@ -156,7 +157,7 @@ state = \"{run}/containerd\"
     )
 }
 
-/// Returns a CNI configuration that attaches pods to the node's bridge, with addresses of the
+/// Returns a CNI configuration. It attaches pods to the node's bridge, with addresses from the
 /// node's ranges.
 fn cni(node: &Node) -> Value {
     let ranges: Vec<Value> = node
@@ -177,7 +178,7 @@ fn cni(node: &Node) -> Value {
     })
 }
 
-/// Writes the kubelet's configuration for nodes that lack some cgroup controllers and share one
+/// Returns the kubelet's configuration for nodes that lack some cgroup controllers and share one
 /// file system.
 fn kubelet(state: &Path, run: &Path, logs: &Path) -> String {
     let (state, run, logs) = (state.display(), run.display(), logs.display());
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
     use crate::programs::Programs;
 
-    /// Runs `node.sh` with stand-ins for containerd and the kubelet, as root of a mount namespace.
+    /// Runs `node.sh` as root of a mount namespace, with stand-ins for containerd and the kubelet.
     #[test]
     fn a_kubelet_that_ends_stops_the_wait_with_its_last_lines() {
         let namespaces = ["--mount", "--uts"];

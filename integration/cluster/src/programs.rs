@@ -1,4 +1,4 @@
-//! Programs that must run as long as the cluster does.
+//! Programs that must run as long as the cluster.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use lab::{Place, Running};
 
-/// Interval between two checks of an awaited state, and of the programs.
+/// Interval between two checks of the awaited state and of the programs.
 const GLANCE: Duration = Duration::from_secs(1);
-/// Number of lines that an error shows of the output of an ended program.
+/// Number of lines that an error quotes from the output of a program that has ended.
 const LINES: usize = 15;
 
 /// Running programs of the control plane and of the nodes. Dropping the last clone kills them.
@@ -19,18 +19,18 @@ pub(crate) struct Programs(Arc<Mutex<Vec<Program>>>);
 #[derive(Debug)]
 struct Program {
     name: String,
-    /// File with the program's output. `None` if [`Running`] collects the output.
+    /// File with the program's output. `None`: [`Running`] collects the output.
     log: Option<PathBuf>,
     running: Running,
 }
 
 impl Programs {
-    /// Adds a program whose output is collected.
+    /// Adds a program whose [`Running`] collects the output.
     pub(crate) fn add(&self, name: &str, running: Running) {
         self.push(name, None, running);
     }
 
-    /// Starts a program in a place. Its output goes to a file.
+    /// Starts a program in a place, and adds it. The program's output goes to a file.
     pub(crate) fn start(
         &self,
         place: &Place,
@@ -50,7 +50,7 @@ impl Programs {
         all.push(program);
     }
 
-    /// Fails if a program has ended. The error contains the last lines of its output.
+    /// Fails if a program has ended, and quotes the last lines of its output.
     fn check(&self) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for program in all.iter_mut() {
@@ -69,8 +69,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. An error of the condition counts as false, and the timeout
-    /// error contains it. Fails at once if a program has ended.
+    /// Waits until a condition holds. An error of the condition counts as false, and the timeout's
+    /// error quotes it. Fails at once if a program has ended.
     pub(crate) fn until(
         &self,
         what: &str,
@@ -95,7 +95,7 @@ impl Programs {
     }
 }
 
-/// Starts a program in a place. Its output goes to a file.
+/// Starts a program in a place. The program's output goes to a file.
 pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
     let mut whole = vec![
         "sh".to_owned(),
@@ -121,7 +121,8 @@ mod tests {
         command.arg("60");
         programs.add("etcd", Running::start(command).unwrap());
         let mut command = Command::new("sh");
-        // One stream, because the order of lines between two streams is not kept.
+        // The program writes only one stream, because the order of lines in two streams is not
+        // kept.
         command.args(["-c", "seq 100; echo no certificate; exit 3"]);
         programs.add("kube-apiserver", Running::start(command).unwrap());
         let started = Instant::now();

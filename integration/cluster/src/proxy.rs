@@ -1,4 +1,4 @@
-//! kubeadm's DaemonSet of kube-proxy with a replaced image, and a Service to test it.
+//! kubeadm's DaemonSet of kube-proxy with our image, and a Service to test it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,20 @@ use serde_json::Value;
 use crate::load::ask_once;
 use crate::run::Kubectl;
 
-/// The patch from the manifests, as users apply it.
+/// Path of the patch in the manifests that users apply.
 const PATCH: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../manifests/kubeadm-patch/kubeproxydaemonset.yaml"
 );
 const ROLLED_WITHIN: Duration = Duration::from_mins(8);
 const SERVED_WITHIN: Duration = Duration::from_mins(3);
-/// Addresses of `web` for external clients: the first node's, in both families.
+/// Addresses of `web` for clients outside the cluster: a node port of the first node, in both
+/// families.
 pub(crate) const NODE_PORT: [&str; 2] = ["172.35.0.100:30080", "[fd35::100]:30080"];
-/// Addresses of `web` for clients in the cluster.
+/// Addresses of `web` for clients in the cluster, in both families.
 pub(crate) const CLUSTER_IP: [&str; 2] = ["10.96.0.80:80", "[fd96::80]:80"];
 
-/// Three pods behind a dual-stack Service.
+/// Manifest of three pods and the dual-stack Service `web`.
 const WEB: &str = "
 apiVersion: apps/v1
 kind: Deployment
@@ -49,7 +50,7 @@ spec:
   ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
 ";
 
-/// An imported archive and the name of its image.
+/// An image archive, and the name of the image in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub(crate) archive: PathBuf,
@@ -57,7 +58,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the image name from an OCI archive or a `docker save` archive.
+    /// Reads the name of the image from an OCI archive or a `docker save` archive.
     pub(crate) fn read(archive: &Path) -> Result<Self> {
         let part = |file: &str| -> Option<Value> {
             let output = Command::new("tar")
@@ -102,21 +103,21 @@ impl Proxy<'_> {
             .run(&[&["-n", "kube-system"], arguments].concat())
     }
 
-    /// Puts our image into the DaemonSet by the steps in the manifests' README. Uses the image name
-    /// of the archive.
+    /// Puts our image into the DaemonSet, by the steps in the manifests' README and with the name
+    /// from the archive.
     pub(crate) fn patch(&self, image: &Image) -> Result<()> {
         self.of_system(&["patch", "daemonset", "kube-proxy", "--patch-file", PATCH])?;
         self.swap(image)
     }
 
-    /// Replaces only the image.
+    /// Replaces only the image of the DaemonSet's container.
     pub(crate) fn swap(&self, image: &Image) -> Result<()> {
         let container = format!("kube-proxy={}", image.name);
         self.of_system(&["set", "image", "daemonset/kube-proxy", &container])?;
         Ok(())
     }
 
-    /// Replaces the mode: writes the ConfigMap and restarts the pods.
+    /// Replaces the proxy mode: writes the ConfigMap and restarts the pods.
     pub(crate) fn set_mode(&self, mode: &str) -> Result<()> {
         let map = self
             .kubectl
@@ -138,7 +139,7 @@ impl Proxy<'_> {
         Ok(())
     }
 
-    /// Waits until each node has a ready pod of the newest generation.
+    /// Waits until each node has a ready pod of the DaemonSet's newest generation.
     pub(crate) fn await_rollout(&self) -> Result<Duration> {
         let programs = &self.kubectl.programs;
         let rolled = programs.until("kube-proxy is rolled out", ROLLED_WITHIN, || {
@@ -166,7 +167,7 @@ impl Proxy<'_> {
         })
     }
 
-    /// Returns the logs of the pods.
+    /// Returns the logs of the DaemonSet's pods.
     pub(crate) fn said(&self) -> String {
         let said = self.of_system(&["logs", "-l", "k8s-app=kube-proxy", "--tail=200", "--prefix"]);
         said.unwrap_or_else(|error| format!("{error:#}"))

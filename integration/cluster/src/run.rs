@@ -1,4 +1,4 @@
-//! Runs `kubectl` to its end, and includes its output in errors.
+//! Runs `kubectl` until it exits, and includes its output in errors.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::programs::Programs;
 pub(crate) struct Kubectl {
     place: Place,
     program: String,
-    /// Programs that must run during each wait.
+    /// Programs that must keep running during each wait.
     pub(crate) programs: Programs,
 }
 
-/// Credentials of kubeadm that need no role binding.
+/// Path of kubeadm's credentials that need no role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
 
 impl Kubectl {
@@ -30,7 +30,7 @@ impl Kubectl {
         }
     }
 
-    /// Returns the output of a command that must succeed.
+    /// Runs `kubectl`, which must succeed. Returns its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
         let own = [self.program.as_str(), "--kubeconfig", ADMIN];
         let argv = own.iter().chain(arguments);
@@ -39,7 +39,7 @@ impl Kubectl {
             .with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// Creates the objects of a YAML text. Skips validation, because the text is our own.
+    /// Creates the objects of a YAML text. Skips the validation, because the text is our own.
     pub(crate) fn create(&self, folder: &Path, name: &str, yaml: &str) -> Result<()> {
         let file = folder.join(name);
         std::fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;

@@ -1,4 +1,4 @@
-//! Prints the demo's report, and records whether all claims held.
+//! Prints the demo's report, and records whether all expected results were observed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use lab::{Answer, Place, Running};
 use scenarios::{VirtualServer, VirtualServers, virtual_servers};
 use serde_json::Value;
 
-/// Limit for the daemon to program a node.
+/// Timeout for the daemon to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
-/// The report: the number of claims that held, and the failed claims.
+/// The report: the number of claims that held, and the claims that failed.
 pub(crate) struct Account {
     seen: usize,
     failures: Vec<String>,
@@ -67,7 +67,7 @@ impl Account {
         Ok(())
     }
 
-    /// Prints a tool's output, indented.
+    /// Prints a command and its output, indented.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn show(&self, command: &str, output: &str) {
         println!("\n   $ {command}");
@@ -93,7 +93,7 @@ impl Account {
         self.failures.push(what.to_owned());
     }
 
-    /// Prints the last line, and returns the exit status.
+    /// Prints the last line of the report, and returns the exit status.
     pub(crate) fn close(self) -> ExitCode {
         println!();
         if self.failures.is_empty() {
@@ -167,7 +167,7 @@ fn list(value: &Value, at: &str, cell: impl Fn(&Value) -> String) -> String {
     }
 }
 
-/// Starts kube-proxy on a node with a manifest folder.
+/// Starts kube-proxy on a node. Its source is a manifest folder.
 pub(crate) fn start(
     kube_proxy: &Path,
     node: &Place,
@@ -188,13 +188,13 @@ pub(crate) fn start(
     node.spawn(argv)
 }
 
-/// Returns a virtual server by its address and TCP port.
+/// Returns the virtual server with this address and TCP port, if any.
 pub(crate) fn tcp<'a>(servers: &'a VirtualServers, at: &str) -> Option<&'a VirtualServer> {
     servers.get(&format!("TCP {at}"))
 }
 
-/// Waits until `is_so` accepts the node's virtual servers. The timeout error contains the daemon's
-/// output.
+/// Waits until `is_so` accepts the node's virtual servers. On a timeout, the error contains the
+/// daemon's output.
 pub(crate) fn wait_for(
     node: &Place,
     daemon: &mut Running,
@@ -215,7 +215,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Counts the replies by server.
+/// Counts the replies of each server.
 pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeMap<&'a str, usize> {
     let mut counts = BTreeMap::new();
     for answer in answers {
@@ -224,7 +224,7 @@ pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeM
     counts
 }
 
-/// Formats counts: `a ×2, b ×1`.
+/// Formats the number of replies of each server: `a ×2, b ×1`.
 pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
     counts
         .iter()
@@ -243,7 +243,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first lines, and the number of omitted lines.
+/// Returns the first `most` lines, and a line with the number of omitted lines.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     let count = text.lines().count();
     let shown = text.lines().take(most);

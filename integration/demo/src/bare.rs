@@ -1,4 +1,4 @@
-//! A VM without the programs of iptables and ipset, and otherwise unchanged.
+//! Removes the programs of iptables and ipset from a VM, and changes nothing else.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,8 +8,8 @@ use lab::Place;
 
 use crate::account::Account;
 
-/// Script that replaces the folder of these programs with a folder of all other programs. The VM
-/// ends with the demo.
+/// Script that hides these programs: a folder with all other programs replaces their folder. The
+/// VM, and with it this change, ends with the demo.
 const HIDE: &str = "real=$(mktemp -d) bare=$(mktemp -d)
 mount --bind /usr/sbin $real
 for program in $real/*; do
@@ -20,7 +20,7 @@ for program in $real/*; do
 done
 mount --bind $bare /usr/sbin";
 
-/// Programs whose absence the demo checks.
+/// Names of the programs that must be absent.
 const PROGRAMS: [&str; 8] = [
     "iptables-save",
     "iptables-restore",
@@ -45,7 +45,7 @@ pub(crate) fn hide_programs() -> Result<()> {
     Ok(())
 }
 
-/// Claims that none of the programs exists.
+/// Reports whether all programs are absent.
 pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     let script = format!("command -v {}", PROGRAMS.join(" "));
     let found = Command::new("sh").args(["-c", &script]).output();
@@ -65,7 +65,7 @@ pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     );
 }
 
-/// Claims that a node has no iptables rules, only the shim's tables.
+/// Reports whether a node has only the shim's nftables tables, and no iptables rules.
 pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place) -> Result<()> {
     let script = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names 2>/dev/null || true";
     let names = node.read(["sh", "-c", script])?;
@@ -87,7 +87,7 @@ pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place)
     Ok(())
 }
 
-/// Returns the members of one set of the nftables shim in the format of `ipset save`.
+/// Returns the members of a set of the nftables shim, in the format of `ipset save`.
 pub(crate) fn members(node: &Place, set: &str) -> Result<BTreeSet<String>> {
     let listed = node.read(["nft", "list", "set", "ip", "kube-proxy-ipvs", set])?;
     let elements = listed.split_once("elements = {");

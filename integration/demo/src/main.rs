@@ -1,5 +1,6 @@
 //! Runs the demo: three small clusters of network namespaces, our daemon with the example
-//! manifests, and real traffic. Reports the replies, and exits with 0 only if every claim holds.
+//! manifests, and real traffic. Reports the replies, and exits with 0 only if all expected results
+//! were observed.
 
 mod account;
 mod bare;
@@ -16,7 +17,7 @@ use account::Account;
 use anyhow::Context as _;
 use clap::Parser;
 
-/// Time limit. The whole demo with boot takes well under a minute, so a longer run hangs.
+/// Time limit. The whole demo, boot included, takes well under a minute, so a longer run hangs.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// Shows Services carried by kernel IPVS, programmed by kube-proxy from a folder of manifests.

@@ -11,7 +11,7 @@ use crate::account::{Account, copy, count, cut, start, tally, tcp, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
-/// Number of shown lines of a subcommand's output.
+/// Maximum number of lines that the demo shows of a subcommand's output.
 const LINES: usize = 16;
 const NODE_PORT: &str = "172.36.0.14:30900";
 
@@ -45,7 +45,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
     let client = world.pod(&node1, "client", "10.10.1.9")?;
     let outside = world.host("outside", "172.36.0.9/24")?;
 
-    // Copies the manifests to a folder that the demo can write to.
+    // Copies the manifests into a folder that the demo may change.
     let manifests = std::env::temp_dir().join("svc");
     copy(&arguments.examples.join("svc"), &manifests)?;
     let mut daemons = Vec::new();

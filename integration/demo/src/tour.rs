@@ -1,5 +1,5 @@
-//! `--tour`: prints docs/tour.md as Markdown. The page shows a Service of each type in the output
-//! of kube-proxy's subcommands. The output is real: a daemon serves on node1, and clients send
+//! `--tour`: prints docs/tour.md. The page shows a Service of each type in the output of
+//! kube-proxy's subcommands. The output is real: a daemon programs node1, and clients send
 //! requests.
 
 mod page;
@@ -16,24 +16,24 @@ use crate::Arguments;
 use crate::account::{copy, start, tcp, wait_for};
 use page::Page;
 
-/// Folders of the manifests, and of their next version for `plan`.
+/// Folders of the manifests, and of their next version (for `plan`).
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
-/// Template of the page. Lines that begin with `@` are actions between commands.
+/// Template of the page. A line that begins with `@` is an action between commands.
 const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
 const DRAINED: &str = "10.200.0.9:80";
-/// The pod that `DRAINED` loses while a connection to it is open.
+/// Address of the endpoint that the Service at `DRAINED` loses while a connection to it is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time until IPVS updates its counters, which it does every two seconds.
+/// Time after which IPVS has surely updated its counters. It updates them every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to damage the kernel's state so that `diff` sees the damage before
-/// the daemon repairs it.
+/// Maximum number of attempts to damage the kernel's state. An attempt fails if the daemon repairs
+/// the damage before `diff` sees it.
 const BREAKS: usize = 3;
 
-/// Prints the page. Fails if a command's exit status differs from the page.
+/// Prints the page. Fails if the exit status of a command differs from the template.
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
     let clients = traffic(&stage);
@@ -62,7 +62,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     page.close()
 }
 
-/// Two nodes, three server pods and one client pod, two external hosts, and the daemon on node1.
+/// Two nodes, three server pods, one client pod, two external hosts, and the daemon on node1.
 struct Stage {
     _world: World,
     node1: Node,
@@ -88,7 +88,7 @@ impl Stage {
         let outside = world.host("outside", "172.36.0.9/24")?;
         let stranger = world.host("stranger", "172.36.0.77/24")?;
         for host in [&outside, &stranger] {
-            // Acts like a load balancer or router.
+            // Routes Service addresses through node1, as a load balancer or router would.
             for address in ["172.36.0.103", "172.36.0.104"] {
                 world.route(host, address, &node1)?;
             }
@@ -143,7 +143,7 @@ impl Stage {
         Ok(kept)
     }
 
-    /// Removes a destination from the kernel, and shows the output of `diff`.
+    /// Removes a destination from the kernel, and shows how `diff` reports it.
     fn break_until_seen(&self, page: &mut Page<'_>) -> Result<()> {
         for _ in 0..BREAKS {
             let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];
@@ -156,7 +156,7 @@ impl Stage {
     }
 
     fn wait_for_repair(&mut self) -> Result<()> {
-        // The daemon checks once in each sync period of 30 s.
+        // The daemon checks the kernel once in each sync period of 30 s.
         for _ in 0..3 {
             let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
                 tcp(servers, CLUSTER).is_some_and(|server| server.reals.len() == 3)
@@ -169,7 +169,7 @@ impl Stage {
     }
 }
 
-/// Writes the manifests with one changed port.
+/// Writes the next version of the manifests, in which one port differs.
 fn write_next() -> Result<()> {
     copy(Path::new(MANIFESTS), Path::new(NEXT))?;
     let file = Path::new(NEXT).join("cluster.yaml");
@@ -179,7 +179,7 @@ fn write_next() -> Result<()> {
     Ok(fs::write(&file, changed)?)
 }
 
-/// Returns the daemon's flags for subcommands that predict its actions.
+/// Returns the daemon's flags, for subcommands that predict its actions.
 fn flags() -> Vec<String> {
     [
         "--manifests=/tmp/shop",
@@ -192,7 +192,7 @@ fn flags() -> Vec<String> {
     .to_vec()
 }
 
-/// Starts clients that send requests until dropped.
+/// Starts clients that send requests. Dropping the result stops them.
 fn traffic(stage: &Stage) -> Crew {
     let mut clients = Crew::default();
     for (from, to, pause) in [
@@ -205,7 +205,7 @@ fn traffic(stage: &Stage) -> Crew {
         clients.begin(move |over| {
             let Ok(to) = to.parse() else { return };
             while !over.is_over() {
-                // The page shows if the request succeeds.
+                // Ignores errors, because the page itself shows whether requests succeed.
                 let _ = from.ask_tcp(to, PATIENCE);
                 thread::sleep(Duration::from_millis(pause));
             }

@@ -1,4 +1,4 @@
-//! The page: Markdown with lines for commands and requests, which are replaced by their output.
+//! Prints the page: Markdown in which the output of commands and requests replaces their lines.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use lab::{Node, Output, Place};
 
 use crate::account::cut;
 
-/// Timeout for a reply.
+/// Timeout for a reply, in each request of the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Prints the page line by line.
@@ -17,14 +17,15 @@ pub(super) struct Page<'a> {
     pub(super) node: Node,
     pub(super) places: Vec<Place>,
     pub(super) flags: Vec<String>,
-    /// The output of the next command, if it ran already.
+    /// Output of the page's next command, if it has already run.
     pub(super) seen: Option<Output>,
     pub(super) unexpected: Vec<String>,
 }
 
 impl Page<'_> {
-    /// Prints a line. `$ STATUS MOST COMMAND` prints at most `MOST` lines of the command's output.
-    /// `? WHO TO WANTED` prints the result of a request. Other lines are printed unchanged.
+    /// Prints a line of the page. For `$ STATUS MOST COMMAND`, prints at most `MOST` lines of the
+    /// command's output. For `? WHO TO WANTED`, prints the result of a request. Prints other lines
+    /// unchanged.
     pub(super) fn line(&mut self, line: &str) -> Result<()> {
         if let Some(look) = line.strip_prefix("$ ") {
             let mut words = look.splitn(3, ' ');
@@ -49,13 +50,12 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Prints the flags that some commands share.
+    /// Prints the flags that several commands share.
     pub(super) fn flags(&self) {
         println!("```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
     }
 
-    /// Runs the next command of the page. If it ends with `status`, keeps its output and returns
-    /// true.
+    /// Runs the page's next command. If it exits with `status`, keeps its output and returns true.
     pub(super) fn has_seen(&mut self, command: &str, status: i32) -> Result<bool> {
         let output = self.run(command)?;
         let is_so = output.status.code() == Some(status);
@@ -63,7 +63,7 @@ impl Page<'_> {
         Ok(is_so)
     }
 
-    /// Fails if a command's exit status differed from the page.
+    /// Fails if the exit status of a command differed from the template.
     pub(super) fn close(self) -> Result<()> {
         let what = self.unexpected.join("\n");
         ensure!(what.is_empty(), "not as the page says:\n{what}");
@@ -90,7 +90,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Sends one request as packets, and returns the result.
+    /// Sends one request from a place, and returns the result.
     fn ask(&self, who: &str, to: &str) -> Result<String> {
         let mut places = self.places.iter();
         let from = places.find(|place| place.name() == who);
