@@ -1,5 +1,5 @@
 //! Measures the cost of a scrape in IPVS mode: duration and size of `/metrics` with
-//! `--metrics-per-service=none`, `ports` and `endpoints`. It also compares how long a status request
+//! `--metrics-per-service=none`, `ports` and `endpoints`. Also measures how long a status request
 //! and an endpoint change take, with and without concurrent scrapes.
 //!
 //! ```text
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell};
 
-/// Number of samples.
+/// Number of samples per figure.
 const TIMES: usize = 10;
-/// Pause after which the daemon reads its counters again.
+/// Pause after which the daemon reads the kernel's counters again.
 const FRESH: Duration = Duration::from_millis(1100);
 
 macro_rules! stories {
@@ -46,7 +46,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.write("many", &many(services))?;
     c.apply(&web("10.244.1.10"))?;
     c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
-    // Waits until the work after the start is over.
+    // Waits until the daemon has finished the work that follows its start.
     thread::sleep(Duration::from_secs(2));
     scrape(c)?;
     let mut scrapes = Vec::new();
@@ -62,7 +62,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     let meanwhile = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // The other measurements notice a daemon that does not respond.
+                // Ignores errors: the other measurements notice a daemon that does not respond.
                 drop(scrape(c));
             }
         });
@@ -82,7 +82,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.stop()
 }
 
-/// Scrapes once; returns the duration and the number of bytes.
+/// Scrapes once. Returns the duration and the number of bytes.
 fn scrape(c: &Cluster) -> Result<(Duration, usize)> {
     let began = Instant::now();
     let length = c.node1.enter(|| {
@@ -95,7 +95,7 @@ fn scrape(c: &Cluster) -> Result<(Duration, usize)> {
     Ok((began.elapsed(), length))
 }
 
-/// Measures status requests, which the daemon's main loop handles.
+/// Measures status requests, which the daemon's main loop handles. Returns their durations.
 fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..TIMES {
@@ -107,7 +107,8 @@ fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// Returns the time from a change's receipt until it is programmed, from the daemon's metrics.
+/// Returns the times from the receipt of a change until it is programmed, from the daemon's
+/// metrics.
 fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let mut before = programmed(c)?;
@@ -146,7 +147,7 @@ fn many(services: usize) -> String {
     let mut text = String::new();
     for number in 0..services {
         let (third, last) = (number / 250, number % 250 + 1);
-        // Writing to a String cannot fail.
+        // A write to a String cannot fail.
         let _ = write!(
             text,
             "---\n{{apiVersion: v1, kind: Service, metadata: {{namespace: team-{0}, name: web-{number}}}, \

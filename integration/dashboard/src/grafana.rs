@@ -1,10 +1,10 @@
-//! The dashboard file as Grafana reads it: panels at their positions, and queries with variables
-//! replaced.
+//! Reads the dashboard file as Grafana does: panels at their positions, and queries with their
+//! variables replaced.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// The time range of a query, in seconds since the epoch, and the distance between points.
+/// Time range of a query, and the distance between its points.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     /// Start of the range, in seconds since the epoch.
@@ -35,7 +35,7 @@ pub struct Panel<'a>(&'a Value);
 pub struct Target<'a>(&'a Value);
 
 impl Dashboard {
-    /// Parses the file.
+    /// Parses a dashboard file.
     ///
     /// # Errors
     ///
@@ -44,12 +44,12 @@ impl Dashboard {
         Ok(Self(serde_json::from_str(text)?))
     }
 
-    /// Returns the title of the dashboard.
+    /// Returns the dashboard's title.
     pub fn title(&self) -> &str {
         text(&self.0, "/title")
     }
 
-    /// Lists rows and panels in order. The panels of a collapsed row follow the row.
+    /// Returns rows and panels in order. The panels of a collapsed row follow the row.
     pub fn panels(&self) -> Vec<Panel<'_>> {
         let all = array(&self.0, "/panels").iter();
         all.flat_map(|one| std::iter::once(one).chain(array(one, "/panels")))
@@ -57,7 +57,7 @@ impl Dashboard {
             .collect()
     }
 
-    /// Lists the variables that have a query: name, selector of the query, and label.
+    /// Returns the variables that have a query: name, selector of the query, and label.
     ///
     /// # Errors
     ///
@@ -84,42 +84,43 @@ impl<'a> Panel<'a> {
         text(self.0, "/title")
     }
 
-    /// Returns `row`, `stat`, `timeseries` or `table`.
+    /// Returns the panel's type: `row`, `stat`, `timeseries` or `table`.
     pub fn kind(&self) -> &'a str {
         text(self.0, "/type")
     }
 
-    /// Returns the description: one or two sentences.
+    /// Returns the panel's description: one or two sentences.
     pub fn description(&self) -> &'a str {
         text(self.0, "/description")
     }
 
-    /// Returns the unit by Grafana's name.
+    /// Returns Grafana's name of the panel's unit.
     pub fn unit(&self) -> &'a str {
         text(self.0, "/fieldConfig/defaults/unit")
     }
 
-    /// Returns the runbook's address, which contains a variable. Empty without a runbook.
+    /// Returns the URL of the panel's runbook, which contains a variable. Empty without a runbook.
     pub fn runbook(&self) -> &'a str {
         text(self.0, "/links/0/url")
     }
 
-    /// Reports whether points are drawn as bars instead of a line.
+    /// Returns true if the panel draws points as bars. Other panels draw a line.
     pub fn has_bars(&self) -> bool {
         text(self.0, "/fieldConfig/defaults/custom/drawStyle") == "bars"
     }
 
-    /// Reports whether the legend is a table next to the chart.
+    /// Returns true if the legend is a table next to the chart.
     pub fn has_legend_beside(&self) -> bool {
         text(self.0, "/options/legend/placement") == "right"
     }
 
-    /// Reports whether series are stacked.
+    /// Returns true if the panel stacks its series.
     pub fn is_stacked(&self) -> bool {
         text(self.0, "/fieldConfig/defaults/custom/stacking/mode") == "normal"
     }
 
-    /// Returns column, line, width and height in units of Grafana's grid. The grid has 24 columns.
+    /// Returns the panel's column, line, width and height in units of Grafana's grid. The grid has
+    /// 24 columns.
     pub fn grid_position(&self) -> [u64; 4] {
         ["x", "y", "w", "h"].map(|side| {
             let side = self.0.pointer(&format!("/gridPos/{side}"));
@@ -127,12 +128,12 @@ impl<'a> Panel<'a> {
         })
     }
 
-    /// Lists the panel's queries.
+    /// Returns the panel's queries.
     pub fn targets(&self) -> Vec<Target<'a>> {
         array(self.0, "/targets").iter().map(Target).collect()
     }
 
-    /// Returns the colour of a value by the thresholds.
+    /// Returns the colour of a value by the panel's thresholds.
     pub fn colour(&self, value: f64) -> &'a str {
         let mut steps = array(self.0, "/fieldConfig/defaults/thresholds/steps").iter();
         let reached = steps.rfind(|step| {
@@ -163,18 +164,18 @@ impl<'a> Target<'a> {
         text(self.0, "/expr")
     }
 
-    /// Reports whether the query is evaluated at a single time.
+    /// Returns true if the query is evaluated at a single time.
     pub fn is_instant(&self) -> bool {
         self.0.get("instant") == Some(&Value::Bool(true))
     }
 
-    /// Returns the name of a series, with `{{labels}}` in it.
+    /// Returns the pattern for names of series, which may contain `{{labels}}`.
     pub fn legend(&self) -> &'a str {
         text(self.0, "/legendFormat")
     }
 
-    /// Returns the query with Grafana's variables replaced. `instance` is a pattern, as Grafana makes
-    /// it from the chosen nodes.
+    /// Returns the query with Grafana's variables replaced. `instance` is a pattern, as Grafana
+    /// derives it from the chosen nodes.
     ///
     /// # Errors
     ///

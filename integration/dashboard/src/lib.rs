@@ -1,13 +1,13 @@
-//! The Grafana dashboard and the alert rules of `manifests/monitoring`, tested on a daemon in the lab
-//! that Debian's Prometheus scrapes.
+//! Tests the Grafana dashboard and the alert rules of `manifests/monitoring`. Debian's Prometheus
+//! scrapes a daemon in the lab.
 //!
 //! ```text
 //!   daemon ──/metrics──▶ Prometheus ──HTTP──▶ the dashboard's queries ──▶ assertions, picture
 //!                            └── rules.yaml ──▶ alerts that are pending or firing
 //! ```
 //!
-//! Debian has no Grafana. So this crate does the work between the file and Prometheus: [`Dashboard`]
-//! replaces variables, and [`picture`] draws panels at their positions. Grafana itself is not tested.
+//! Debian has no Grafana. Instead, [`Dashboard`] replaces the variables of queries, and [`picture`]
+//! draws the panels at their positions. Grafana itself is not tested.
 
 pub mod picture;
 

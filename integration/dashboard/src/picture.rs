@@ -1,4 +1,4 @@
-//! Draws the dashboard as one HTML page with SVG charts, without Grafana. Each panel stands at its
+//! Draws the dashboard as one HTML page with SVG charts, without Grafana. Each panel is at its
 //! position in the grid, with the results from Prometheus.
 
 use std::collections::{HashMap, HashSet};
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use crate::grafana::{Dashboard, Panel, Range, Target};
 use crate::prometheus::Series;
 
-/// The width of the page, in pixels.
+/// Width of the page, in pixels.
 pub const WIDTH: u32 = 1440;
 /// Width of a grid column, in pixels.
 const COLUMN: u64 = 59;
@@ -18,7 +18,7 @@ const GAP: u64 = 8;
 /// Width of a legend next to a chart, in pixels.
 const LEGEND: u64 = 250;
 
-/// Colours that people with colour blindness can distinguish.
+/// Colours of series, which people with colour blindness can distinguish.
 const COLOURS: [&str; 10] = [
     "#3274d9", "#e0751c", "#37872d", "#c4162a", "#8f3bb8", "#0d98ba", "#b9770e", "#7b8a8b",
     "#d63384", "#1b1f24",
@@ -35,7 +35,7 @@ const STYLE: &str = "body{margin:12px;background:#f4f5f5;font:13px 'DejaVu Sans'
  i{display:inline-block;width:12px;height:3px;margin-right:4px;vertical-align:middle}table{border-collapse:collapse;margin:8px;width:calc(100% - 16px)}\
  td,th{text-align:left;padding:5px 8px;border-bottom:1px solid #e4e7eb}text{font-size:10px;fill:#666}";
 
-/// A panel with the series of each of its queries.
+/// A panel, and each of its queries with the resulting series.
 pub type PanelResult<'a> = (Panel<'a>, Vec<(Target<'a>, Vec<Series>)>);
 
 /// Returns the dashboard as an HTML page.
@@ -57,7 +57,7 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[PanelResult<'_>]) ->
         let [x, y, w, h] = panel.grid_position();
         let (left, top) = (x * COLUMN, y * LINE);
         let title = escaped(panel.title());
-        // Writing to a String cannot fail.
+        // A write to a String cannot fail.
         if panel.kind() == "row" {
             let _ = write!(page, "<h2 class=row style=\"top:{top}px\">{title}</h2>");
             continue;
@@ -125,13 +125,13 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     table + "</table>"
 }
 
-/// Colours by series name. A name has the same colour on the whole page.
+/// Colours of series by their names. A name has the same colour on the whole page.
 #[derive(Debug, Default)]
 struct Colours(HashMap<String, &'static str>);
 
 impl Colours {
-    /// Assigns each new name a colour that is unused in its chart, as long as there are unused
-    /// colours.
+    /// Assigns a colour to each new name of a chart. Prefers colours that the chart does not use
+    /// yet.
     fn of_chart(&mut self, names: &[String]) -> Vec<&'static str> {
         let known = names.iter().filter_map(|name| self.0.get(name).copied());
         let mut used: HashSet<&str> = known.collect();
@@ -148,8 +148,8 @@ impl Colours {
     }
 }
 
-/// Draws lines or bars, and a legend with names and last values. Stacked lines have a filled area
-/// below.
+/// Draws lines or bars, and a legend with names and last values. The area below stacked lines is
+/// filled.
 #[allow(clippy::cast_precision_loss, reason = "pixels")]
 fn chart(
     panel: Panel<'_>,
@@ -206,7 +206,7 @@ fn chart(
     format!("<div class={class}>{svg}</svg><ul>{legend}</ul></div>")
 }
 
-/// The points of a series: seconds since the epoch, and value.
+/// Points of a series: seconds since the epoch, and value.
 type Line = Vec<(f64, f64)>;
 
 /// The area of a chart, in pixels, and the ranges of its axes.
@@ -241,7 +241,7 @@ impl Frame<'_> {
         for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
             let (at, value) = (self.y(self.top * part), self.top * part);
             let value = escaped(&amount(value, unit));
-            // Writing to a String cannot fail.
+            // A write to a String cannot fail.
             let _ = write!(
                 svg,
                 "<path d=\"M{left} {at:.1}h{width:.1}\" stroke=\"#e4e7eb\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
@@ -273,7 +273,7 @@ impl Frame<'_> {
         line.iter().map(bar).collect()
     }
 
-    /// Draws a line with gaps at missing points. A single point becomes a dot.
+    /// Draws a line, with a gap where points are missing. A single point becomes a dot.
     fn line(&self, line: &Line, colour: &str, is_stacked: bool) -> String {
         let mut path = String::new();
         let mut before = f64::NEG_INFINITY;
@@ -302,7 +302,7 @@ impl Frame<'_> {
     }
 }
 
-/// Stacks lines: adds to each line the values of the previous line.
+/// Stacks lines: adds the values of the previous line to each line.
 fn pile_up(lines: &mut [Line]) {
     let mut below = Line::new();
     for line in lines {
@@ -314,7 +314,7 @@ fn pile_up(lines: &mut [Line]) {
     }
 }
 
-/// Rounds up to 1, 2 or 5 times a power of ten.
+/// Rounds a value up to 1, 2 or 5 times a power of ten.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -327,7 +327,7 @@ fn ceiling(value: f64) -> f64 {
         .unwrap_or(value)
 }
 
-/// Formats a value in Grafana's unit.
+/// Formats a value with a Grafana unit.
 fn amount(value: f64, unit: &str) -> String {
     let scaled = |base: f64, names: [&str; 4]| {
         let mut left = value;
@@ -364,7 +364,7 @@ fn amount(value: f64, unit: &str) -> String {
     }
 }
 
-/// Formats a value with three digits at most.
+/// Formats a value with at most three digits.
 fn short(value: f64) -> String {
     let places = match value.abs() {
         value if value >= 100.0 => 0,

@@ -1,4 +1,4 @@
-//! A Prometheus server on a node, and the responses of its API.
+//! Starts a Prometheus server on a node, and parses the responses of its API.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,14 +15,14 @@ use serde_json::Value;
 use crate::grafana::Range;
 
 const ADDRESS: &str = "127.0.0.1:9090";
-/// Deadline of a request.
+/// Timeout of a request.
 const RESPONSE: Duration = Duration::from_secs(10);
-/// Deadline of the start.
+/// Timeout of the server's start.
 const START: Duration = Duration::from_secs(20);
-/// Text of a sample without a value.
+/// Text that Prometheus sends for a sample without a value.
 const NONE: &str = "NaN";
 
-/// A time series of a response.
+/// A time series from a response.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     /// Labels of the series, by name.
@@ -32,7 +32,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Returns the legend with each `{{label}}` replaced.
+    /// Returns the legend of this series: the pattern with each `{{label}}` replaced.
     pub fn name_by(&self, legend: &str) -> String {
         self.labels
             .iter()
@@ -41,13 +41,13 @@ impl Series {
             })
     }
 
-    /// Returns the value of the last point.
+    /// Returns the value of the last point, or `None` without points.
     pub fn last(&self) -> Option<f64> {
         self.points.last().map(|(_, value)| *value)
     }
 }
 
-/// A running Prometheus server. It ends on drop.
+/// A running Prometheus server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Prometheus {
     place: Place,
@@ -55,13 +55,16 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a server in `place` with its files in `folder`. Each second it scrapes `target` as the
-    /// job `kube-proxy` and evaluates the rules. The environment variable `PROMETHEUS` names the
-    /// program (`integration/promtool prometheus` prints its path).
+    /// Starts a server in `place` with its files in `folder`. Each second, it scrapes `target` as
+    /// the job `kube-proxy`, and evaluates the rules. The environment variable `PROMETHEUS` names
+    /// the program (`integration/promtool prometheus` prints its path).
+    ///
     ///
     /// # Errors
     ///
-    /// Fails if there is no program, or with Prometheus' message if it does not start.
+    ///
+    /// Fails if the program is missing. If the server does not start, fails with Prometheus'
+    /// message.
     pub fn start(place: &Place, folder: &Path, target: &str, rules: &str) -> Result<Self> {
         let program = std::env::var_os("PROMETHEUS").context(
             "PROMETHEUS names no program: PROMETHEUS=$(integration/promtool prometheus)",
@@ -122,7 +125,7 @@ impl Prometheus {
         self.series(&format!("/api/v1/query?query={query}&time={at}"))
     }
 
-    /// Lists the values of a label in the series of a selector.
+    /// Returns the values of a label in the series that a selector matches.
     ///
     /// # Errors
     ///
@@ -188,7 +191,8 @@ impl Prometheus {
         Ok(answer.get_mut("data").map(Value::take).unwrap_or_default())
     }
 
-    /// Returns the body of a response, also of an error. HTTP/1.0 avoids chunked bodies.
+    /// Returns the body of a response, even if its status is an error. HTTP/1.0 avoids chunked
+    /// bodies.
     fn get(&self, path: &str) -> Result<String> {
         let answer = self.place.enter(|| {
             let address = SocketAddr::from(([127, 0, 0, 1], 9090));

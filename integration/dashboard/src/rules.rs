@@ -1,7 +1,7 @@
-//! Alert rules with shorter durations.
+//! Shortens the durations in alert rules.
 
-/// Returns the rules with minutes replaced by seconds and hours by minutes, in ranges and in `for`.
-/// A test then waits seconds instead of minutes.
+/// Returns the rules with seconds instead of minutes, and minutes instead of hours, in ranges and
+/// in `for`. A test then waits seconds instead of minutes.
 pub fn shorten_durations(rules: &str) -> String {
     let mut quick = String::with_capacity(rules.len());
     let mut digits = 0;

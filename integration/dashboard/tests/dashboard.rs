@@ -1,7 +1,7 @@
-//! The dashboard and the alert rules, tested by a real Prometheus that scrapes a daemon in the lab.
-//! Every panel has data, and each fault raises its own alert and no other.
+//! Tests the dashboard and the alert rules with a real Prometheus that scrapes a daemon in the lab.
+//! Every panel must have data, and each fault must raise its own alert and no other.
 //!
-//! `BROWSER_SHOTS=FOLDER` draws the dashboard there, as `dashboard.html` and `dashboard.png`.
+//! With `BROWSER_SHOTS=FOLDER`, draws the dashboard there, as `dashboard.html` and `dashboard.png`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,19 +20,19 @@ use scenarios::{
 const FILE: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
 
-/// The scrape job that the rules name.
+/// Name of the scrape job, as in the rules.
 const JOB: &str = "kube-proxy";
-/// Grafana's pattern for all nodes.
+/// Pattern by which Grafana selects all nodes.
 const ALL: &str = ".*";
 
-/// Parts of queries without data on a healthy node. Another query of the same panel has data.
+/// Parts of queries that have no data on a healthy node. Another query of the same panel has data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
-    // The series by subsystem. Their sum has data.
+    // The panel's series by subsystem are empty. Their sum has data.
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];
 
-/// Alerts that the test's faults raise.
+/// Alerts that the faults of this test raise.
 const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"];
 
 fn main() {
@@ -70,7 +70,7 @@ fn read_by_prometheus(c: &mut Cluster) -> Outcome {
     panels.are_green()?;
     expect(&prometheus, &[])?;
 
-    // Drift, a refused write, and an unreachable API server.
+    // Causes drift, a rejected write, and an unreachable API server.
     c.sh("ipvsadm -D -t 10.96.0.10:80")?;
     let refusing = faults.fail("iptables restore")?;
     api.apply(&with_source_ranges())?;
@@ -128,7 +128,7 @@ fn local() -> Service {
         .spec("externalTrafficPolicy: Local")
 }
 
-/// Returns a Service that needs new iptables rules.
+/// Returns a Service with source ranges, which need new iptables rules.
 fn with_source_ranges() -> Service {
     Service::new("ranged", "10.96.0.30")
         .port(tcp(80, 8080))
@@ -137,7 +137,7 @@ fn with_source_ranges() -> Service {
         .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
 }
 
-/// Creates traffic, probes, a draining endpoint, and an endpoint that is added and removed.
+/// Creates traffic, probes and a draining endpoint, and adds and removes an endpoint.
 fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     let mut kept = Vec::new();
     for round in 0..10 {
@@ -157,7 +157,7 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
                     kept.push(open);
                 }
             }
-            // The removed endpoint drains. Later, an endpoint with a trigger time is added.
+            // Lets the removed endpoint drain. Later, adds an endpoint with a trigger time.
             4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
             6 => add_and_remove_endpoint(c, api)?,
             _ => {}
@@ -170,7 +170,8 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     Ok(())
 }
 
-/// Adds an EndpointSlice with a trigger time, waits until it is programmed, and deletes it.
+/// Adds an EndpointSlice with a trigger time, waits until the daemon has programmed it, and deletes
+/// it.
 fn add_and_remove_endpoint(c: &Cluster, api: &ApiServer) -> Result<()> {
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
     api.apply(&format!(
@@ -190,7 +191,7 @@ fn add_and_remove_endpoint(c: &Cluster, api: &ApiServer) -> Result<()> {
 
 // ---- assertions ----
 
-/// Checks that each variable of the dashboard has values.
+/// Checks that each variable of the dashboard has at least one value.
 fn variables_have_values(prometheus: &Prometheus, dashboard: &Dashboard) -> Result<()> {
     let mut found = BTreeMap::new();
     for (name, selector, label) in dashboard.query_variables(JOB)? {
@@ -204,7 +205,7 @@ fn variables_have_values(prometheus: &Prometheus, dashboard: &Dashboard) -> Resu
     Ok(())
 }
 
-/// Checks that all rules are loaded, and that exactly these alerts are active.
+/// Checks that Prometheus has loaded all rules, and that exactly these alerts are active.
 fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     let alerts = prometheus.alerts()?;
     ensure!(
@@ -225,7 +226,7 @@ fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The panels of the dashboard with the results of their queries.
+/// The panels of the dashboard, with the results of their queries.
 struct Panels<'a> {
     dashboard: &'a Dashboard,
     range: Range,
@@ -240,8 +241,8 @@ impl<'a> Panels<'a> {
         for panel in dashboard.panels() {
             let mut found = Vec::new();
             for target in panel.targets() {
-                // There is one node, so the choice of this node gives as many series as the choice
-                // of all nodes.
+                // There is one node, so selecting this node gives as many series as selecting all
+                // nodes.
                 let [all, one] = [ALL, "127\\\\.0\\\\.0\\\\.1:10249"].map(|instance| {
                     let query = target.expand(JOB, instance, &range)?;
                     let answer = if target.is_instant() {
@@ -264,8 +265,8 @@ impl<'a> Panels<'a> {
         })
     }
 
-    /// Checks each query except those with one of the parts in `but`. A query must have data,
-    /// series must have the labels of the legend, and the panel must have the unit of its metric.
+    /// Checks every query that contains no part of `but`. A query must have data, its series must
+    /// have the labels of the legend, and the panel must have the unit of its metric.
     fn have_data(&self, but: &[&str]) -> Result<()> {
         for (panel, found) in &self.results {
             for (target, series) in found {
@@ -308,7 +309,7 @@ impl<'a> Panels<'a> {
         Ok(())
     }
 
-    /// Lists the stat panels by title, each with the colour of its threshold.
+    /// Returns the title of each stat panel, with the colour of its threshold.
     fn colours(&self) -> Vec<(&'a str, &'a str)> {
         let stats = self
             .results
@@ -338,7 +339,7 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Returns the unit of a query by Grafana's name. The last word of a metric's name is its unit.
+/// Returns Grafana's name of a query's unit. The last word of a metric's name is its unit.
 fn unit_of(query: &str) -> &'static str {
     let is_rate = query.contains("rate(") && !query.contains("histogram_quantile(");
     let counts_nodes = query.starts_with("count");
@@ -365,7 +366,7 @@ fn unit_of(query: &str) -> &'static str {
 
 // ---- picture ----
 
-/// Draws the dashboard if the environment names a folder for the picture.
+/// Draws the dashboard if the environment variable `BROWSER_SHOTS` names a folder.
 fn draw(c: &Cluster, panels: &Panels<'_>) -> Result<()> {
     let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
         return Ok(());
