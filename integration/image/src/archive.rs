@@ -1,5 +1,5 @@
-//! Reads an OCI archive like a container engine: index, manifest, config, layers. Checks each blob
-//! against its digest.
+//! Reads an OCI archive as a container engine does: index, manifest, config, layers. Checks each
+//! blob against its digest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,21 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Flavour of the image. `image/build` builds each by its name.
+/// Flavour of the image. `image/build` builds a flavour by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// Debian packages and the daemon. The environment variable `IMAGE` may name another archive.
+    /// Debian packages and the daemon. The environment variable `IMAGE` may name another archive to
+    /// test.
     Debian,
     /// The daemon alone, without other files.
     Nftables,
 }
 
-/// Returns the archive that was built for these tests.
+/// Returns the path of the archive that was built for these tests.
+///
 ///
 /// # Errors
-/// Fails if the archive was not built.
+/// Fails if there is no such archive.
 pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     if let (Flavour::Debian, Some(path)) = (flavour, std::env::var_os("IMAGE")) {
         return Ok(path.into());
@@ -47,7 +49,7 @@ pub fn archive(flavour: Flavour) -> Result<PathBuf> {
 /// An unpacked image.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// Image names, from the index.
+    /// Names of the image, from the index.
     pub names: Vec<String>,
     /// The image's config (OCI image specification, `config.md`).
     pub config: Value,
@@ -56,7 +58,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Unpacks an archive below `folder`. Needs root, so that files get the owners of the layers.
+    /// Unpacks an archive into subfolders of `folder`. Needs root, so that files get the owners
+    /// that the layers name.
     pub fn unpack(archive: &Path, folder: &Path) -> Result<Self> {
         let (layout, root) = (folder.join("layout"), folder.join("root"));
         for folder in [&layout, &root] {
@@ -103,7 +106,7 @@ impl Image {
         })
     }
 
-    /// Returns the strings of a list in the config.
+    /// Returns a list of strings from the config.
     pub(crate) fn strings(&self, pointer: &str) -> Vec<String> {
         list(&self.config, pointer)
             .iter()
@@ -120,7 +123,7 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-/// Returns the blob file of a descriptor, after checking its size and digest.
+/// Returns the file of a descriptor's blob. Checks its size and digest first.
 fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
     let digest = descriptor.pointer("/digest").and_then(Value::as_str);
     let digest = digest.with_context(|| format!("no digest: {descriptor}"))?;

@@ -1,4 +1,4 @@
-//! A container: a process with a separate root file system and the rights of its pod.
+//! A container: a process with its own root file system and the rights of its pod.
 //!
 //! `unshare` creates the namespaces and starts this test binary again. The binary prepares the
 //! mounts and rights, and then executes the container's program.
@@ -44,8 +44,8 @@ const READ_ONLY: [&str; 5] = [
 ];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// First argument that turns the test binary into a container. The second argument is the file with
-/// the [`Spec`].
+/// First argument that makes the test binary a container. The second argument is the file with the
+/// [`Spec`].
 const VERB: &str = "become-container";
 
 /// A bind mount of a host folder or file.
@@ -56,25 +56,25 @@ pub(crate) struct Mount {
     pub(crate) read_only: bool,
 }
 
-/// Specification of a container, as a runtime receives it.
+/// Specification of a container, as a container runtime receives it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
-    /// Root file system.
+    /// Folder with the container's root file system.
     pub root: PathBuf,
-    /// Program and arguments.
+    /// Command line of the container: program and arguments.
     pub argv: Vec<String>,
-    /// The complete environment.
+    /// Complete environment of the container.
     pub env: Vec<(String, String)>,
     pub(crate) cwd: PathBuf,
     pub(crate) mounts: Vec<Mount>,
-    /// True to use the host's devices and `/sys`, without masked paths.
+    /// True if the container gets the host's devices and `/sys`, without masked paths.
     pub privileged: bool,
     pub(crate) read_only_root: bool,
-    /// Bounding set of capabilities, as in a manifest (`NET_ADMIN`). `None` grants all.
+    /// Bounding set of capabilities by their names in a manifest (`NET_ADMIN`). `None` grants all.
     pub capabilities: Option<Vec<String>>,
-    /// True if an executed program may gain rights that its caller lacks.
+    /// True if a program that the container executes may gain rights that its caller lacks.
     pub escalation: bool,
-    /// User and group.
+    /// Numeric user id, and group id, of the container.
     pub user: u32,
 }
 
@@ -85,7 +85,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// Starts a container in the network namespace of `place`. Writes its specification into
+    /// Starts a container in the network namespace of `place`. Writes the specification into
     /// `folder`.
     pub fn start(place: &Place, folder: &Path, spec: &Spec) -> Result<Self> {
         let file = folder.join("container.json");
@@ -105,23 +105,23 @@ impl Container {
         Ok(Self { running })
     }
 
-    /// Waits until the container has ended.
+    /// Waits until the container has ended. Returns its output.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         Ok(self.running.wait(timeout)?)
     }
 
-    /// Sends SIGTERM like the kubelet, and waits.
+    /// Sends SIGTERM as the kubelet does, and waits until the container has ended.
     pub fn stop(&mut self, timeout: Duration) -> Result<Output> {
         kill_process(self.process()?, Signal::TERM)?;
         Ok(self.running.wait(timeout)?)
     }
 
-    /// Returns all output lines.
+    /// Returns all output lines of the container so far.
     pub fn said(&self) -> String {
         self.running.said()
     }
 
-    /// Returns the credentials of the first process, from `/proc/PID/status`.
+    /// Returns the credentials of the container's first process, from `/proc/PID/status`.
     pub fn credentials(&self) -> Result<Credentials> {
         let pid = self.process()?.as_raw_nonzero();
         Ok(Credentials(fs::read_to_string(format!(
@@ -129,7 +129,7 @@ impl Container {
         ))?))
     }
 
-    /// Returns the child of `unshare`.
+    /// Returns the container's first process, which is the child of `unshare`.
     fn process(&self) -> Result<Pid> {
         let parent = self.running.id();
         for entry in fs::read_dir("/proc")?.flatten() {
@@ -150,7 +150,7 @@ impl Container {
     }
 }
 
-/// Credentials of a process.
+/// Credentials of a process, as text of `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
@@ -175,8 +175,8 @@ impl Credentials {
     }
 }
 
-/// Becomes the container's program if this process was started for that. Exits on failure. Call
-/// first in `main`.
+/// Becomes the container's program if `start` has started this process for that. Exits on failure.
+/// The test binary must call this function first in `main`.
 pub fn maybe_container() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|verb| verb != VERB) {
@@ -199,7 +199,7 @@ pub fn maybe_container() {
     std::process::exit(125);
 }
 
-/// Mounts the container's file systems, and changes the root.
+/// Mounts the container's file systems, and changes the root to its root file system.
 fn isolate(spec: &Spec) -> Result<()> {
     let inside = |path: &Path| spec.root.join(path.strip_prefix("/").unwrap_or(path));
     mount_change(
@@ -207,7 +207,7 @@ fn isolate(spec: &Spec) -> Result<()> {
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )?;
     mount_bind(&spec.root, &spec.root)?;
-    // A runtime creates missing mount points, even in an empty image.
+    // A container runtime creates missing mount points, even in an empty image.
     for folder in ["/proc", "/sys", "/dev"] {
         fs::create_dir_all(inside(folder.as_ref()))?;
     }
@@ -278,7 +278,7 @@ fn freeze(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {} read-only", path.display()))
 }
 
-/// Resolves the existing links of a path in the root: `/var/run` is a link to `/run`.
+/// Resolves those links of a path that exist in the root: `/var/run` is a link to `/run`.
 fn real(root: &Path, path: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for part in path.iter().skip(1) {
@@ -299,7 +299,7 @@ fn real(root: &Path, path: &Path) -> PathBuf {
 }
 
 fn restrict(spec: &Spec) -> Result<()> {
-    // The kubelet's value for a node-critical pod.
+    // The kubelet writes this value for a node-critical pod.
     fs::write("/proc/self/oom_score_adj", "-997")?;
     if !spec.escalation {
         set_no_new_privs(true)?;
@@ -316,7 +316,7 @@ fn restrict(spec: &Spec) -> Result<()> {
         if !held.contains(one)
             && let Err(error) = remove_capability_from_bounding_set(one)
         {
-            // The kernel rejects capabilities that it does not know.
+            // The kernel rejects a capability that it does not know.
             ensure!(error == rustix::io::Errno::INVAL, "{name}: {error}");
         }
     }

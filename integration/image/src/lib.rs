@@ -5,9 +5,10 @@
 //!   DaemonSet, ConfigMap ─▶ Pod ───────────────┴─▶ Container: namespaces, mounts, capabilities ─▶ the daemon
 //! ```
 //!
-//! This crate does the parts of containerd and the kubelet that restrict a container: the root file
-//! system, the mounts, masked and read-only parts of `/proc`, the capability bounding set, no new
-//! privileges. Not covered: seccomp, SELinux and AppArmor, cgroups, user namespaces.
+//! This crate does the work of containerd and the kubelet that restricts a container: the root file
+//! system, the mounts, masked and read-only parts of `/proc`, the bounding set of capabilities, and
+//! no new privileges. It does not cover seccomp, SELinux and AppArmor, cgroups, and user
+//! namespaces.
 
 mod archive;
 mod container;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::archive::Image;
 use crate::container::{Mount, Spec};
 
-/// Capabilities that containerd grants by default.
+/// Names of the capabilities that containerd grants by default.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -29,11 +29,11 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A dummy CA certificate. The fixture speaks plain HTTP. Without a certificate, the daemon would
-/// look for the system's certificates.
+/// A dummy CA certificate. The API server fixture speaks plain HTTP, but without a certificate the
+/// daemon would look for the system's certificates.
 const CA: &str = include_str!("../testdata/ca.crt");
 
-/// A pod on a node.
+/// A DaemonSet's pod on a node.
 #[derive(Debug)]
 pub struct Pod {
     spec: Value,
@@ -44,7 +44,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Creates a DaemonSet's pod on a node. Its volumes are in `folder`. `configuration` has the
+    /// Creates a DaemonSet's pod on a node, with its volumes in `folder`. `configuration` has the
     /// files of its ConfigMap.
     pub fn new(
         daemon_set: &Value,
@@ -86,7 +86,7 @@ impl Pod {
                 source
             } else if volume.pointer("/emptyDir").is_some() {
                 let source = folder.join(&name);
-                // Volumes of the previous pod, which has ended.
+                // Removes the volume of the previous pod, which has ended.
                 drop(fs::remove_dir_all(&source));
                 fs::create_dir(&source)?;
                 source
@@ -104,12 +104,12 @@ impl Pod {
         })
     }
 
-    /// Returns the init containers in order.
+    /// Returns the specifications of the init containers, in order.
     pub fn init_containers(&self) -> Result<Vec<Spec>> {
         self.specs("/initContainers")
     }
 
-    /// Returns the pod's only container.
+    /// Returns the specification of the pod's only container.
     pub fn container(&self) -> Result<Spec> {
         let mut specs = self.specs("/containers")?;
         ensure!(specs.len() == 1, "not one container");
@@ -146,7 +146,8 @@ impl Pod {
             );
             env.push((text(variable, "/name").to_owned(), self.node.clone()));
         }
-        // `command` replaces the image's entry point, `args` replaces the image's command.
+        // In a pod, `command` replaces the image's entry point, and `args` replaces the image's
+        // command.
         let [command, arguments] = ["/command", "/args"].map(|pointer| strings(container, pointer));
         let mut argv = match (command.is_empty(), arguments.is_empty()) {
             (true, true) => [
@@ -176,7 +177,7 @@ impl Pod {
                     .with_context(|| format!("no volume {volume}"))?
                     .clone(),
                 target: text(mount, "/mountPath").into(),
-                // A ConfigMap volume is always read-only.
+                // The kubelet always mounts a ConfigMap volume read-only.
                 read_only: mount.pointer("/readOnly") == Some(&true.into())
                     || volume == "kube-proxy",
             });
@@ -209,8 +210,8 @@ impl Pod {
     }
 }
 
-/// Returns a read-only folder of kernel modules that replaces the lab's link. It is outside the
-/// test's folder, because the removal of that folder would follow its mounts.
+/// Returns a read-only folder of kernel modules that replaces the lab's link. The folder is outside
+/// the test's folder, because the removal of that folder would follow mounts.
 fn modules() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
     fs::create_dir_all(&folder)?;

@@ -1,6 +1,5 @@
-//! Runs the daemon from the image according to the manifests, with real packets. Covers kubeadm's
-//! DaemonSet with a replaced image, and the least-privilege manifests with exactly their
-//! capabilities.
+//! Runs the daemon from the image according to the manifests, with real packets. Tests kubeadm's
+//! DaemonSet with our image, and the least-privilege manifests with exactly their capabilities.
 
 #![allow(clippy::indexing_slicing, reason = "a story with a slip in it")]
 
@@ -17,7 +16,7 @@ use manifests_check::{build, merge, read};
 use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, at, stories, tally, tcp, tell};
 use serde_json::{Value, json};
 
-/// Capabilities that the least-privilege manifests grant. All are necessary.
+/// Names of the capabilities that the least-privilege manifests grant. All of them are necessary.
 const RIGHTS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const SERVER: &str = "http://172.35.0.9:6443";
 
@@ -36,7 +35,7 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Returns true if the lane has nf_tables. On the host lane, this depends on the host.
+/// Returns true if the lane's kernel has nf_tables. On the host lane, this depends on the host.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -50,7 +49,7 @@ fn of_kind(objects: &[Value], kind: &str) -> Result<Value> {
     object.cloned().with_context(|| format!("no {kind}"))
 }
 
-/// Returns kubeadm's objects with our patch.
+/// Returns the objects of kubeadm, with our patch applied to its DaemonSet.
 fn kubeadm() -> Result<Vec<Value>> {
     let mut objects =
         read(&manifests().join("../integration/manifests-check/testdata/kubeadm.yaml"))?;
@@ -64,7 +63,7 @@ fn kubeadm() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Replaces kubeadm's empty mode.
+/// Sets the mode in kubeadm's ConfigMap, which is empty by default.
 fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     for object in &mut objects {
         if let Some(Value::String(text)) = object.pointer_mut("/data/config.conf") {
@@ -76,7 +75,7 @@ fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     anyhow::bail!("no config.conf")
 }
 
-/// Returns the files of the ConfigMap. Replaces the values that differ between clusters.
+/// Returns the files of the ConfigMap. Replaces values that differ between clusters.
 fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, String>> {
     let config_map = of_kind(objects, "ConfigMap")?;
     let files = config_map["data"].as_object().context("no data")?;
@@ -98,7 +97,7 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
     Ok(found)
 }
 
-/// Returns the unpacked image. Unpacking takes longer than most tests, so it runs once.
+/// Returns the unpacked image. Unpacks it only once, because that takes longer than most tests.
 fn image() -> Result<&'static Image> {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     if let Some(image) = IMAGE.get() {
@@ -109,7 +108,7 @@ fn image() -> Result<&'static Image> {
     Ok(IMAGE.get_or_init(|| image))
 }
 
-/// The cluster's API server and node1's pod.
+/// The API server of the cluster, and the pod on node1.
 struct Deployed {
     api: ApiServer,
     pod: Pod,
@@ -132,7 +131,7 @@ impl Deployed {
         Ok(Self { api, pod, objects })
     }
 
-    /// Edits the configuration in the ConfigMap and in the mounted files.
+    /// Edits the configuration, both in the ConfigMap and in the mounted files.
     fn edit(&mut self, c: &Cluster, change: impl Fn(&mut Value)) -> Outcome {
         let map = self.objects.iter_mut();
         let map = map.filter(|object| object["kind"] == "ConfigMap");
@@ -145,7 +144,7 @@ impl Deployed {
             object["data"]["config.conf"] = json!(documents[0].to_string());
         }
         let files = configuration(&self.objects, c.folder())?;
-        // Updates the volume of the pod, as the kubelet would do.
+        // Writes the pod's volume, as the kubelet would do.
         fs::write(
             c.folder().join("kube-proxy/config.conf"),
             &files["config.conf"],
@@ -153,7 +152,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Replaces the ended pod by a new one.
+    /// Replaces the pod, which has ended, with a new one.
     fn roll(&mut self, c: &Cluster) -> Outcome {
         let files = configuration(&self.objects, c.folder())?;
         let daemon_set = of_kind(&self.objects, "DaemonSet")?;
@@ -161,7 +160,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Runs the init containers, and starts the container.
+    /// Runs the init containers of the pod, and starts its container.
     fn start(&self, c: &Cluster, spec: &Spec) -> Result<Container> {
         for init in self.pod.init_containers()? {
             run(c, &init, None)?;
@@ -176,7 +175,7 @@ fn web(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Runs a container, or another program with its rights, to its end. It must succeed.
+/// Runs a container, or another program with its rights, until it exits. It must succeed.
 fn run(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     let output = attempt(c, spec, argv)?;
     assert!(output.status.success(), "{spec:?}: {output:?}");
@@ -191,7 +190,7 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
 }
 
-/// Checks that a ClusterIP and a NodePort work, and that a change is programmed.
+/// Checks that a ClusterIP and a NodePort work, and that the daemon programs a change.
 fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     let served = || -> Outcome {
         is_served(c, "10.244.1.10")?;
@@ -223,7 +222,7 @@ fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     Ok(())
 }
 
-/// Checks the same, and that an operator in the pod sees the rules.
+/// Does the checks of [`carries`]. Also checks that an operator in the pod sees the rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
@@ -245,7 +244,7 @@ fn ends(mut container: Container) -> Outcome {
     Ok(())
 }
 
-/// With kubeadm's unchanged ConfigMap, the daemon runs the mode that upstream would run.
+/// With kubeadm's unchanged ConfigMap, the daemon must run the mode that upstream would run.
 fn kubeadms_pod_works_with_our_image(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &kubeadm()?, "iptables")
 }
@@ -254,7 +253,7 @@ fn kubeadms_pod_works_with_our_image_in_ipvs_mode(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
 }
 
-/// The pod starts like kops' static pod, through `/go-runner`, which keeps the log in a file.
+/// Starts the pod like kops' static pod: through `/go-runner`, which keeps the log in a file.
 fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     let deployed = Deployed::new(c, objects)?;
     let spec = deployed.pod.container()?;
@@ -277,9 +276,9 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
             .capabilities("CapEff")?
             .contains(&"SYS_ADMIN".to_owned())
     );
-    // The daemon loads modules with `modprobe`, if the kernel does not load them.
+    // If the kernel does not load a module by itself, the daemon loads it with `modprobe`.
     run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
-    // SIGTERM reaches the daemon, and its last line reaches the file.
+    // SIGTERM must reach the daemon, and the daemon's last line must reach the file.
     let said = container.said();
     ends(container)?;
     let log = fs::read_to_string(log)?;
@@ -340,10 +339,11 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
     ends(container)
 }
 
-/// In the least-privilege pod, only the init container can write settings. Neither the edit nor a
-/// crash changes the mode. The next pod, which the init container prepares, runs the new mode.
+/// In the least-privilege pod, only the init container can write kernel settings. Neither an edit
+/// of the mode nor a crash changes the running mode. The init container of the next pod prepares
+/// the new mode, and that pod runs it.
 fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
-    // In iptables mode, the node has no Service address, so its packets need a route.
+    // In iptables mode, Service addresses are not bound on the node, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let backend = lab::iptables_backend();
@@ -365,7 +365,7 @@ fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
         .with_context(|| container.said())
     };
     waits(&container)?;
-    // An operator's commands in the running pod, before the next pod starts.
+    // Runs an operator's commands in the running pod, before the next pod starts.
     let check = [
         "/usr/local/bin/kube-proxy",
         "check",
@@ -399,7 +399,7 @@ fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
     ends(container)
 }
 
-/// Checks that an endpoint of the Service replies on its paths.
+/// Checks that an endpoint of the Service replies on every path.
 fn is_served(c: &Cluster, endpoint: &str) -> Outcome {
     let who = if endpoint.starts_with("10.244.1.") {
         "near"
@@ -435,10 +435,10 @@ fn legacy_iptables_without_net_raw_is_reported(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The image is one static binary in an empty file system. With only the capability `NET_ADMIN`, it
-/// runs IPVS mode with the nftables shim (the only possible shim), and nftables mode.
+/// This image is one static binary in an empty file system. With only the capability `NET_ADMIN`,
+/// the daemon runs IPVS mode with the nftables shim (the only possible shim), and nftables mode.
 fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
-    // In nftables mode, the node has no Service address, so its packets need a route.
+    // In nftables mode, Service addresses are not bound on the node, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let folder = c.folder().join("image");
@@ -464,13 +464,13 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
         let said = container.said();
         assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
         ends(container)?;
-        // The next API server has the same address.
+        // Stops the API server, because the next one uses the same address.
         drop(deployed);
     }
     Ok(())
 }
 
-/// The program has file capabilities, and a non-root user runs it. The manifests do not use this
+/// The binary has file capabilities, and a non-root user runs it. The manifests do not use this
 /// setup.
 fn a_non_root_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;

@@ -1,4 +1,4 @@
-//! Tests the software bill of materials of the archive: its SPDX 2.3 format, and its match with the
+//! Tests the archive's software bill of materials: its SPDX 2.3 format, and its agreement with the
 //! image.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
@@ -23,7 +23,8 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map(Vec::as_slice).unwrap()
 }
 
-/// The document and its packages have all required fields, and references have targets.
+/// The document and its packages must have all required fields, and every reference must have a
+/// target.
 #[test]
 fn the_sbom_is_a_valid_spdx_document() {
     let sbom = sbom();
@@ -92,7 +93,7 @@ fn the_sbom_lists_only_packages_and_linked_crates() {
     ] {
         assert!(crates.contains(name), "{name}: {crates:?}");
     }
-    // Procedural macros, and dependencies of build scripts and tests, are not in the program.
+    // The program does not contain procedural macros, and dependencies of build scripts and tests.
     for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
         assert!(!crates.contains(name), "{name}");
     }

@@ -1,4 +1,4 @@
-//! Builds a folder like `kustomize build`.
+//! Builds the objects of a folder like `kustomize build`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::merge::merge;
 
-/// Reason why a folder cannot be built.
+/// Reason for which a folder cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum BuildError {
@@ -55,7 +55,7 @@ struct Patch {
     path: PathBuf,
 }
 
-/// Returns the objects of a folder with a `kustomization.yaml`, after applying its patches.
+/// Returns the objects of a folder with a `kustomization.yaml`, with its patches applied.
 pub fn build(folder: &Path) -> Result<Vec<Value>, BuildError> {
     let path = folder.join("kustomization.yaml");
     let kustomization: Kustomization =
@@ -91,7 +91,7 @@ pub fn read(path: &Path) -> Result<Vec<Value>, BuildError> {
     serde_saphyr::from_multiple(&text(path)?).map_err(|source| yaml(path, source))
 }
 
-/// Returns the identity that a patch and its target share.
+/// Returns the fields by which a patch identifies its target.
 fn identity(object: &Value) -> String {
     [
         "/apiVersion",

@@ -5,11 +5,11 @@
 //! ```
 //!
 //! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI
-//! document. These types ignore unknown fields, so the check compares an object with its copy after
-//! a round trip through its type.
+//! document. These types ignore unknown fields. The check therefore parses an object into its type,
+//! encodes it again, and compares the result with the object.
 //!
-//! Of kustomize, only `resources` and `patches` are supported. Other fields of a kustomization are
-//! errors.
+//! Of kustomize, this crate supports only `resources` and `patches`. Other fields of a
+//! kustomization are errors.
 
 mod kustomization;
 mod merge;

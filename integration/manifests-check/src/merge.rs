@@ -1,10 +1,10 @@
-//! Strategic merge patches, limited to the manifests' features (API conventions of Kubernetes,
+//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes,
 //! "Strategic Merge Patch").
 
 use serde_json::Value;
 
-/// Returns the field that identifies a list's elements (`x-kubernetes-patch-merge-key` of the
-/// schema). Other lists are replaced as a whole.
+/// Returns the field that identifies the elements of a list (`x-kubernetes-patch-merge-key` of the
+/// schema). `None`: a patch replaces the list as a whole.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "containers" | "initContainers" | "volumes" | "env" => Some("name"),
@@ -13,8 +13,8 @@ fn merge_key(list: &str) -> Option<&'static str> {
     }
 }
 
-/// Applies `patch` to `target`. Merges objects field by field, and lists by their merge key or as a
-/// whole. `null` removes a field, `$patch: delete` removes a list element.
+/// Applies `patch` to `target`. Merges objects field by field. Merges lists by their merge key, or
+/// replaces them. `null` removes a field, and `$patch: delete` removes a list element.
 pub fn merge(target: &mut Value, patch: &Value) {
     let (Value::Object(fields), Value::Object(patches)) = (&mut *target, patch) else {
         patch.clone_into(target);

@@ -1,4 +1,4 @@
-//! The dashboard and the alert rules, compared with the daemon's metrics and its runbooks.
+//! Compares the dashboard and the alert rules with the daemon's metrics and the runbooks.
 //! `integration/test lint` evaluates the rules with `promtool`.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::tests;
 
-/// Lists of the daemon's metrics, which its tests use, too.
+/// Lists of the daemon's metrics. The daemon's own tests use them, too.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
@@ -17,12 +17,12 @@ const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/ours-services.txt"),
 ];
 
-/// Placeholder for the base URL of the runbooks.
+/// Placeholder in the rules for the base URL of the runbooks.
 const RUNBOOKS: &str = "https://runbooks.example.com";
-/// The page with a heading for each alert.
+/// Path of the page that has a heading for each alert.
 const PAGE: &str = "/docs/troubleshooting.md";
 
-/// Prefixes of metric names.
+/// Prefixes that names of the daemon's metrics have.
 const PREFIXES: [&str; 4] = ["kubeproxy_", "rest_client_", "process_", "kubernetes_"];
 
 fn text(name: &str) -> String {
@@ -41,7 +41,7 @@ fn rules() -> Vec<Value> {
     rules.collect()
 }
 
-/// Lists names, types and labels of all metrics.
+/// Returns name, type and labels of every metric.
 fn known() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     let lines = LISTS.iter().flat_map(|list| list.lines());
     let heads = lines.filter(|line| PREFIXES.iter().any(|prefix| line.starts_with(prefix)));
@@ -67,7 +67,7 @@ fn is_known(word: &str) -> bool {
     })
 }
 
-/// Lists the metrics in an expression.
+/// Returns the names of the metrics in an expression.
 fn metrics(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words
@@ -75,7 +75,7 @@ fn metrics(expression: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Lists the queries of a dashboard and of its variables.
+/// Returns the queries of a dashboard and of its variables.
 fn expressions(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
@@ -125,7 +125,7 @@ fn the_dashboard_shows_each_own_metric() {
 fn dashboard_panels_have_unique_ids_and_positions() {
     let dashboard = dashboard();
     let outer = dashboard["panels"].as_array().unwrap().iter();
-    // Panels of a collapsed row are inside the row.
+    // The panels of a collapsed row are inside the row.
     let panels: Vec<&Value> = outer
         .flat_map(|one| std::iter::once(one).chain(one["panels"].as_array().into_iter().flatten()))
         .collect();
@@ -162,7 +162,7 @@ fn dashboard_panels_have_unique_ids_and_positions() {
     }
 }
 
-/// Returns the anchors of the troubleshooting page, derived from headings like Markdown renderers
+/// Returns the anchors of the troubleshooting page, derived from its headings as Markdown renderers
 /// do.
 fn anchors() -> BTreeSet<String> {
     let page = include_str!("../../../docs/troubleshooting.md");
@@ -190,7 +190,7 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
         for part in ["summary", "description"] {
             assert!(rule["annotations"][part].as_str().is_some(), "{name}");
         }
-        // kubernetes-mixin, which most clusters have, uses this name.
+        // kubernetes-mixin, which most clusters have, has an alert of this name.
         assert_ne!(name, "KubeProxyDown");
         let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
         let anchor = runbook.strip_prefix(&format!("{RUNBOOKS}{PAGE}#"));
@@ -204,7 +204,7 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
     }
 }
 
-/// Each panel about an alert links to the alert's runbook.
+/// Checks that each panel about an alert links to the alert's runbook.
 #[test]
 fn dashboard_panels_link_to_runbooks() {
     let dashboard = dashboard();
@@ -218,7 +218,7 @@ fn dashboard_panels_link_to_runbooks() {
         !links.contains(&wanted)
     });
     let missing: Vec<_> = missing.map(|rule| rule["alert"].to_string()).collect();
-    // The panel "Nodes that cannot be scraped" shows both scrape alerts.
+    // The panel "Nodes that cannot be scraped" shows both alerts about scraping, with one link.
     assert_eq!(missing, ["\"KubeProxyAbsent\""]);
     let anchors = anchors();
     for link in links {
@@ -227,7 +227,7 @@ fn dashboard_panels_link_to_runbooks() {
     }
 }
 
-/// Returns the link targets of panels.
+/// Returns the link targets of all panels.
 fn links(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
@@ -259,7 +259,7 @@ fn the_prometheus_operator_objects_match_the_rules() {
         let pod = &daemon_set["spec"]["template"]["metadata"]["labels"];
         assert!(selected.contains(&pod[label]), "{pod}");
     }
-    // The rules contain the job's name.
+    // The alert rules contain the name of the scrape job.
     let relabelings = monitor.pointer("/spec/podMetricsEndpoints/0/relabelings");
     let mut relabelings = relabelings.unwrap().as_array().unwrap().iter();
     let job = relabelings.find(|one| one["targetLabel"] == "job").unwrap();

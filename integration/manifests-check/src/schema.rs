@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::merge::differences;
 
-/// Reason why the API server would reject an object or drop a part of it.
+/// Reason for which the API server would reject an object or drop a part of it.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum SchemaError {
@@ -29,7 +29,8 @@ pub enum SchemaError {
 
 type Check = fn(&Value) -> Result<(), SchemaError>;
 
-/// Validates an object against the schema of its kind: every field is known and has the right type.
+/// Validates an object against the schema of its kind: every field must be known and have the right
+/// type.
 pub fn check(object: &Value) -> Result<(), SchemaError> {
     fn row<T: Resource + Serialize + DeserializeOwned>() -> (&'static str, &'static str, Check) {
         (T::API_VERSION, T::KIND, round_trip::<T>)

@@ -44,7 +44,7 @@ pub(crate) fn kubeadms_daemon_set() -> Value {
     of_kind(&kubeadm(), "DaemonSet")
 }
 
-/// Creates a folder for one test.
+/// Creates a temporary folder for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // Tests run in parallel, and some of them use the same name.
@@ -55,7 +55,7 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs `kustomize build` on the patch folder with the file that kubectl wrote.
+/// Builds the patch folder, with a file like the one that kubectl writes for kubeadm's DaemonSet.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {
@@ -119,7 +119,7 @@ fn unknown_and_mistyped_manifest_fields_are_found() {
     }
 }
 
-/// A patch merges fields, and removes fields with `null` and `$patch`.
+/// A patch merges fields. `null` and `$patch` remove fields.
 #[test]
 fn patches_are_merged_like_strategic_merge_patches() {
     let mut object = json!({
@@ -180,13 +180,14 @@ fn a_patch_without_its_target_is_an_error() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Returns the objects of the chart for a value of `rights`, as `integration/chart` rendered them.
+/// Returns the objects of the chart for a value of `rights`, from the files that
+/// `integration/chart` rendered.
 fn chart(rights: &str) -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chart");
     read(&folder.join(format!("{rights}.yaml"))).unwrap()
 }
 
-/// Parses the files of a ConfigMap, so that a comparison ignores their comments and order.
+/// Parses the files in a ConfigMap, so that comparisons ignore their comments and order.
 fn parse_files(object: &mut Value) {
     if object["kind"] == "ConfigMap" {
         for text in object["data"].as_object_mut().unwrap().values_mut() {
@@ -195,7 +196,8 @@ fn parse_files(object: &mut Value) {
     }
 }
 
-/// The chart makes the objects of the bases. It adds a test, and a checksum that restarts the pods.
+/// The chart renders the same objects as the bases. It adds a test, and a checksum that restarts
+/// the pods.
 #[test]
 fn the_chart_makes_the_same_objects_as_the_bases() {
     for folder in FOLDERS {
@@ -235,7 +237,7 @@ fn the_chart_makes_the_same_objects_as_the_bases() {
     }
 }
 
-/// The chart's version and architectures are those of the workspace and the image.
+/// The chart has the version of the workspace and the architectures of the image.
 #[test]
 fn the_chart_has_the_version_of_the_workspace() {
     let folder = root().join("charts/kube-proxy-ipvs");
@@ -255,7 +257,7 @@ fn our_daemon_set_differs_little_from_kubeadms() {
     let mut merged = kubeadms_daemon_set();
     let before = merged.clone();
     let mut ours = daemon_set("daemonset");
-    // The names differ, see `the_bases_share_no_object_with_kubeadm`.
+    // The names differ on purpose; see `the_bases_share_no_object_with_kubeadm`.
     for path in [
         "/metadata",
         "/spec/selector",
@@ -296,8 +298,8 @@ fn our_daemon_set_differs_little_from_kubeadms() {
     }
 }
 
-/// `kubectl apply -k` overwrites no object of kubeadm, because all names differ. The DaemonSets'
-/// selectors differ, too.
+/// `kubectl apply -k` must overwrite no object of kubeadm, so all names differ, and so do the
+/// selectors of the DaemonSets.
 #[test]
 fn the_bases_share_no_object_with_kubeadm() {
     let identity = |object: &Value| {
@@ -327,7 +329,8 @@ fn the_bases_share_no_object_with_kubeadm() {
     }
 }
 
-/// Nodes of other architectures get no pod, because its program would fail at the start.
+/// The DaemonSet must create no pod on nodes of other architectures, where the program cannot
+/// start.
 #[test]
 fn the_daemon_set_selects_the_architectures_of_the_image() {
     let file = fs::read_to_string(root().join("image/architectures")).unwrap();
@@ -346,7 +349,8 @@ fn the_daemon_set_selects_the_architectures_of_the_image() {
     }
 }
 
-/// With the unchanged ConfigMap, the daemon ends at once. The error names the next step.
+/// If the user has not edited the ConfigMap, the daemon exits at once. The error names the next
+/// step.
 #[tokio::test]
 async fn the_placeholder_api_server_is_refused_by_name() {
     let objects = build(&manifests().join("daemonset")).unwrap();
@@ -356,7 +360,7 @@ async fn the_placeholder_api_server_is_refused_by_name() {
     let file = folder.join("kubeconfig.conf");
     let account = root().join("integration/image/testdata");
     let error = |text: String| {
-        // The account's folder, which the kubelet mounts.
+        // Path of the account's files, which the kubelet mounts.
         let mount = "/var/run/secrets/kubernetes.io/serviceaccount";
         fs::write(&file, text.replace(mount, account.to_str().unwrap())).unwrap();
         let api = source::Api {
@@ -397,13 +401,13 @@ fn the_service_account_has_only_kube_proxys_role() {
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
 }
 
-/// Upper bound in seconds for a start with 50,000 Services on a slow machine: several times the
-/// README's measurement.
+/// Upper bound of the time for a start with 50,000 Services on a slow machine, in seconds: several
+/// times the README's measurement.
 const LONGEST_START: u64 = 180;
 
-/// The liveness probe restarts a hanging process but never a slow one. Three cases are slow: a
-/// server that does not listen yet, a first sync that is overdue by less than two sync periods, and
-/// a busy thread that must respond.
+/// The liveness probe must restart a hanging process but never a slow one. A process is slow in
+/// three cases: its server does not listen yet, its first sync is overdue by less than two sync
+/// periods, or the thread that must respond is busy.
 #[test]
 fn liveness_probes_do_not_restart_a_slow_daemon() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
@@ -421,15 +425,15 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
         assert!(seconds("timeoutSeconds") >= 10, "{folder}");
         assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
         // The kubeadm patch has no such probe, because users may return to upstream's image, which
-        // lacks this page.
+        // lacks this endpoint.
         let readiness = container.pointer("/readinessProbe/httpGet/path");
         let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
         assert_eq!(readiness, wanted.as_ref(), "{folder}");
     }
 }
 
-/// A restarted container serves the mode for which its pod was prepared. The record ends with the
-/// pod, and the init container writes it where the serving container reads it.
+/// A restarted container must run the mode for which the init container prepared its pod. The
+/// record of the mode ends with the pod, and both containers see the same file.
 #[test]
 fn the_prepared_mode_is_stored_in_a_pod_volume() {
     for folder in FOLDERS {
@@ -451,8 +455,8 @@ fn the_prepared_mode_is_stored_in_a_pod_volume() {
     }
 }
 
-/// Rules of the API server beyond the schema: mounts have volumes, and the selector matches the
-/// pods.
+/// Checks rules of the API server beyond the schema: every mount has a volume, and the selector
+/// matches the pods.
 #[test]
 fn references_within_a_daemon_set_are_valid() {
     for folder in FOLDERS {
@@ -519,7 +523,7 @@ fn least_privilege_manifests_grant_only_the_documented_rights() {
     }
 }
 
-/// The daemon accepts its command lines, given the ConfigMap at the mounted path.
+/// Checks that the daemon accepts the command lines, with the ConfigMap at the mounted path.
 #[test]
 fn the_daemon_accepts_the_command_lines_of_the_manifests() {
     let options = |folder: &str, container: &str| -> Options {
@@ -567,7 +571,7 @@ fn the_daemon_accepts_the_command_lines_of_the_manifests() {
     }
 }
 
-/// The unit of the Debian package starts the daemon with the package's configuration.
+/// The unit of the Debian package starts the daemon with the configuration in the package.
 #[test]
 fn the_daemon_accepts_the_command_line_of_the_systemd_unit() {
     let folder = manifests().join("systemd");
@@ -588,7 +592,7 @@ fn the_daemon_accepts_the_command_line_of_the_systemd_unit() {
     let configuration = fs::read_to_string(folder.join("config.conf")).unwrap();
     let kubeconfig = line("ConditionPathExists=");
     assert!(configuration.contains(&format!("kubeconfig: {kubeconfig}\n")));
-    // systemd sets this value before the start, so the daemon needs no CAP_SYS_RESOURCE.
+    // systemd sets this value before it starts the daemon, so the daemon needs no CAP_SYS_RESOURCE.
     assert_eq!(
         line("OOMScoreAdjust="),
         options.process.oom_score_adj.to_string()
