@@ -1,22 +1,22 @@
-//! Fuzz targets for every parser of external bytes: from the kernel, the API server, files and
-//! flags.
+//! Fuzz targets for every parser of external bytes: from the kernel, programs, the API server,
+//! files, flags and clients.
 //!
 //! ```text
 //!   fuzz/corpus/NAME/*  ─┬─▶ integration/fuzz: each once, mutated for seconds (make test)
 //!                        └─▶ fuzz/: libFuzzer, by coverage (make fuzz) ─▶ TARGETS[NAME]
 //! ```
 //!
-//! A target must not panic, and must be fast and use little memory. Other tests check the parsed
-//! values.
+//! On any input, a target must not panic, must be fast, and must use little memory. Other tests
+//! check the parsed values.
 
 pub mod mutate;
 
 /// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Name of the target and of its input folder.
+    /// Name of the target, and of the folder with its inputs.
     pub name: &'static str,
-    /// Parser of the input.
+    /// Function that parses an input.
     pub run: fn(&[u8]),
 }
 
@@ -54,13 +54,13 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
 }
 
-/// Parses notifications about nftables tables, and passes them to the modes.
+/// Parses notifications about nftables tables, and passes the result to the modes.
 fn nftables(bytes: &[u8]) {
     nftables_netlink::fuzzed::message(bytes);
     kube_proxy::fuzzed::tables(bytes);
 }
 
-/// Parses the output of `iptables-save`, and passes it to the modes.
+/// Parses the output of `iptables-save`, and passes the result to the modes.
 fn saved(bytes: &[u8]) {
     iptables::fuzzed::saved(bytes);
     kube_proxy::fuzzed::saved(bytes);
@@ -71,7 +71,7 @@ pub fn find(name: &str) -> Option<Target> {
     TARGETS.iter().copied().find(|target| target.name == name)
 }
 
-/// Runs the target with this name on an input. Does nothing without such a target.
+/// Runs the target with this name on an input. Does nothing if there is no such target.
 pub fn feed(name: &str, input: &[u8]) {
     if let Some(target) = find(name) {
         (target.run)(input);

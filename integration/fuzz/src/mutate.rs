@@ -1,8 +1,8 @@
-//! Random mutations of inputs. The same seed gives the same mutations.
+//! Random mutations of inputs. Equal seeds give equal mutations.
 
 use chance::Chance;
 
-/// Returns an input with a few changes and with parts of another input.
+/// Returns an input with a few random changes, and with parts of another input.
 pub fn mutate(input: &[u8], other: &[u8], chance: &mut Chance) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..=chance.index(6) {
@@ -34,7 +34,7 @@ pub fn mutate(input: &[u8], other: &[u8], chance: &mut Chance) -> Vec<u8> {
 }
 
 fn byte(chance: &mut Chance) -> u8 {
-    /// Interesting bytes: limits of ranges, lengths, and separators in texts.
+    /// Bytes that often matter to parsers: limits of ranges, lengths, and separators in texts.
     const TELLING: [u8; 24] = *b"\0\x01\x02\x04\x08\x10\x7f\x80\xff\n\r\t \"'\\/:,-[{}]";
     if chance.index(2) == 0 {
         let [byte, ..] = chance.number().to_le_bytes();

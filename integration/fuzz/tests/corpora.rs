@@ -1,4 +1,4 @@
-//! Parses each saved input once, and random mutations for a few seconds.
+//! Parses each saved input once, and then random mutations for a few seconds.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -10,9 +10,9 @@ use chance::Chance;
 use fuzz::mutate::mutate;
 use fuzz::{TARGETS, Target};
 
-/// Total time for all targets.
+/// Time for the mutations of all targets together.
 const MUTATED_FOR: Duration = Duration::from_secs(10);
-/// Timeout for one input, in a debug build on a loaded machine.
+/// Maximum time for one input, in a debug build on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
@@ -70,7 +70,7 @@ fn no_mutated_fuzz_input_causes_a_panic() {
     }
 }
 
-/// libFuzzer has exactly one target for each name.
+/// Checks that the folder `fuzz` has exactly one program for each target.
 #[test]
 fn each_fuzz_target_has_a_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");

@@ -1,5 +1,5 @@
-//! Hostile objects: the source reads them, and every mode programs them on a strict fake. Time and
-//! memory must be bounded, and a valid Service among them must work.
+//! Hostile objects: the source reads them, and every mode programs them on a fake kernel. Time and
+//! memory must stay below limits, and a valid Service among them must work.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
 
-/// The tested forms of the modes. Other forms compile Services in the same way.
+/// Names of the tested forms of the modes. Other forms compile Services in the same way.
 const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
 /// Time limit for reading all objects, in a debug build on a loaded machine.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit for each mode, in a debug build.
+/// Time limit for each mode to program all objects, in a debug build.
 const DONE_WITHIN: Duration = Duration::from_mins(1);
-/// Limit of this process's peak memory, including all fakes, in KiB.
+/// Limit for the peak memory of this process with all fake kernels, in KiB.
 const MEMORY_MAX: u64 = 256 * 1024;
 
 const GOOD: &str = "
@@ -78,7 +78,7 @@ fn model() -> Model {
 #[test]
 fn each_mode_serves_the_good_service_among_hostile_objects() {
     let model = model();
-    // Services without a valid name or address are absent. All other Services exist.
+    // The source drops Services without a valid name or address, and keeps all others.
     for (name, is_there) in [
         ("ports", true),
         ("ranges", true),
@@ -99,7 +99,7 @@ fn each_mode_serves_the_good_service_among_hostile_objects() {
     assert_eq!(of("twins").service.external_ips.len(), 1);
     let endpoints = of("endpoints").slices().map(|slice| slice.endpoints.len());
     // The broadcast address, another Service's address and the node's own address are valid
-    // endpoints. Link-local addresses are not.
+    // endpoint addresses. Link-local addresses are invalid.
     assert_eq!(endpoints.collect::<Vec<_>>(), [4, 1]);
     let node = of("node")
         .service
@@ -133,7 +133,7 @@ fn each_mode_serves_the_good_service_among_hostile_objects() {
                 done.pending,
                 peak_memory() / 1024
             );
-            // The fakes' node has no route to IPv6 endpoints in other networks.
+            // The fake node has no route to IPv6 endpoints in other networks.
             let is_served =
                 verdicts.get(&front).is_some_and(verdict::is_served) || family == IpFamily::V6;
             assert!(is_served, "{} {family}", form.name);

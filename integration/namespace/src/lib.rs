@@ -1,7 +1,7 @@
 //! Network namespaces for single threads, for kernel tests that need at most one node.
 //!
-//! Only the thread moves: other threads stay, and programs that it starts run in the new namespace.
-//! `lab::world` has nodes with pods and external hosts.
+//! Only the calling thread moves. Other threads stay in their namespace, and programs that the
+//! thread starts run in the new one. `lab::world` has nodes with pods and external hosts.
 
 use std::process::Command;
 use std::{io, panic, thread};
@@ -11,7 +11,7 @@ use rustix::thread::{
 };
 
 /// Runs a test on a new thread in a new network namespace, and waits for it. The kernel removes the
-/// namespace after its last thread, program and socket.
+/// namespace when its last thread, program and socket are gone.
 ///
 /// # Panics
 ///
@@ -26,20 +26,21 @@ pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
     told.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// Moves the calling thread and its future child threads into a new network namespace until they
-/// end.
+/// Moves the calling thread into a new network namespace, in which it stays until it ends. Threads
+/// that it starts later are in the same namespace.
+///
 ///
 /// # Errors
 ///
 /// Fails if the thread lacks `CAP_SYS_ADMIN`, or if the kernel's limit of namespaces is reached.
-/// The thread then stays in its namespace. The error names the failed operation.
+/// The thread then stays in its old namespace. The error names the failed operation.
 pub fn enter() -> io::Result<()> {
     #[allow(
         unsafe_code,
         reason = "rustix marks every unshare unsafe because of CLONE_FILES"
     )]
-    // SAFETY: only the calling thread's network namespace changes, which no memory safety depends
-    // on. Without CLONE_FILES, the table of file descriptors stays shared.
+    // SAFETY: the call changes only the calling thread's network namespace, on which no memory
+    // safety depends. Without CLONE_FILES, the table of file descriptors stays shared.
     let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
     unshared.map_err(|errno| {
         let error = io::Error::from(errno);
@@ -48,15 +49,15 @@ pub fn enter() -> io::Result<()> {
     })
 }
 
-/// Runs a built example of the workspace in the calling thread's network namespace. Returns the
-/// lines of its output.
+/// Runs an example of the workspace, which must be built, in the calling thread's network
+/// namespace. Returns the lines of its output.
 ///
 /// # Panics
 ///
 /// Panics if the example is not built, or if it fails.
 #[allow(clippy::panic, reason = "a test stops at the first surprise")]
 pub fn example(name: &str, arguments: &[&str]) -> Vec<String> {
-    // The test is in target/debug/deps, the example in target/debug/examples.
+    // The test binary is in target/debug/deps, the example in target/debug/examples.
     let test = std::env::current_exe().unwrap_or_default();
     let file = test
         .ancestors()
@@ -107,18 +108,18 @@ mod tests {
 
     use super::{drop_rights, enter, in_namespace};
 
-    /// Returns the namespace of the calling thread.
+    /// Returns the identity of the calling thread's network namespace.
     fn here() -> PathBuf {
         fs::read_link("/proc/thread-self/ns/net").unwrap()
     }
 
-    /// Creates and names links with `ip`.
+    /// Runs `ip` with these arguments, which must succeed.
     fn ip(arguments: &str) {
         let status = Command::new("ip").args(arguments.split(' ')).status();
         assert!(status.unwrap().success(), "ip {arguments}");
     }
 
-    /// Returns the links in the calling thread's namespace.
+    /// Returns the names of the links in the calling thread's network namespace.
     fn links() -> BTreeSet<String> {
         let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let names = table.lines().filter_map(|line| line.split_once(':'));
