@@ -29,7 +29,6 @@ pub fn stat(pid: u32) -> io::Result<Vec<String>> {
 
 /// Returns a number from `/proc/PID/status`: `VmHWM` and `VmRSS` in KiB, `Threads`.
 ///
-///
 /// # Errors
 /// Fails if the process has ended, or if the kernel does not report this number.
 pub fn status(pid: u32, name: &str) -> io::Result<u64> {

@@ -62,6 +62,9 @@ impl Meter {
 }
 
 /// Runs `work`. Returns the duration that `work` reports, minus the stalls in the meantime.
+///
+/// # Errors
+/// Returns the error of `work`.
 pub fn less_stalls(work: impl FnOnce() -> anyhow::Result<Duration>) -> anyhow::Result<Duration> {
     let meter = Meter::default();
     let mut crew = Crew::default();

@@ -1,4 +1,9 @@
 //! Clients that send requests until the test stops them, and the results of their requests.
+//!
+//! ```text
+//!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
+//!  meter: a thread that only sleeps           ──▶ stalls, which excuse timeouts
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt;
