@@ -94,9 +94,7 @@ pub struct Browser {
 impl Browser {
     /// Starts chromedriver and a browser with an empty profile in `profile`.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if chromedriver or Chromium is not installed or does not start.
     pub fn start(profile: &Path) -> Result<Self> {
@@ -136,9 +134,7 @@ impl Browser {
 
     /// Opens a URL.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the browser cannot load it.
     pub fn go(&self, to: &str) -> Result<()> {

@@ -1,5 +1,14 @@
 //! `make faults`: runs all faults of a node under real traffic, and reports how many requests
 //! failed.
+//!
+//! ```text
+//!   faults ──▶ for each lane: lab run -- faults (inside) ──▶ a row for each fault and mode ──▶ the table, docs/faults.md
+//!                             a cluster for each row: daemon, traffic, fault, promise
+//! ```
+//!
+//! Each fault has a promise. Most faults promise that no request fails and no open connection ends.
+//! For a fault in which another program damages the data path, the promise is a time limit for the
+//! repair. If a promise is broken, the command fails.
 
 mod churn;
 mod document;

@@ -337,9 +337,7 @@ impl<'a> Stage<'a> {
 
     /// Checks that the kernel holds the lines of the state `before`, in any order.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if lines differ, and names the first of them.
     pub(crate) fn holds(&self, before: &str) -> Result<()> {

@@ -43,7 +43,6 @@ pub(crate) struct Churn {
 impl Churn {
     /// Creates the first Services, and the Services that stay for the whole run.
     ///
-    ///
     /// # Errors
     /// Fails if the world or the API server rejects a change.
     pub(crate) fn begin(cluster: &mut Cluster, api: &ApiServer) -> Result<Self> {

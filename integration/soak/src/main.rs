@@ -1,4 +1,14 @@
 //! `make soak`: changes Services under traffic in the lab, for hours. Reports figures that grow.
+//!
+//! ```text
+//!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
+//!  traffic: TCP, UDP, affinity, one held connection ──────────────────────────────────▲
+//!  periodic samples:        the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
+//! ```
+//!
+//! The number of Services of each kind is constant, so the number of kernel entries is constant,
+//! too. At the end, the run deletes all Services. The kernel must then hold the same entries as
+//! before the first Service.
 
 mod churn;
 mod judge;

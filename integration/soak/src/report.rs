@@ -24,7 +24,6 @@ pub(crate) struct Samples {
 impl Samples {
     /// Creates the file `soak.csv` in a folder.
     ///
-    ///
     /// # Errors
     /// Fails if the folder is not writable.
     pub(crate) fn create(folder: &Path) -> Result<Self> {
