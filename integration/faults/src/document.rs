@@ -155,7 +155,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses give drift counts and log lines. For drift, the log says “another program has changed …”.\n\n\
+    text += "\n## What each fault is, and what kube-proxy did\n\nIn parentheses: log lines, and the entries that kube-proxy counted as drift (“another program has changed …” in the log).\n\n\
              | fault | what happens, and what must follow | kube-proxy |\n|---|---|---|\n";
     for fault in ALL {
         let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);
