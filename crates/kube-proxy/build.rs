@@ -23,7 +23,7 @@ fn main() {
     println!("cargo::rustc-env={GIVEN}={commit}");
 }
 
-/// Returns the commit that is checked out in a folder.
+/// Returns the commit that is checked out in a folder, if the folder is a repository.
 fn of_repository(folder: &Path) -> Option<String> {
     let git = git_folder(folder)?;
     let head = read(&git.join("HEAD"))?;

@@ -59,6 +59,7 @@ pub(crate) struct Sender {
     /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
     /// Reason why the rules do not treat the sender as a pod, although its interface leads to pods.
+    /// `None`: they do, or the interface leads elsewhere.
     pub(crate) stranger: Option<String>,
 }
 

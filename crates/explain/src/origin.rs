@@ -111,7 +111,7 @@ fn service_words(named: Option<&str>, what: &str) -> String {
     }
 }
 
-/// Splits `default/web:http` into the Service's name and the port's name.
+/// Splits `default/web:http` into the Service's name and the port's name, if any.
 fn named_service(named: &str) -> (&str, Option<&str>) {
     match named.split_once(':') {
         Some((service, port)) if !port.is_empty() => (service, Some(port)),
@@ -169,7 +169,8 @@ impl<'a> Chain<'a> {
         !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
-    /// Returns the Service port in the name of a chain of nftables mode: `default/web:http`.
+    /// Returns the Service port in the name of a chain of nftables mode, if any:
+    /// `default/web:http`.
     fn service(&self) -> Option<String> {
         if !self.is_nft {
             return None;
@@ -214,7 +215,7 @@ fn commented(entry: &str) -> Option<String> {
     (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
 }
 
-/// Returns the target chain of a rule.
+/// Returns the target chain of a rule, if it has one.
 fn target_of(entry: &str) -> Option<&str> {
     let mut words = entry.split_whitespace();
     words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;

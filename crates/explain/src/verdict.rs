@@ -283,7 +283,7 @@ fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Returns the reason why a Service's address is not served, according to the Kubernetes objects.
+/// Returns the reason why a Service's address is not served, if the Kubernetes objects show it.
 fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;

@@ -132,7 +132,7 @@ impl Stage {
     }
 }
 
-/// The minor version of the first release in `gates/kubernetes.txt`.
+/// Minor version of the first release in `gates/kubernetes.txt`.
 const FIRST: usize = 34;
 /// Number of releases in `gates/kubernetes.txt`.
 const RELEASES: usize = 5;
@@ -208,7 +208,7 @@ impl KnownGate {
         KNOWN.iter().find(|known| known.name == name)
     }
 
-    /// Returns the first release that locks the gate to its default, such as `1.35`.
+    /// Returns the first release that locks the gate to its default, such as `1.35`, if any.
     fn locked_since(&self) -> Option<String> {
         let is_locked = |spec: &Option<Spec>| spec.is_some_and(|spec| spec.is_locked);
         let at = self.specs.iter().position(is_locked)?;
@@ -232,7 +232,8 @@ impl Gates {
         KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// Returns the value that was given for this gate by its own name. `AllBeta` does not count.
+    /// Returns the value that was given for this gate by its own name, if any. A value of `AllBeta`
+    /// does not count.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }

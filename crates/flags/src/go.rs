@@ -78,7 +78,7 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// Returns a duration in nanoseconds. `number` consists of digits with at most one decimal point,
-/// and `unit` is its unit.
+/// and `unit` is its unit. Returns `None` if one is invalid or the result is too large.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,

@@ -52,7 +52,7 @@ const REMOVED: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the advice for a removed flag. `flag` has no dashes.
+/// Returns the advice for a removed flag, if `flag` is one. `flag` has no dashes.
 pub(super) fn advice(flag: &str) -> Option<&'static str> {
     REMOVED
         .iter()

@@ -57,7 +57,7 @@ pub(crate) struct Family {
     changes: Changes,
     pieces: Pieces,
     late: Delays,
-    /// Time at which the mode received the first full set of objects.
+    /// Time at which the mode received the first full set of objects. `None`: not yet.
     started: Option<Instant>,
     /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
@@ -100,8 +100,8 @@ pub(crate) struct BookingResult {
     pub(crate) is_any: bool,
     /// True if the finished work had used much memory for a while.
     pub(crate) has_used_much: bool,
-    /// Reason why a worker thread (kernel I/O) ended. The process must then exit, because the
-    /// thread's state is lost.
+    /// Reason why a worker thread (kernel I/O) ended, if one did. The process must then exit,
+    /// because the thread's state is lost.
     pub(crate) gone: Option<String>,
 }
 

@@ -19,7 +19,7 @@ use tracing::info;
 /// Folder of the socket file. If the pod's root is read-only, the pod mounts a volume at
 /// `/run/kube-proxy`.
 const FOLDER: &str = "/run/kube-proxy/inspect";
-/// Abstract name of the socket.
+/// Abstract name of the socket (unix(7)), for a node where the socket file cannot be created.
 const NAME: &str = "kube-proxy-ipvs/inspect";
 /// File that identifies the network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";

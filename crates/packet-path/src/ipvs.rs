@@ -93,8 +93,8 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
 
 const UNREACHABLE: &str = "ICMP port unreachable";
 
-/// Finds the virtual server in the order of `ip_vs_service_find`: by mark, then by address and
-/// port, then by address alone.
+/// Finds the virtual server, if any, in the order of `ip_vs_service_find`: by mark, then by address
+/// and port, then by address alone.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFailure> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);

@@ -119,7 +119,7 @@ pub struct RouteQuestion {
 pub enum Route {
     /// A route to this node itself.
     Local {
-        /// Source address that the kernel chooses for the node's own packets.
+        /// Source address that the kernel chooses for the node's own packets, if any.
         source: Option<IpAddr>,
     },
     /// A route to another host.
@@ -128,7 +128,7 @@ pub enum Route {
         interface: Interface,
         /// Next hop, or `None` if the destination is directly reachable.
         gateway: Option<IpAddr>,
-        /// Source address that the kernel chooses for the node's own packets.
+        /// Source address that the kernel chooses for the node's own packets, if any.
         source: Option<IpAddr>,
     },
     /// No usable route.
@@ -163,11 +163,11 @@ pub enum AddressType {
 /// Key for a look-up in an ipset. The set's type decides which parts count.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
-    /// First address.
+    /// First address, if known.
     pub ip: Option<IpAddr>,
-    /// IANA protocol number and port.
+    /// IANA protocol number and port, if known.
     pub port: Option<(u8, u16)>,
-    /// Second address.
+    /// Second address, if known.
     pub ip2: Option<IpAddr>,
 }
 

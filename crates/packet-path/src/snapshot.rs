@@ -38,7 +38,7 @@ impl Snapshot {
         address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
     }
 
-    /// Returns the member of a set that matches a key, with its options.
+    /// Returns the member of a set that matches a key, if any, with its options.
     fn find(&self, set: &str, key: &SetKey) -> Option<(&str, &str)> {
         let (type_name, members) = self.sets.get(set)?;
         let mut members = members

@@ -223,7 +223,7 @@ fn name_of(hook: Hook) -> &'static str {
     }
 }
 
-/// Splits `[12:3456] -A ...` into the counters and the rule.
+/// Splits `[12:3456] -A ...` into the counters, if any, and the rule.
 fn counters(line: &str) -> (Option<Counters>, &str) {
     let Some((counted, rule)) = line.split_once("] ").filter(|_| line.starts_with('[')) else {
         return (None, line);

@@ -116,7 +116,7 @@ impl Lab {
     }
 
     /// Connects a client through a node. Returns the endpoint that it reached, and both sides of
-    /// the open connection.
+    /// the open connection. Returns `None` if the kernel refused the client.
     fn open(&self, client: Ipv4Addr, node: &Node) -> Option<(u8, [TcpStream; 2])> {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&socket, &SocketAddrV4::new(client, 0)).unwrap();

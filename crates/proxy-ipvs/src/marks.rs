@@ -132,7 +132,7 @@ impl Marks {
         Some(mark)
     }
 
-    /// Returns the protocol of the Service port with this mark.
+    /// Returns the protocol of the Service port with this mark, if any.
     pub(crate) fn protocol(&self, mark: u32) -> Option<Protocol> {
         self.taken.get(&mark).copied()
     }

@@ -225,7 +225,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the lane that executes the plan.
+    /// Returns the lane that executes the plan. Returns `None` for an empty plan.
     pub(crate) fn lane(&self) -> Option<Lane> {
         self.ops.first().map(|op| op.part().lane())
     }

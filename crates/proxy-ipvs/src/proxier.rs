@@ -132,7 +132,7 @@ impl Ipvs {
         }
     }
 
-    /// Returns the next query for the read-only lane.
+    /// Returns the next query for the read-only lane, if any.
     fn next_question(&mut self, state: &State) -> Option<Query> {
         // An existing virtual server that uses the scheduler makes a query unnecessary.
         if state.knows(Part::Servers)
@@ -143,7 +143,7 @@ impl Ipvs {
         self.drifts.begin().then_some(Query::All)
     }
 
-    /// Returns the virtual servers whose draining destinations must be queried now.
+    /// Returns the virtual servers whose draining destinations must be queried now, if any.
     fn drains_due(&mut self, now: Instant) -> Option<Vec<VirtualServerKey>> {
         if !self.claims.may_delete {
             return None;

@@ -359,8 +359,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint of a loop-back member. Packets of this endpoint to itself are
-    /// masqueraded.
+    /// Returns the endpoint of a loop-back member, whose packets to itself are masqueraded. Returns
+    /// `None` for any other member.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

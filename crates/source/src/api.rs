@@ -58,8 +58,8 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Number of events buffered for the reader of the stream. An EndpointSlice with 50 endpoints takes
-/// 8 kB.
+/// Number of events buffered for the receiver of the stream. An EndpointSlice with 50 endpoints
+/// takes 8 kB.
 const IN_FLIGHT: usize = 128;
 
 /// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
@@ -311,7 +311,7 @@ impl Stream for Events {
 /// The configuration of a server and its client.
 struct Access {
     config: Config,
-    /// `proxy-url` of the cluster.
+    /// Value of the cluster's `proxy-url`, if set.
     proxy: Option<String>,
     files: Files,
 }
@@ -438,7 +438,7 @@ fn without_content(error: &str) -> String {
     }
 }
 
-/// Returns the cluster of the current context.
+/// Returns the cluster of the current context, if any.
 fn cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
     let name = context(kubeconfig)?.cluster.clone();
     let mut clusters = kubeconfig.clusters.iter_mut();

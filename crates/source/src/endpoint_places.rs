@@ -29,9 +29,9 @@ const SLICES_MAX: &str = "1000";
 pub struct EndpointLocation {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
     pub pod: Option<String>,
-    /// Name of the endpoint's node (`nodeName`).
+    /// Name of the endpoint's node (`nodeName`), if known.
     pub node: Option<String>,
-    /// Name of the endpoint's zone (`zone`).
+    /// Name of the endpoint's zone (`zone`), if known.
     pub zone: Option<String>,
 }
 

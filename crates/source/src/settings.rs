@@ -16,7 +16,7 @@ pub enum Settings {
 pub struct Api {
     /// Kubeconfig file. `None`: this Pod's service account, or `master` alone.
     pub kubeconfig: Option<PathBuf>,
-    /// URL of the server. It overrides the kubeconfig's URL.
+    /// URL of the server, if given. It overrides the kubeconfig's URL.
     pub master: Option<String>,
     /// Method of listing.
     pub lists: Lists,

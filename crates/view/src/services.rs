@@ -58,7 +58,7 @@ pub struct Service {
     /// Networks of the accepted clients (`spec.loadBalancerSourceRanges`).
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub source_ranges: Vec<String>,
-    /// Port of the health check (`spec.healthCheckNodePort`).
+    /// Port of the health check (`spec.healthCheckNodePort`). Absent if the Service has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
     /// Options of the Service, including ignored ones, which have an error with the reason.
@@ -94,7 +94,7 @@ pub struct Port {
     pub protocol: String,
     /// Port number at the Service's addresses (`port`).
     pub port: u16,
-    /// Port number at the node's addresses (`nodePort`).
+    /// Port number at the node's addresses (`nodePort`). Absent without a NodePort.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node_port: Option<u16>,
     /// Addresses at which this node serves the port.
@@ -135,14 +135,14 @@ pub struct Address {
     pub kind: AddressKind,
     /// Address and port, such as `10.96.0.1:80` or `[fd00::1]:80`.
     pub at: String,
-    /// The scheduler of the virtual server (IPVS mode).
+    /// Scheduler of the virtual server. Absent in modes other than IPVS.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
     /// The Service that has the address instead, or [`ANOTHER_PROGRAM`] if another program has a
     /// virtual server at the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
-    /// Counters of connections to the address.
+    /// Counters of connections to the address. Absent if the mode has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -204,10 +204,11 @@ pub struct Endpoint {
     /// no destination.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<u32>,
-    /// Drain of the endpoint, which receives no new connections and keeps its open ones.
+    /// Drain of the endpoint, which receives no new connections and keeps its open ones. Absent if
+    /// the endpoint does not drain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
-    /// The counters, over all addresses of the port.
+    /// Counters over all addresses of the port. Absent if the mode has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -219,11 +220,11 @@ pub struct Drain {
     /// Seconds since the drain began, or since the process restarted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds: Option<f64>,
-    /// Number of open connections.
+    /// Number of open connections. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Number of closed connections that the kernel still stores. The drain lasts until they
-    /// expire.
+    /// Number of closed connections that the kernel still stores. Absent if unknown. The drain
+    /// lasts until they expire.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
     /// Seconds until the drain ends, even if connections are still open. Absent without a limit.
@@ -256,22 +257,23 @@ pub enum Condition {
 pub struct Counters {
     /// Number of connections (flows for UDP) since the entry was created.
     pub connections: u64,
-    /// Number of packets from clients.
+    /// Number of packets from clients. Absent if the mode does not count packets.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_in: Option<u64>,
-    /// Number of packets to clients.
+    /// Number of packets to clients. Absent if the mode does not count packets.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_out: Option<u64>,
-    /// Number of bytes from clients.
+    /// Number of bytes from clients. Absent if the mode does not count bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_in: Option<u64>,
-    /// Number of bytes to clients.
+    /// Number of bytes to clients. Absent if the mode does not count bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_out: Option<u64>,
-    /// Number of open connections.
+    /// Number of open connections. Absent if the mode does not count them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
-    /// Number of closed connections that the kernel still stores.
+    /// Number of closed connections that the kernel still stores. Absent if the mode does not count
+    /// them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

@@ -60,10 +60,10 @@ pub struct Family {
     pub failing: usize,
     /// Age of the oldest pending change in seconds, or 0 without a pending change.
     pub lag_seconds: f64,
-    /// Seconds since the kernel last accepted a pending change.
+    /// Seconds since the kernel last accepted a pending change. Absent if no change is stuck.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stuck_seconds: Option<f64>,
-    /// Seconds since the kernel last had all changes.
+    /// Seconds since the kernel last had all changes. Absent if it never had.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub updated_seconds_ago: Option<f64>,
 }
@@ -111,7 +111,7 @@ pub struct RejectedEntry {
     pub family: String,
     /// Rejected write, such as `add virtual server 10.0.0.1:80/TCP`.
     pub object: String,
-    /// Service port of the entry, such as `default/web:http`.
+    /// Service port of the entry, such as `default/web:http`. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
     /// Reason of the failure, and the next step.
@@ -172,7 +172,7 @@ pub struct Draining {
     pub endpoint: String,
     /// Seconds since the drain began, if the process has not restarted since.
     pub seconds: f64,
-    /// Number of active and inactive connections at the last check.
+    /// Number of active and inactive connections at the last check. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub connections: Option<u64>,
 }

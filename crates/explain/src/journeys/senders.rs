@@ -73,7 +73,7 @@ impl SenderChoice<'_, '_> {
         address.is_ipv4() == self.to.is_ipv4()
     }
 
-    /// Returns the first endpoint on this node that receives traffic.
+    /// Returns the first endpoint on this node that receives traffic, if any.
     fn local_endpoint(&self) -> Option<IpAddr> {
         let endpoints = self.of.iter().flat_map(ServicePortAddress::endpoints);
         let mut own = endpoints
@@ -97,8 +97,8 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address in a pod network that is not an endpoint. The search starts at the end of
-    /// the network, because the bridge's address is usually at the start.
+    /// Returns an address in a pod network that is not an endpoint, if any. The search starts at
+    /// the end of the network, because the bridge's address is usually at the start.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));

@@ -44,7 +44,7 @@ impl Names {
         names
     }
 
-    /// Returns the Service port that is served at an address and port.
+    /// Returns the Service port that is served at an address and port, if any.
     pub(super) fn served_at(&self, at: SocketAddr, protocol: Protocol) -> Option<&str> {
         let places = [
             place_at(at, protocol),

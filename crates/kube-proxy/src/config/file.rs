@@ -165,7 +165,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("expected mapping start", "give fields with their values"),
 ];
 
-/// Returns the line number of an error, and a message with that line's text.
+/// Returns the line number of an error, if known, and a message with that line's text.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     let told = message(error);
     let told = told

@@ -61,7 +61,7 @@ pub struct ParsedOptions {
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that the user set no mode, which `warnings` also contains.
+    /// Warning that the user set no mode, if so. `warnings` contains it, too.
     pub no_mode: Option<String>,
 }
 

@@ -169,7 +169,7 @@ struct Cleaner {
     is_due: Arc<AtomicBool>,
     /// Number of calls queued after the current one.
     queued: Arc<AtomicUsize>,
-    /// Failure that the log last reported.
+    /// Failure that the log last reported. `None`: the last comparison succeeded.
     failure: Option<String>,
 }
 

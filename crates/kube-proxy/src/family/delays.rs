@@ -10,7 +10,7 @@ use proxy::{Changes, Model, Standing};
 #[derive(Debug, Default)]
 pub(super) struct Delays {
     /// Number of changed Services that no family has received yet, with the arrival time of the
-    /// oldest.
+    /// oldest. `None`: there are none.
     waiting: Option<(usize, Instant)>,
     /// Arrival time of the oldest change that the mode has not processed. `None`: all were
     /// processed.

@@ -19,7 +19,7 @@ pub(crate) struct Story {
     told: Option<Instant>,
 }
 
-/// Sums over the finished work. Their size is limited to a few counters.
+/// Sums over the work since the last log line. Few counters suffice, however much work there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WorkSums {
     writes: Writes,

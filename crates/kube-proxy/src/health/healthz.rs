@@ -251,8 +251,8 @@ impl StartConditions {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // The process reads the lists and opens the kernel in parallel, so only the kernel is
-            // missing.
+            // All lists are complete. Only the kernel is missing, which the process opens in
+            // parallel.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),
             [Kind::EndpointSlice] => format!("the first list of EndpointSlices{node}"),

@@ -53,7 +53,8 @@ pub(super) fn classic(openmetrics: &str) -> String {
     text
 }
 
-/// Returns the upper bound in a bucket's sample line, and the text before and after it.
+/// Returns the upper bound in a bucket's sample line, with the text before and after it. Returns
+/// `None` for any other line.
 fn bound(line: &str) -> Option<(&str, &str, &str)> {
     const LABEL: &str = "le=\"";
     let start = line.find("_bucket{")?;

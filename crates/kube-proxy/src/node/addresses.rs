@@ -118,7 +118,7 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// Link that holds the service addresses, according to the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link whose new addresses the kernel's filter drops.
+    /// Index of the link whose new addresses the kernel's filter drops, if any.
     left_out: Option<u32>,
 }
 

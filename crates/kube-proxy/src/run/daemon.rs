@@ -79,11 +79,11 @@ pub(super) struct Daemon {
     pub(super) next_tick: Instant,
     /// Time at which unused memory is returned to the system. `None`: no return is planned.
     pub(super) trim_at: Option<Instant>,
-    /// Cleanup of other modes' entries that waits to start.
+    /// Cleanup of other modes' entries that waits to start, if any.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: LeftRules,
-    /// Running cleanup of other modes' entries. Returns the open connections that delay the rest of
-    /// the cleanup.
+    /// Running cleanup of other modes' entries, if any. Returns the open connections that delay the
+    /// rest of the cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,

@@ -186,7 +186,8 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Outcome that this path assumes for an uncertain test of the rule.
+    /// Outcome that this path assumes for an uncertain test of the rule. `None`: no test is
+    /// uncertain.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }

@@ -61,7 +61,7 @@ pub trait Reader {
     /// As [`Nftables::rules_of_chain`].
     fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error>;
 
-    /// Returns a named set without its elements.
+    /// Returns a named set without its elements, if it exists.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ pub trait Reader {
     /// As [`Nftables::element`].
     fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// Returns the end marker of the range that contains a key. In such a set, two elements mark a
-    /// range: its start and its end.
+    /// Returns the end marker of the range that contains a key, if any. It applies to sets in which
+    /// two elements mark a range: its start and its end.
     ///
     /// # Errors
     ///

@@ -46,8 +46,8 @@ pub(super) enum Property {
     Mark(u32, u32),
     /// Value and mask of the connection's mark (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Type of an address (`--src-type`, `--dst-type`). The last field limits the test to one
-    /// interface's addresses.
+    /// Type of an address (`--src-type`, `--dst-type`). The last field, if any, limits the test to
+    /// the addresses of one interface.
     AddressType(Side, Vec<String>, Option<Side>),
     /// Membership in an ipset (`--match-set`): the set's name, and the packet side of each part of
     /// a member.
@@ -134,7 +134,7 @@ pub(super) enum Target {
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// The packet goes to this node, and to this port if there is one.
+    /// Redirection to this node, and to this port, if there is one.
     Redirect(Option<u16>),
     NoTrack,
     /// Named target that has no effect on the packet's path.

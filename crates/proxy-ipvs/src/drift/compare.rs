@@ -55,7 +55,7 @@ pub(super) struct WrittenEntries {
 pub(super) struct Differences {
     /// Our virtual servers that differ, each with its state in the kernel.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
-    /// Other programs' virtual servers, set at the end of a complete dump.
+    /// Other programs' virtual servers, once a complete dump has been compared.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
@@ -168,7 +168,7 @@ impl Comparison {
         }
     }
 
-    /// Compares the next entries.
+    /// Compares the next [`PIECE`] entries.
     pub(super) fn piece(&mut self, tables: &Tables, in_flight: &WrittenEntries) -> Differences {
         let mut found = Differences::default();
         let mut room = PIECE;
@@ -236,7 +236,7 @@ impl Comparison {
         others
     }
 
-    /// Removes and returns the next virtual server, with its state in the dump.
+    /// Removes and returns the next virtual server, if any, with its state in the dump.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -245,7 +245,8 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes and returns the next member. The value is true if the dump contains the member.
+    /// Removes and returns the next member, if any. The value is true if the dump contains the
+    /// member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -260,7 +261,8 @@ impl Comparison {
         None
     }
 
-    /// Removes and returns the next address. The value is true if the dump contains the address.
+    /// Removes and returns the next address, if any. The value is true if the dump contains the
+    /// address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),
@@ -297,7 +299,7 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables have the same ranges, the same networks without ranges, and the same
+/// True if dump and tables agree in three points: the ranges, the networks without ranges, and the
 /// addresses in the form that `--ipvs-vip-mode` does not choose.
 fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();

@@ -31,7 +31,8 @@ pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content at the last read, and the generation of the ruleset at that time.
+    /// Content at the last read, with the generation of the ruleset at that time. `None`: not read
+    /// yet.
     read: Option<(Generation, Content)>,
     sent: u32,
 }

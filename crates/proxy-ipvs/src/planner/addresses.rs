@@ -12,7 +12,8 @@ use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
 /// Largest number of addresses in one plan. With very many addresses on the link, the kernel may
-/// need half a millisecond for each new one, and an urgent address waits for the running plan.
+/// need half a millisecond for each new one. Meanwhile an urgent address waits for the running
+/// plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.

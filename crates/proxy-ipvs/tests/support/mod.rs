@@ -470,7 +470,8 @@ impl<K: Kernel> World<K> {
         keys.map(ToString::to_string).collect()
     }
 
-    /// Returns the destinations of a virtual server with their weights: `10.244.1.5:8080=1`.
+    /// Returns the destinations of a virtual server, if it exists, each with its weight:
+    /// `10.244.1.5:8080=1`.
     pub(crate) fn destinations(&self, at: &str) -> Option<Vec<String>> {
         let state = self.kernel.state();
         let server = state.snapshot.servers.get(&server(at))?;

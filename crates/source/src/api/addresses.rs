@@ -165,6 +165,7 @@ struct Entry {
     /// True if the kubeconfig contains the address itself.
     is_given: bool,
     /// Name that resolves to the address, and the time of the last look-up that returned it.
+    /// `None`: no look-up returned it.
     resolved: Option<(String, Instant)>,
     /// Number of open connections.
     connections: usize,

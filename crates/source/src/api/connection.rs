@@ -70,9 +70,9 @@ struct Shared {
 pub(super) struct Files {
     /// Certificate of the authority that signed the server's certificate (`certificate-authority`).
     pub(super) authority: Option<PathBuf>,
-    /// The client's certificate (`client-certificate`).
+    /// Certificate of the client (`client-certificate`).
     pub(super) certificate: Option<PathBuf>,
-    /// The client's key (`client-key`).
+    /// Key of the client (`client-key`).
     pub(super) key: Option<PathBuf>,
 }
 

@@ -137,7 +137,7 @@ impl Proxy {
     }
 }
 
-/// Returns the user name and password in a URL.
+/// Returns the user name and password in a URL, if any.
 fn user_of(url: &Uri) -> Option<(String, String)> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let (name, password) = user.split_once(':').unwrap_or((user, ""));

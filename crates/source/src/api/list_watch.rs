@@ -126,9 +126,9 @@ pub(super) struct ListWatch {
     asked: VersionConstraint,
     /// HTTP status with which the server refused this optional kind, if it did.
     untold: Option<u16>,
-    /// `Retry-After` of the last response.
+    /// `Retry-After` of the last response, if it had one.
     retry_after: Option<Duration>,
-    /// Time at which the current connection completed the list.
+    /// Time at which the current connection completed the list. `None`: not yet.
     listed: Option<Instant>,
     /// True if the current connection has delivered any object or bookmark.
     has_progressed: bool,

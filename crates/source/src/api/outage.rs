@@ -73,7 +73,8 @@ struct OngoingOutage {
     since: Instant,
 }
 
-/// Current failures of a source, for readers on other tasks. Clones share them.
+/// Current failures of a source, for readers on other tasks. `None`: the source cannot have any.
+/// Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 

@@ -40,7 +40,7 @@ pub const fn kind_name(kind: Kind) -> &'static str {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DecodedObject {
     pub(crate) key: Key,
-    /// Resource version of the object (`metadata.resourceVersion`).
+    /// Resource version of the object (`metadata.resourceVersion`), if any.
     pub(crate) version: Option<Box<str>>,
     pub(crate) content: Content,
     /// Ignored parts of the object. For an unusable object, also the reason.

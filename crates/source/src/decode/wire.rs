@@ -60,7 +60,7 @@ pub(crate) struct Labels<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the change that caused this slice
-    /// (`endpoints.kubernetes.io/last-change-trigger-time`).
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`), if any.
     pub(crate) change_trigger: Option<Time<'a>>,
     /// Annotation `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,

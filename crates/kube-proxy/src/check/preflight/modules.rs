@@ -116,7 +116,7 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// Returns the module's name in a line of a module list: `ip_vs` for
+/// Returns the module's name in a line of a module list, if any: `ip_vs` for
 /// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...`.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;

@@ -122,7 +122,8 @@ fn is_of_a_mode(taken: &TakenChain) -> bool {
     table.is_some_and(|table| modes.any(|mode| mode.has_chain(table, &taken.chain)))
 }
 
-/// Reports a dormant table, whose rules the kernel skips. A dormant nat table stops every Service.
+/// Reports a dormant nat or filter table, whose rules the kernel skips. A dormant nat table stops
+/// every Service, so that finding is a failure.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

@@ -29,7 +29,7 @@ pub struct CompletedArguments {
 /// Places that may have the daemon's flags.
 #[derive(Debug, Default)]
 struct FlagOrigins {
-    /// Value of `KUBE_PROXY_ARGS`.
+    /// Value of `KUBE_PROXY_ARGS`, if set.
     variable: Option<String>,
     /// Command line of process 1, if that process runs this program.
     first: Option<Vec<OsString>>,

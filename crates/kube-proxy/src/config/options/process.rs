@@ -29,7 +29,8 @@ pub struct Process {
     pub allowed_external: Option<Vec<IpNet>>,
     /// Configuration file to follow (`--config`). `None`: flags only.
     pub configuration_file: Option<PathBuf>,
-    /// File that stores the configuration for which this pod was prepared (`--prepared-config`).
+    /// File that stores the configuration for which this pod was prepared (`--prepared-config`), if
+    /// given.
     pub prepared_configuration: Option<PathBuf>,
 }
 

@@ -225,7 +225,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     (facts.mode, facts.serves_localhost) = (ProxyMode::Iptables, true);
     facts.conntrack.tcp_be_liberal = true;
     assert_eq!(needs(&facts), ["net.ipv4.conf.all.route_localnet"]);
-    // The error lists failures with the same cause together.
+    // The error message groups failures by cause.
     let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
     let text = SysctlErrors(failures).to_string();
     assert_eq!(text.matches("rollout restart").count(), 1, "{text}");
