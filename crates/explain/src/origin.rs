@@ -175,7 +175,7 @@ impl<'a> Chain<'a> {
         if !self.is_nft {
             return None;
         }
-        // Such names are service-PFISGYVC-default/web/tcp/http and
+        // Chain names have the forms service-PFISGYVC-default/web/tcp/http and
         // endpoint-…-default/web/tcp/http__10.244.1.5/8080.
         let mut parts = self.name.splitn(3, '-').skip(2);
         let mut parts = parts.next()?.split('/');

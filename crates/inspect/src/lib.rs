@@ -198,7 +198,7 @@ impl Inspect {
 
     /// Sets the source of objects.
     pub fn comes_from(&self, source: Origin) {
-        // The source is set once.
+        // Ignores the result, because the source is set only once.
         let _ = self.source.set(source);
     }
 

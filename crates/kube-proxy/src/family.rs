@@ -439,7 +439,7 @@ impl Family {
     }
 
     fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
-        // A batch of the drift check is not a sync, nor is a read of draining endpoints.
+        // Counts neither a step of the drift check nor a read of draining endpoints as a sync.
         if !round.is_asked && !round.has_written {
             return;
         }

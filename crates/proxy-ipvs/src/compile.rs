@@ -129,8 +129,8 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
-        // As in upstream since k/k#97081: without a local endpoint, policy Local falls back to all
-        // endpoints.
+        // Falls back to all endpoints if policy Local has no local endpoint, as upstream does since
+        // k/k#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -184,8 +184,8 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // As in upstream: if no address serves NodePorts, the health-check node port has none
-            // either.
+            // Adds no virtual server and no health-check node port if no address serves NodePorts,
+            // as upstream.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
                 self.node_port(number, &node_ports.addresses);

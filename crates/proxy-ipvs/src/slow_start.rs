@@ -237,8 +237,8 @@ impl Growths {
         let before = place
             .before
             .and_then(|before| before.destination(real.target));
-        // The kernel may lack a destination wanted before: its write is pending, or another program
-        // removed it. Such a destination does not grow again.
+        // The kernel may lack a destination that was already wanted: its write is pending, or
+        // another program removed it. Such a destination does not grow again.
         if there >= real.weight || before.is_some_and(|before| before.weight > 0) {
             return None;
         }

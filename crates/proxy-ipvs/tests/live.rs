@@ -1135,7 +1135,7 @@ fn both_ip_families_grow_their_sets_at_the_same_time() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // Each thread waits for the other at the barrier.
+                // Each of the two threads waits for the other at the barrier.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1358,7 +1358,7 @@ fn an_existing_link_of_another_type_is_used() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn packets_to_a_bound_address_stay_on_the_node() {
     on_a_node(|| {
-        // On the lab's only CPU, the kernel's workers run only while this thread waits.
+        // On the lab's only CPU, kworker threads of the kernel run only while this thread waits.
         let thread = rustix::thread::gettid().as_raw_nonzero();
         sh(&format!("chrt --fifo --pid 1 {thread}"));
         let mut rtnetlink = Rtnetlink::open().unwrap();
@@ -1408,7 +1408,7 @@ fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // The link gets no additional address of its own.
+            // If the link stayed up, it gets no link-local address when it is set up again.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });

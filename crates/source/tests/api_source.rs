@@ -519,7 +519,7 @@ async fn a_version_that_storage_cannot_read_causes_a_new_list() {
             match (has_lost.load(Ordering::SeqCst), names_one) {
                 (true, true) => (code, status.to_string()),
                 (true, false) => lists(target, &[service("after", "10.96.0.2")]),
-                // The server ends the watch.
+                // Ends the watch.
                 (false, true) => {
                     has_lost.store(true, Ordering::SeqCst);
                     (200, String::new())

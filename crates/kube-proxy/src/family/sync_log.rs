@@ -56,7 +56,7 @@ impl Story {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
         if done.writes == Writes::default() {
-            // No write was needed, because the kernel already had all entries.
+            // Skips the report: no write was needed, because the kernel already had all entries.
             return;
         }
         for service in &report.settled {

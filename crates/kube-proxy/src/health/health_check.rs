@@ -211,7 +211,7 @@ impl Server {
         runtime: &Handle,
     ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
-        // A socket belongs to the runtime that creates it.
+        // Enters the runtime, because a socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
             // The socket accepts only one family. The other family has its own server and its own

@@ -247,7 +247,7 @@ impl SampleBatch {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // The mark belongs to another program.
+            // Ignores the count of this mark, which belongs to another program.
             CounterSample::Mark(..) => {}
         }
     }
@@ -354,7 +354,8 @@ const ROWS: [MetricRow; 5] = [
 impl Collector for ServiceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.fresh();
-        // After a failed read, old values would look as if no traffic flowed.
+        // Omits all ports after a failed read, because old values would look as if no traffic
+        // flowed.
         let is_readable = read.failure.is_none();
         let ports = read.ports.iter().filter(|_| is_readable);
         let ports: Vec<(Labels, Count)> = ports

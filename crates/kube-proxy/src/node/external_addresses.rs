@@ -271,7 +271,7 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Logged as information, not as an error: some load balancers use the nodes' own
+            // Logs information and no error, because some load balancers use the nodes' own
             // addresses.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what

@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn log_runner_flags_end_at_the_command() {
         let command = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        // The command line of kops.
+        // kops uses this command line.
         assert_eq!(
             parse(
                 "--log-file=/var/log/kube-proxy.log --also-stdout /usr/local/bin/kube-proxy --v=2"

@@ -298,9 +298,9 @@ impl Daemon {
     /// Passes changes to the families, if a family can take them.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        // A family that was busy computes from the whole current model. Part of the changes would
-        // not suffice: an address that moves between Services would for a moment belong to no
-        // Service.
+        // Hands out all changes to a family that was busy, because it computes from the whole
+        // current model. With only a part of the changes, an address that moves between Services
+        // would belong to no Service for a moment.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();

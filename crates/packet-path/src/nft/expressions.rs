@@ -153,8 +153,8 @@ impl Run {
                 ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // The types are NFT_OBJECT_COUNTER and NFT_OBJECT_LIMIT. Assumes that the limit is
-                // not exceeded.
+                // 1 is NFT_OBJECT_COUNTER, and 4 is NFT_OBJECT_LIMIT. Assumes that the limit is not
+                // exceeded.
                 1 | 4 => ExpressionResult::On,
                 _ => ExpressionResult::NotUnderstood,
             },

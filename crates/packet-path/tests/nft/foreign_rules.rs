@@ -139,7 +139,7 @@ table ip t {
                 "{told:?}"
             );
         }
-        // The unsupported expression has no effect on the outcome.
+        // The rule's unsupported expression has no effect on the outcome.
         assert_eq!(told(nftables, 83), ["203.0.113.1:83 kept"]);
         assert_eq!(told(nftables, 85), ["203.0.113.1:85 kept"]);
         let told = told(nftables, 84);

@@ -449,7 +449,8 @@ impl Failure {
 
 /// Groups consecutive writes by set and direction.
 fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // One set here may be several sets in the kernel, one for each prefix length.
+    // One set here may be several sets in the kernel, one for each prefix length. Each gets its own
+    // run.
     let mut runs: Vec<Run> = Vec::new();
     for (direction, SetElement { set, element }) in writes {
         let element = element.clone();

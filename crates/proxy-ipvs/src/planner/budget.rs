@@ -61,7 +61,7 @@ mod tests {
     fn the_size_of_a_plan_follows_the_kernels_speed() {
         let most = Budget::MOST;
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
-        // At 3 microseconds per write, the time limit allows 3,333 writes.
+        // At 3 µs per write, the time limit allows 3,333 writes.
         let fast = Budget::after(1_000, Duration::from_millis(3), 0);
         assert_eq!(fast, Budget(3_333));
         assert_eq!(

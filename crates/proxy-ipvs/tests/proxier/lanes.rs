@@ -127,8 +127,8 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
-            // Another Service's virtual server, whose Service was deleted meanwhile, and a foreign
-            // one.
+            // Adds the virtual server of a Service that was deleted meanwhile, and a foreign
+            // virtual server.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -164,7 +164,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // The proxier reads the part again without a trigger, and the failure ends.
+        // After a second, the proxier reads the part again without a trigger, and the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();

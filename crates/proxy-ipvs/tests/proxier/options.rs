@@ -56,7 +56,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // `mh` gets its flag, as it does as the node's scheduler.
+    // A Service's `mh` gets the same flag as `mh` of the node.
     world.service(with("mh"));
     world.sync();
     assert_eq!(

@@ -282,7 +282,8 @@ impl ListWatch {
                             self.version = None;
                             self.next_list = Age::Newest;
                         }
-                        // Another server may reply next time, so streaming may be tried again.
+                        // Another server may reply next time, so a streamed list may be requested
+                        // again.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
                     }
@@ -403,7 +404,7 @@ impl ListWatch {
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
-        // If the body does not arrive, the status code is explanation enough.
+        // Ignores a missing body, because the status code alone explains the refusal.
         let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
         let said = match format {
             Format::Json => json::status(&text),
@@ -430,7 +431,7 @@ impl ListWatch {
             let next = {
                 let mut next = pin!(messages.next());
                 match poll!(&mut next) {
-                    // If data is ready, no timer is needed.
+                    // Needs no timer if data is ready.
                     Poll::Ready(next) => Ok(next),
                     Poll::Pending => timeout(patience, next).await,
                 }
