@@ -15,7 +15,7 @@ use crate::state::State;
 /// State for such parts of a report.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Time since which entries are wanted and none of them serves. `None` while one serves.
+    /// Time since which entries are wanted and none of them serves. `None` otherwise.
     unserved: Option<Instant>,
     /// Version of the conflicts that were reported last.
     conflicts_version: u64,

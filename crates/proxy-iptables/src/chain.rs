@@ -131,7 +131,7 @@ impl fmt::Display for Chain {
 /// A chain that contains rules of all Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
-    /// filter `KUBE-SERVICES`: rejects packets to cluster IPs without endpoints.
+    /// filter `KUBE-SERVICES`: rejects or drops packets to cluster IPs without endpoints.
     FilterServices,
     /// filter `KUBE-EXTERNAL-SERVICES`: rejects or drops packets to other addresses without
     /// endpoints.

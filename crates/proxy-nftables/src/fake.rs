@@ -38,12 +38,13 @@ pub struct FakeState {
     pub handles: Handles,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Parts of change descriptions that the fake refuses, like a kernel that lacks a feature.
+    /// Texts of refused changes. The fake refuses a change whose description contains one of them,
+    /// like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Descriptions of changes that make the table invalid. The fake refuses these changes, and all
-    /// rules and elements after them in the transaction.
+    /// Texts of changes that make the table invalid. If a description contains one, the fake
+    /// refuses this change, and all rules and elements after it in the transaction.
     pub invalid: Vec<String>,
-    /// Descriptions of changes for which the fake refuses the transaction without naming a change.
+    /// Texts of changes for which the fake refuses the transaction as a whole. It names no change.
     pub refused_as_whole: Vec<String>,
     /// Reason for which every transaction fails, or `None`.
     pub held: Option<String>,
@@ -51,8 +52,8 @@ pub struct FakeState {
     pub room: Option<usize>,
     /// Number of following commits that succeed but whose reply is lost.
     pub lost: usize,
-    /// Descriptions of changes for which the kernel lacks memory. The fake then refuses the whole
-    /// transaction.
+    /// Texts of changes for which the kernel lacks memory. The fake then refuses the transaction as
+    /// a whole.
     pub no_memory_for: Vec<String>,
     /// Reason why the table cannot be read, or `None`.
     pub unreadable: Option<String>,

@@ -36,8 +36,7 @@ pub struct Backends {
     /// Every endpoint on this node, in any state. Each may connect to itself through the Service
     /// (hairpin).
     pub on_node: Vec<Target>,
-    /// Endpoints in this node's zone, in any state. Empty unless the Service gives them another
-    /// weight.
+    /// Endpoints in this node's zone, in any state. Empty unless the Service sets weights.
     pub in_zone: Vec<Target>,
     /// True if an endpoint is serving on some node. With hints and without a Local policy, only
     /// endpoints for this node or zone count.

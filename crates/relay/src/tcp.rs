@@ -88,7 +88,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         if listener.readable().await.is_err() {
             return;
         }
-        // Another process or task may have accepted the client. Then this task needs no
+        // The readiness may be outdated. If no client waits any more, this task needs no
         // descriptors.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
