@@ -50,15 +50,15 @@ pub enum BackendReason {
     Asked,
     /// Only this backend is installed.
     Alone,
-    /// This backend has the chains by which the kubelet marks its backend.
+    /// Only this backend works on this node.
     Usable,
-    /// This backend has chains of a kube-proxy.
+    /// This backend has the chains by which the kubelet marks its backend.
     Hint,
-    /// This backend has more rules than the other one.
+    /// This backend has chains of a kube-proxy.
     Chains,
-    /// No rules decide, and this backend is the preferred one.
+    /// This backend has more rules than the other one.
     Rules,
-    /// No rules decide, and this backend is the default.
+    /// No rules decide, and this backend is the preferred one.
     First,
 }
 

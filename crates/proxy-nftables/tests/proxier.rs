@@ -351,8 +351,7 @@ fn chains_in_use_are_deleted_in_a_second_transaction() {
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
-    // The proxier remembers that the kernel refused this, and deletes chains in a second
-    // transaction.
+    // The proxier remembers that this kernel needs a second transaction to delete chains.
     world.apply(slice_of(2, []));
     world.sync();
     assert_eq!((world.made().len(), world.chains().len()), (2, 0));

@@ -71,7 +71,7 @@ impl Free {
         self.1
     }
 
-    /// Takes `count` descriptors if as many are free.
+    /// Takes `count` descriptors if that many are free.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         Arc::clone(&self.0).try_acquire_many_owned(count).ok()
     }
@@ -111,7 +111,7 @@ impl Descriptors {
         }
     }
 
-    /// Takes `count` descriptors if as many are free. Logs nothing.
+    /// Takes `count` descriptors if that many are free. Logs nothing.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.free.try_take(count)
     }

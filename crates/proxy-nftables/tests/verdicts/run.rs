@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// Fate of a packet.
+/// Outcome of a packet at the end of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
