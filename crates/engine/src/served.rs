@@ -90,7 +90,8 @@ where
         });
         let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        // The keys of two entries may have the same text.
+        // The keys of two entries may have the same text. The report then lists their conflict
+        // once.
         conflicts.dedup();
         (conflicts, more)
     }

@@ -18,7 +18,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Creates an object that has not searched for programs yet.
+    /// Prepares the search for programs, which begins when a mode first needs one.
     pub fn new(settings: &Settings, access: Access) -> Self {
         Self {
             forced: settings.shared.iptables_backend.forced(),

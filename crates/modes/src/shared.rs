@@ -64,7 +64,7 @@ pub enum IptablesBackend {
 }
 
 impl IptablesBackend {
-    /// Returns the backend that the flag names, or `None` for `auto`.
+    /// Returns the backend that `--iptables-backend` names, or `None` for `auto`.
     pub(super) fn forced(self) -> Option<Backend> {
         match self {
             Self::Auto => None,
@@ -119,7 +119,7 @@ pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFl
     }
 }
 
-/// Parses `--nodeport-addresses`. Returns `None` if the flag is empty.
+/// Parses `--nodeport-addresses`. Returns `None` if it is empty.
 fn node_port_addresses(flags: &Flags) -> Result<Option<NodePortAddresses>, UnusableFlag> {
     let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
     if given.is_empty() {

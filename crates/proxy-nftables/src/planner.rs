@@ -274,8 +274,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // The kernel deletes a set only if no rule uses it. So this flushes existing chains that
-        // are no longer wanted. They are deleted last.
+        // The kernel deletes a set only if no rule uses it. So the plan flushes existing chains
+        // that are no longer wanted. A later step deletes them.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())

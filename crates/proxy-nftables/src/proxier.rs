@@ -105,8 +105,8 @@ enum OwnAddress {
 }
 
 /// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
-/// addresses serve, as in upstream. If the flag has only networks of the other family, no address
-/// serves (in upstream, all addresses do).
+/// addresses serve, as in upstream. If `--nodeport-addresses` has only networks of the other
+/// family, no address serves. In upstream, all addresses then serve.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
         return ServedAddresses::At(Vec::new());

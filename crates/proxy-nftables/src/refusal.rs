@@ -31,7 +31,7 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // A smaller transaction may succeed, so this names no change.
+        // A smaller transaction may succeed, so the refusal names no change.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

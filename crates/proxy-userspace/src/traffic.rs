@@ -45,7 +45,7 @@ pub struct ListenerTraffic {
 impl Traffic {
     /// Returns the traffic of each open listening port.
     pub fn read(&self) -> Vec<ListenerTraffic> {
-        // Copies the list of ports first, so that the lock is free while this reads counters.
+        // Copies the list of ports first, so that the lock is free while the counters are read.
         let ports: Vec<_> = {
             let held = self.lock();
             let ports = held.iter();

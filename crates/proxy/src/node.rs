@@ -69,8 +69,9 @@ impl NodeFacts {
     /// are unknown, or its own IP if `primary` needs it. The existing entries for NodePorts must
     /// then stay.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, networks in the flag include
-    /// these addresses. A selection of all addresses, even as `0.0.0.0/0`, excludes them.
+    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, networks in
+    /// `--nodeport-addresses` include these addresses. A selection of all addresses, even as
+    /// `0.0.0.0/0`, excludes them.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -105,8 +106,8 @@ impl NodeFacts {
         })
     }
 
-    /// Reports whether a network in the flag contains this address. The address then serves
-    /// NodePorts once the node has it.
+    /// Reports whether a network in `--nodeport-addresses` contains this address. The address then
+    /// serves NodePorts once the node has it.
     pub fn is_in_node_port_networks(&self, address: IpAddr) -> bool {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => false,
@@ -116,8 +117,8 @@ impl NodeFacts {
         }
     }
 
-    /// Returns the sorted addresses of the node in the flag's networks. Used if the node's own
-    /// address is unknown.
+    /// Returns the sorted addresses of the node in the networks of `--nodeport-addresses`. Used if
+    /// the node's own address is unknown.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -136,7 +137,7 @@ impl NodeFacts {
 /// The addresses that serve NodePorts (`--nodeport-addresses`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// Every address of the node, because the flag is not set.
+    /// Every address of the node, because `--nodeport-addresses` is not set.
     #[default]
     All,
     /// The node's own IP (`primary`).
@@ -182,8 +183,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether the flag has networks, but none of this family. In upstream, all addresses
-    /// of this family then serve NodePorts.
+    /// Reports whether `--nodeport-addresses` has networks, but none of this family. In upstream,
+    /// all addresses of this family then serve NodePorts.
     pub fn lacks(&self, family: IpFamily) -> bool {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
@@ -211,8 +212,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether the flag explicitly names a loopback address of this family. A selection of
-    /// all addresses does not count (KEP-6032).
+    /// Reports whether `--nodeport-addresses` explicitly names a loopback address of this family. A
+    /// selection of all addresses does not count (KEP-6032).
     pub fn names_localhost(&self, family: IpFamily) -> bool {
         let nets = match self {
             Self::All | Self::Primary => return false,
@@ -277,11 +278,11 @@ mod tests {
         assert_eq!(serving(NodePortAddresses::Primary), ["192.168.0.10"]);
         let within = |cidr: &str| serving(NodePortAddresses::Within(vec![cidr.parse().unwrap()]));
         assert_eq!(within("192.168.0.0/16"), ["192.168.0.10"]);
-        // As in upstream, networks in the flag include addresses on kube-ipvs0.
+        // As in upstream, networks in `--nodeport-addresses` include addresses on kube-ipvs0.
         assert_eq!(within("10.0.0.0/8"), ["10.0.0.1", "10.96.0.1"]);
         // A network of all addresses selects all, so addresses on kube-ipvs0 are excluded.
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
-        // The flag has no IPv4 network, so it does not restrict IPv4 addresses.
+        // `--nodeport-addresses` has no IPv4 network, so it does not restrict IPv4 addresses.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
     }
 
@@ -317,7 +318,7 @@ mod tests {
             (within(&["10.0.0.0/8"]), false, [false, false]),
             (within(&["0.0.0.0/0", "::/0"]), true, [false, false]),
             (within(&["0.0.0.0/0", "127.0.0.1/32"]), true, [true, false]),
-            // The flag has no IPv4 network, so all IPv4 addresses serve NodePorts.
+            // `--nodeport-addresses` has no IPv4 network, so all IPv4 addresses serve NodePorts.
             (within(&["::1/128"]), true, [false, true]),
             (within(&["126.0.0.0/7"]), true, [false, false]),
             (primary(&["::1/128"]), false, [false, true]),

@@ -7,9 +7,10 @@
 //! - A Service claims the flow's original address and port, but none of its serving endpoints sends
 //!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
 //! - The mode has withdrawn its rules for the flow's address and port, and no Service claims them.
-//!   The flow is translated, which shows that these rules had redirected it (k/k#141371). This also
-//!   covers a Service that was deleted while this program was down, because its rules were still in
-//!   the kernel.
+//!   The flow is translated, which shows that these rules had redirected it (k/k#141371). This case
+//!   also covers a Service that was deleted while this program was down, because its rules were
+//!   still in the kernel.
+//!
 //! ```text
 //!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
 //!   Report::withdrawn ── withdraw ──────▲

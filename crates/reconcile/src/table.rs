@@ -351,8 +351,7 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Retries are rare and each lookup hashes a key, so this checks first whether any retry
-        // exists.
+        // Retries are rare, and each lookup hashes a key. So an empty map is checked first.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }

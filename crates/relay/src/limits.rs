@@ -92,7 +92,7 @@ pub enum AllowedClients {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // This is upstream's default.
+            // Upstream's default for `--udp-timeout`.
             udp_idle: Duration::from_millis(250),
             udp_flows: 8_192,
             drain: Duration::from_mins(15),

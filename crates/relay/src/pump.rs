@@ -69,7 +69,7 @@ struct Pipe {
     _held: DescriptorPermit,
 }
 
-/// Medium of the next read.
+/// Medium through which the next read moves bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Medium {
     Buffer,

@@ -18,7 +18,7 @@ pub enum ShimChoice {
     /// semantics, the shim in nftables is preferred.
     #[default]
     Auto,
-    /// The shim that the flag names, even if this node does not support it.
+    /// The shim that `--ipvs-shim` names, even if this node does not support it.
     Fixed(ShimStyle),
 }
 
