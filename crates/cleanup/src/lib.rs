@@ -121,7 +121,7 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
-        // The current mode has no iptables rules, so every installed backend is cleaned up.
+        // The current mode has no iptables rules, so the cleanup covers every installed backend.
         None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();

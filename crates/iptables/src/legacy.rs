@@ -34,8 +34,8 @@ const INFO: usize = 84;
 /// Size in bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a
 /// multiple of 8.
 const ENTRIES: usize = 40;
-/// Maximum size in bytes of a table whose changes are detected. A digest of a larger table would
-/// take long, and its rules are not stored anyway.
+/// Maximum size in bytes of a table whose changes this crate detects. A digest of a larger table
+/// would take long, and `Readings` does not keep the text of such a table anyway.
 const MOST: usize = 1 << 20;
 /// Lock file that all programs that write legacy iptables share.
 const LOCK: &str = "/run/xtables.lock";

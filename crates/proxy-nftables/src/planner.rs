@@ -196,9 +196,12 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.len()).max(1)
     }
 
-    /// Adds chains and sets of a Service port that wait for a retry, in two cases. If the plan
-    /// writes an element that leads to a refused, missing chain, the kernel would refuse the
-    /// element, too. A chain with unknown content may lead packets to unwanted endpoints.
+    /// Adds chains and sets of a Service port that wait for a retry, in two cases:
+    ///
+    /// - The plan writes an element that leads to a refused, missing chain. Without the chain, the
+    ///   kernel would refuse the element, too.
+    /// - The content of one of the chains is unknown. This chain may lead packets to unwanted
+    ///   endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
