@@ -30,9 +30,7 @@ impl AcceptedEncodings {
     /// Parses the values of `Accept` and `Accept-Encoding`. Pass an empty string for a missing
     /// header.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Returns 406 if the client accepts no supported encoding.
     pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {

@@ -59,9 +59,7 @@ impl Prometheus {
     /// the job `kube-proxy`, and evaluates the rules. The environment variable `PROMETHEUS` names
     /// the program (`integration/promtool prometheus` prints its path).
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the program is missing. If the server does not start, fails with Prometheus'
     /// message.

@@ -20,7 +20,6 @@ pub enum Flavour {
 
 /// Returns the path of the archive that was built for these tests.
 ///
-///
 /// # Errors
 /// Fails if there is no such archive.
 pub fn archive(flavour: Flavour) -> Result<PathBuf> {

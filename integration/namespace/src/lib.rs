@@ -29,7 +29,6 @@ pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
 /// Moves the calling thread into a new network namespace, in which it stays until it ends. Threads
 /// that it starts later are in the same namespace.
 ///
-///
 /// # Errors
 ///
 /// Fails if the thread lacks `CAP_SYS_ADMIN`, or if the kernel's limit of namespaces is reached.

@@ -457,7 +457,6 @@ impl Drop for Cluster {
 
 /// Parses an address and port, which is a literal in a test.
 ///
-///
 /// # Panics
 /// Panics if the text is invalid.
 #[allow(clippy::panic, reason = "a story with a slip in it")]

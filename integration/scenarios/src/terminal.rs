@@ -163,7 +163,6 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    ///
     /// Fails if the terminal was hung up.
     pub fn types(&mut self, keys: &str) -> Result<()> {
         let end = self.end.as_mut().context("it was hung up")?;
