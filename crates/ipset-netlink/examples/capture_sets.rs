@@ -5,9 +5,9 @@
 //! unshare --net target/debug/examples/capture_sets crates/ipset-netlink/tests/data
 //! ```
 //! Needs root, `ipset` and `strace`. `requests.hex` contains the messages that `ipset restore`
-//! sends for `SCRIPT`, and `replies.hex` the kernel's replies. A line is a command by ipset's
-//! number, in decimal, and the message after its `nlmsghdr`, in hex. Lines with `#` name its
-//! origin.
+//! sends for `SCRIPT`, and `replies.hex` the kernel's replies. A line has ipset's command number in
+//! decimal, and the message after its `nlmsghdr` in hex. Lines that begin with `#` name the origin
+//! of the messages.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs `ipset restore`, and returns its messages from strace's hex dump.
+/// Runs `ipset restore` under strace. Returns its messages, from strace's hex dump.
 fn requests() -> Result<String, Box<dyn std::error::Error>> {
     let mut ipset = Command::new("strace")
         .args([
@@ -99,7 +99,7 @@ fn requests() -> Result<String, Box<dyn std::error::Error>> {
         .lines()
         .try_for_each(|line| writeln!(text, "# {line}"))?;
     let mut message: Vec<u8> = Vec::new();
-    // A dump line has the form ` | 00000  1c 00 00 00 ...  text |`. Any other line begins the next
+    // A dump line has the form ` | 00000 1c 00 00 00 ... text |`. Any other line ends the dump of a
     // call.
     for line in String::from_utf8(output.stdout)?.lines().chain([""]) {
         if let Some(dump) = line.strip_prefix(" | ") {

@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
         let name = &set.header.name;
         match &set.header.definition {
             Some(definition) => println!("create {name} {definition}"),
-            // The crate decodes only the header of sets with other types.
+            // For a set of another type, the crate decodes only the header.
             None => println!("# {name}: {}", set.header.type_name),
         }
         for entry in &set.entries {

@@ -1,7 +1,7 @@
-//! One entry of a set: its notation, and its bytes.
+//! One entry of a set: its text in `ipset`'s notation, and its bytes.
 //!
-//! All entries consist of the same few parts, and each set type uses some of them. So encoding and
-//! decoding use [`EntryParts`] for all types.
+//! All entries consist of the same few parts, and each set type uses some of them. Encoding and
+//! decoding therefore use [`EntryParts`] for all types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -25,29 +25,29 @@ pub enum Entry {
     IpPort {
         /// Address of the entry.
         ip: IpAddr,
-        /// Protocol of the port.
+        /// Protocol to which the port belongs.
         protocol: IpProtocol,
-        /// Port. For ICMP, type × 256 + code.
+        /// Port. For ICMP, this is type × 256 + code.
         port: u16,
     },
-    /// An entry of `hash:ip,port` with a mark, in a set with marks
-    /// ([`Definition::with_marks`](crate::Definition::with_marks)). Adding it replaces the mark of
-    /// an entry with the same address and port. Deleting it ignores the mark.
+    /// An entry of `hash:ip,port` with a mark, for a set with marks
+    /// ([`Definition::with_marks`](crate::Definition::with_marks)). If the set has an entry with
+    /// the same address and port, adding this entry replaces the mark. Deleting ignores the mark.
     IpPortMark {
         /// Address of the entry.
         ip: IpAddr,
-        /// Protocol of the port.
+        /// Protocol to which the port belongs.
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
-        /// Mark for packets. Not [`Mark::NONE`], which the kernel does not list.
+        /// Mark for packets that match. Not [`Mark::NONE`], which the kernel omits from lists.
         mark: Mark,
     },
     /// An entry of `hash:ip,port,ip`.
     IpPortIp {
         /// First address of the entry.
         ip: IpAddr,
-        /// Protocol of the port.
+        /// Protocol to which the port belongs.
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
@@ -58,12 +58,13 @@ pub enum Entry {
     IpPortNet {
         /// Address of the entry.
         ip: IpAddr,
-        /// Protocol of the port.
+        /// Protocol to which the port belongs.
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
-        /// Network of the same family, with a prefix length of 1 or more. The kernel clears its
-        /// host bits, so only a network without host bits ([`IpNet::trunc`]) reads back unchanged.
+        /// Network of the same family as `ip`, with a prefix length of 1 or more. The kernel clears
+        /// its host bits, so a network with host bits set ([`IpNet::trunc`] clears them) reads back
+        /// changed.
         net: IpNet,
     },
     /// An entry of `bitmap:port`.
@@ -71,12 +72,12 @@ pub enum Entry {
 }
 
 /// A mark for packets that match an entry (`skbmark`). The iptables target `SET --map-mark` clears
-/// the bits of the mask in the packet's mark, then flips the bits of the value.
+/// the bits of the mask in the packet's mark, and then flips the bits of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
-    /// Bits to flip.
+    /// Bits of the packet's mark to flip.
     pub value: u32,
-    /// Bits to clear before the flip.
+    /// Bits of the packet's mark to clear before the flip.
     pub mask: u32,
 }
 
@@ -90,7 +91,7 @@ impl Mark {
         Mark { value, mask }
     }
 
-    /// Decodes the kernel's number of 64 bits: the value before the mask.
+    /// Decodes the kernel's 64-bit number: the value, then the mask.
     fn from_be_bytes(bytes: [u8; 8]) -> Mark {
         let both = u64::from_be_bytes(bytes);
         let low = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
@@ -134,7 +135,7 @@ impl FromStr for Mark {
     }
 }
 
-/// Option before the mark in an entry's text.
+/// Option that precedes the mark in an entry's text.
 const SKBMARK: &str = " skbmark ";
 
 /// An IP protocol number.
@@ -185,7 +186,7 @@ impl FromStr for IpProtocol {
     }
 }
 
-/// The error of a text that is not an entry.
+/// Error of a text that is not an entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
 pub struct ParseError {
@@ -203,15 +204,16 @@ impl ParseError {
 }
 
 impl Entry {
-    /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` mostly writes
-    /// the same notation, with protocol and port, and ICMP type and code as numbers.
+    /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` writes nearly
+    /// the same notation, in which protocol and port, and ICMP type and code, may be numbers.
     ///
-    /// The type is needed, because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip`
-    /// and `hash:ip,port,net`.
+    /// The caller must give the type: `10.0.0.1,tcp:80,10.0.0.2` is an entry of both
+    /// `hash:ip,port,ip` and `hash:ip,port,net`.
     ///
     /// # Errors
     ///
-    /// Names the malformed part, and the form that the type wants.
+    /// Fails if a part is malformed. The error names this part, and the form that the type
+    /// requires.
     pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
         let wrong = || ParseError::new(text, set_type.notation());
         let (text, mark) = match text.split_once(SKBMARK) {
@@ -269,7 +271,7 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Returns the type of sets for this entry.
+    /// Returns the type of sets that can hold this entry.
     pub const fn set_type(&self) -> SetType {
         match self {
             Entry::Ip(_) => SetType::HashIp,
@@ -280,7 +282,7 @@ impl Entry {
         }
     }
 
-    /// Reports whether a set of this type and family can hold the entry. A bitmap of ports has no
+    /// Returns true if a set of this type and family can hold the entry. A bitmap of ports has no
     /// family.
     pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
         let EntryParts { ip, ip2, .. } = self.parts();
@@ -334,7 +336,7 @@ impl Entry {
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(net.addr()),
-                // Writes the address of a single host without a prefix length, like `ipset`.
+                // Like `ipset`, writes a single host's address without a prefix length.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
                 ..EntryParts::default()
             },
@@ -345,7 +347,7 @@ impl Entry {
         }
     }
 
-    /// Writes the entry as one `DATA` attribute. A refusal names its number `line`.
+    /// Writes the entry as one `DATA` attribute with the number `line`, which a refusal repeats.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
@@ -354,8 +356,7 @@ impl Entry {
         });
     }
 
-    /// Parses the attributes of one `DATA`. Returns `None` for an entry that [`Entry`] cannot
-    /// express.
+    /// Parses the attributes of one `DATA`. Returns `None` if [`Entry`] cannot express the entry.
     pub(crate) fn decode(
         attributes: Attributes<'_>,
         set_type: SetType,
@@ -413,12 +414,12 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A key for a lookup in a set of any type. A key has exactly the parts of a packet that the set's
-/// type names, such as ip and port for `hash:ip,port`. Kernels since 5.2 reject other parts as
-/// malformed.
+/// A key for a lookup in a set of any type. It has exactly the parts of a packet that the set's
+/// type names, such as ip and port for `hash:ip,port`. Kernels since 5.2 reject a key with other
+/// parts as malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// First address. In a set of networks, an address that a network contains.
+    /// First address. A set of networks matches it if a network contains the address.
     pub ip: Option<IpAddr>,
     /// Protocol of the port.
     pub protocol: Option<IpProtocol>,
@@ -429,8 +430,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute without a line number. Old kernels write a line
-    /// number into the message if it has a place for one. A key has no such place.
+    /// Writes the key as one `DATA` attribute, without a line number. Old kernels overwrite the
+    /// line number in a message if there is one. A key must not contain one.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,
@@ -443,7 +444,7 @@ impl Key {
     }
 }
 
-/// All parts that an entry may have.
+/// The parts that entries of all types may have.
 #[derive(Default)]
 struct EntryParts {
     ip: Option<IpAddr>,
@@ -476,7 +477,7 @@ impl EntryParts {
         }
     }
 
-    /// Returns the entry of this type, or `None` if a part is missing.
+    /// Returns the entry of this type that has these parts, or `None` if a part is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {
             return self.port.map(Entry::Port);
@@ -519,7 +520,7 @@ impl EntryParts {
     }
 }
 
-/// A protocol and port, displayed as `tcp:80` or `icmp:3/1`.
+/// A protocol and port, displayed in the form `tcp:80` or `icmp:3/1`.
 struct Port(IpProtocol, u16);
 
 impl fmt::Display for Port {

@@ -1,34 +1,34 @@
-//! Errors that name the set and the next step.
+//! Errors, each with the name of the set and the next step.
 
 use netlink_batch::Malformed;
 
 use crate::wire::{command, errno};
 use crate::{Definition, Header};
 
-/// The reason why a call failed.
+/// Reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name is not valid for a set.
+    /// The name is not a valid name of a set.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
-        /// The given name.
+        /// The name that the caller gave.
         name: String,
-        /// The fault of the name.
+        /// Reason for which the name is invalid.
         fault: &'static str,
     },
     /// The kernel has no ipset.
     #[error("the kernel has no ipset: run `modprobe ip_set` (CONFIG_IP_SET)")]
     NoIpset,
-    /// The kernel lacks the set type.
+    /// The kernel does not support the set type.
     #[error("the kernel lacks the set type {type_name}: run `modprobe {module}`")]
     NoType {
         /// Type name, such as `hash:ip,port`.
         type_name: &'static str,
-        /// Kernel module of the type.
+        /// Name of the kernel module for the type.
         module: &'static str,
     },
-    /// The kernel's oldest revision of the set type is newer than this crate's newest.
+    /// The kernel supports this set type only in revisions newer than this crate's newest revision.
     #[error(
         "the kernel's {type_name} wants revision {min} or newer, this program speaks up to {ours}"
     )]
@@ -37,17 +37,17 @@ pub enum Error {
         type_name: &'static str,
         /// Oldest revision that the kernel accepts.
         min: u8,
-        /// Newest revision that this crate speaks.
+        /// Newest revision that this crate supports.
         ours: u8,
     },
-    /// The kernel's sets of this type have no room for marks.
+    /// Sets of this type have no room for marks in this kernel.
     #[error(
         "the kernel's {type_name} has no marks (skbinfo): it has revision {max}, and {since} is needed (Linux 3.18)"
     )]
     NoMarks {
         /// Type name, such as `hash:ip,port`.
         type_name: &'static str,
-        /// Newest revision of the kernel.
+        /// Newest revision that the kernel supports.
         max: u8,
         /// First revision with marks.
         since: u8,
@@ -57,36 +57,37 @@ pub enum Error {
     Version {
         /// Oldest version that the kernel accepts.
         min: u8,
-        /// Newest version that the kernel speaks.
+        /// Newest version that the kernel supports.
         max: u8,
     },
-    /// A set of this name exists with another definition.
+    /// A set of this name exists, but its definition differs from the wanted one.
     #[error(
         "set {} exists as `{exists}`, wanted is `{wanted}`: remove it (`ipset destroy {}`) or choose another name",
         exists.name, exists.name
     )]
     Mismatch {
-        /// The existing set.
+        /// Header of the existing set.
         exists: Box<Header>,
-        /// The set that [`crate::Ipset::create`] should create.
+        /// Definition for which [`crate::Ipset::create`] was called.
         wanted: Definition,
     },
-    /// The kernel refused.
+    /// The kernel refused the action.
     #[error("cannot {action} set {name}: {reason}")]
     Refused {
-        /// Action, such as `create` or `list`.
+        /// Action that the kernel refused, such as `create` or `list`.
         action: &'static str,
         /// Name of the set.
         name: String,
-        /// The reason for the refusal.
+        /// Reason for which the kernel refused.
         reason: Reason,
     },
-    /// The acknowledgement was lost. Only a list shows whether the action was done.
+    /// The acknowledgement was lost, so the action may have taken effect. A list of the set shows
+    /// it.
     #[error(
         "whether the kernel could {action} set {name} is unknown, its answer was lost: list the set to see"
     )]
     Unknown {
-        /// Action that may have been done.
+        /// Action that may have taken effect.
         action: &'static str,
         /// Name of the set.
         name: String,
@@ -94,12 +95,12 @@ pub enum Error {
     /// The reply does not follow the protocol.
     #[error("the kernel's answer to ipset's {action} makes no sense: {fault}")]
     Answer {
-        /// Action whose reply is malformed.
+        /// Action to which the kernel gave a malformed reply.
         action: &'static str,
         /// Missing or malformed part.
         fault: &'static str,
     },
-    /// The socket failed, or a privilege is missing.
+    /// The netlink socket failed, or the process lacks a privilege.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }
@@ -110,7 +111,7 @@ impl From<Malformed> for Error {
     }
 }
 
-/// The reason why the kernel refused an entry or a command.
+/// Reason for which the kernel refused an entry or a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -123,8 +124,8 @@ pub enum Reason {
     /// The name is empty, contains a NUL, or is longer than 31 bytes.
     #[error("no valid name of a set")]
     InvalidName,
-    /// The entry does not fit the set's type or address family, or the two sets of a swap do not
-    /// fit each other.
+    /// The entry does not fit the set's type or address family, or the two sets of a swap differ in
+    /// type.
     #[error("type or address family does not fit the set")]
     TypeMismatch,
     /// The entry is already in the set. Adding it again succeeds.
@@ -136,7 +137,7 @@ pub enum Reason {
     /// The port is outside of the bitmap's range.
     #[error("the port is outside of the set's range")]
     OutOfRange,
-    /// The set cannot hold this prefix length. 0 is never accepted.
+    /// The set cannot hold an entry with this prefix length. No set accepts length 0.
     #[error("invalid prefix length")]
     InvalidPrefix,
     /// The address 0.0.0.0 or ::, which `hash:ip` cannot hold.
@@ -151,8 +152,7 @@ pub enum Reason {
     /// The kernel has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed, because the versions of kernel and crate
-    /// differ.
+    /// The kernel rejected the message as malformed. The versions of kernel and crate may differ.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.
@@ -161,7 +161,7 @@ pub enum Reason {
     /// The kernel is out of memory.
     #[error("the kernel is out of memory")]
     OutOfMemory,
-    /// Any other error number.
+    /// Another error number of the kernel.
     #[error("{}", words(*.0))]
     Other(i32),
 }
@@ -174,13 +174,13 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Returns the reason for `number`, the error of `command`. `bitmap` is true if the numbers
-    /// from 4352 on are those of a bitmap.
+    /// Returns the reason for error `number` of `command`. `bitmap` is true if numbers from 4352 on
+    /// are those of a bitmap type.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // "Second name": the second set of a swap does not exist, or the new name of a set is
-            // taken.
+            // Error "second name". For a swap, the second set does not exist. For other commands, a
+            // set has the new name already.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

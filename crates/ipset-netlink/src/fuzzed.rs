@@ -4,7 +4,7 @@
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Parses replies to a listing, each preceded by its length in two bytes.
+/// Parses replies to a list. Each reply follows its length in two bytes.
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {
@@ -18,7 +18,7 @@ pub fn answers(bytes: &[u8]) {
     let _ = CommandAttributes::decode(bytes);
 }
 
-/// Parses the text of an entry, as `ipset` prints it.
+/// Parses the text of an entry in `ipset`'s notation.
 pub fn entry(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         for name in [

@@ -1,8 +1,9 @@
-//! The calls: their messages, and the meaning of the replies.
+//! The calls of [`Ipset`]: their messages, and the meaning of the replies.
 //!
-//! A message holds many entries. The kernel adds them in order, stops at the first refused entry,
-//! and reports its line number. So the call continues after that entry, with ever smaller messages.
-//! A full set refuses thousands of entries, which must not cost thousands of large messages.
+//! A message holds many entries. The kernel adds them in order, stops at the first entry that it
+//! refuses, and reports that entry's line number. The call then continues after this entry, with
+//! ever smaller messages. A full set refuses thousands of entries, which must not cost thousands of
+//! large messages.
 
 mod update;
 
@@ -19,35 +20,35 @@ use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
-/// Newest supported protocol version, and the oldest one below.
+/// Protocol versions that this crate supports: the newest, and the oldest.
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
 /// Access to the kernel's sets, in the network namespace of the thread that opened the connection.
 ///
-/// Calls block while the kernel works.
+/// Every call blocks while the kernel works.
 #[derive(Debug)]
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Last known types of sets, so that an update needs no query. If another program replaces a
-    /// set with one of another type, this crate notices it by a refused entry or by a list.
+    /// Types of sets as last seen, so that an update needs no query. If another program replaces a
+    /// set with one of another type, a refused entry or a list reveals the new type.
     types: HashMap<String, EntryType>,
 }
 
-/// The type of a set's entries, if this crate knows it, and the family of a hash.
+/// Type of a set's entries if this crate knows it, and the address family if the set has one.
 type EntryType = Option<(SetType, Option<Family>)>;
 
 impl Ipset {
-    /// Opens a connection and agrees on a protocol version.
+    /// Opens a connection and agrees with the kernel on a protocol version.
     ///
     /// # Errors
     ///
-    /// [`Error::NoIpset`], [`Error::Version`], or the socket failed.
+    /// Returns [`Error::NoIpset`] or [`Error::Version`]. Also fails if the socket fails.
     pub fn open() -> Result<Ipset, Error> {
         let mut connection =
             Connection::open(Protocol::Netfilter).map_err(|error| match error {
-                // Not even nfnetlink is loaded.
+                // The kernel has not even loaded nfnetlink.
                 netlink_batch::Error::Open { source, .. }
                     if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
                 {
@@ -59,7 +60,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // nfnetlink returns this error if it cannot load ipset.
+            // nfnetlink returns this error if the kernel cannot load ipset.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..
@@ -90,26 +91,26 @@ impl Ipset {
         self.protocol
     }
 
-    /// Returns the number of messages sent since the start. Wraps to 0 after `u32::MAX`.
+    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
+    /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
 
-    /// Creates an empty set. Keeps an existing set that [`Header::matches`], with its entries.
+    /// Creates an empty set. An existing set that [`Header::matches`] stays, with its entries.
     ///
-    /// Returns true if the set was created.
+    /// Returns true if this call has created the set.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of
-    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`],
-    /// [`Error::Name`], or the kernel refused.
+    /// Returns [`Error::Mismatch`] if a set of this name has another type, family, maxelem, range
+    /// of ports or option. Returns [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`] or
+    /// [`Error::Name`] for an impossible definition. Also fails if the kernel refuses.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL, the kernel accepts a set of the *other family* as the same set, and reports
-        // success.
+        // Without EXCL, the kernel reports success if a set of the *other family* has this name.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
                 reason: Reason::NameTaken,
@@ -133,34 +134,35 @@ impl Ipset {
         }
     }
 
-    /// Checks that the kernel has the type and the options of a definition. Creates no set.
+    /// Checks that the kernel supports the type and the options of a definition. Creates no set.
     ///
     /// # Errors
     ///
-    /// [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`], or the socket failed.
+    /// Returns [`Error::NoType`], [`Error::Revision`] or [`Error::NoMarks`]. Also fails if the
+    /// socket fails.
     pub fn check(&mut self, wanted: &Definition) -> Result<(), Error> {
         self.revision(wanted).map(drop)
     }
 
-    /// Removes a set without references from rules or other sets ([`Reason::InUse`]).
+    /// Removes a set. No rule and no other set may refer to it ([`Reason::InUse`]).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::InUse`].
+    /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`] or [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // Without EXCL, newer kernels report success for a missing set, and older kernels report an
-        // error.
+        // Without EXCL, newer kernels report success for a missing set, while older kernels report
+        // an error.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
-    /// Removes a set like [`destroy`](Self::destroy), and waits up to `patience` for references to
-    /// end. Rules of iptables' nft backend release a set shortly after their removal. Returns false
-    /// if the set did not exist.
+    /// Removes a set like [`destroy`](Self::destroy), and waits up to `patience` until nothing
+    /// refers to it: iptables' nft backend releases a set only shortly after the removal of its
+    /// rules. Returns false if the set did not exist.
     ///
     /// # Errors
     ///
-    /// The set still exists. The error contains the reason.
+    /// Fails if the set could not be removed and still exists. The error contains the reason.
     pub fn destroy_released(&mut self, name: &str, patience: Duration) -> Result<bool, Error> {
         const PAUSE: Duration = Duration::from_millis(20);
         let deadline = Instant::now() + patience;
@@ -183,16 +185,17 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: [`Reason::NoSuchSet`].
+    /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`].
     pub fn flush(&mut self, name: &str) -> Result<(), Error> {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
-    /// Renames a set without references. The new name must be free ([`Reason::NameTaken`]).
+    /// Renames a set. No rule and no other set may refer to it, and the new name must be free.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::NameTaken`], [`Reason::InUse`].
+    /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`], [`Reason::NameTaken`] or
+    /// [`Reason::InUse`].
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
         valid_name(to)?;
         self.types.remove(from);
@@ -200,12 +203,12 @@ impl Ipset {
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
-    /// Exchanges two sets of one type and family atomically. Rules that refer to one set then use
-    /// the other's entries.
+    /// Exchanges the entries of two sets of one type and family atomically. A rule that refers to
+    /// one of the sets then uses the other's entries.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::TypeMismatch`].
+    /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`] or [`Reason::TypeMismatch`].
     pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
         valid_name(other)?;
         self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
@@ -245,21 +248,21 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Adds entries to and deletes entries from any number of sets, in the order of `changes`, in
+    /// Adds entries to and deletes entries from any number of sets, in the order of `changes`, with
     /// as few sends as possible.
     ///
-    /// Returns the [`Outcome`] of each entry of each change. The outcome also reports a fault of
-    /// one entry or set, such as a missing set, or a set of another type or family. A fault does
-    /// not affect other entries. Entries after a refused entry are written later, possibly after
-    /// the following changes.
+    /// Returns the [`Outcome`] of each entry of each change. If an entry or a set is at fault (a
+    /// set is missing, or has another type or family), only the outcomes of its entries report
+    /// this. Other entries are not affected. The call writes the entries after a refused entry
+    /// later, possibly after the following changes.
     ///
-    /// The call queries the type of a set that this connection has neither created nor listed.
-    /// After a refusal, it queries the type again, since another program may have replaced the set.
-    /// A new type is noticed only after a refusal or a list.
+    /// If this connection has neither created nor listed a set, the call queries the set's type. It
+    /// repeats the query after a refusal, because another program may have replaced the set. Only a
+    /// refusal or a list reveals such a replacement.
     ///
     /// # Errors
     ///
-    /// The socket failed. Any part of the changes may have been made.
+    /// Fails if the socket fails. The kernel may then have made any part of the changes.
     pub fn update(&mut self, changes: &[Change<'_>]) -> Result<Vec<Vec<Outcome>>, Error> {
         let mut outcomes = Vec::with_capacity(changes.len());
         let mut assumed = Vec::with_capacity(changes.len());
@@ -283,7 +286,7 @@ impl Ipset {
         Ok(outcomes)
     }
 
-    /// Sends the entries that are `Unknown`.
+    /// Sends the entries whose outcome is `Unknown`.
     fn write(
         &mut self,
         changes: &[Change<'_>],
@@ -306,7 +309,7 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// The socket failed, the kernel refused, or a reply is malformed.
+    /// Fails if the socket fails, the kernel refuses, or a reply is malformed.
     pub fn list_all(&mut self) -> Result<Vec<Set>, Error> {
         self.dump(None, false)
     }
@@ -315,7 +318,7 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with [`Reason::NoSuchSet`]; otherwise see [`Ipset::list_all`].
+    /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`]. Otherwise, see [`Ipset::list_all`].
     pub fn list(&mut self, name: &str) -> Result<Set, Error> {
         only_set(self.dump(Some(name), false)?)
     }
@@ -342,7 +345,8 @@ impl Ipset {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
-    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one query, however
+    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one query, even for
+    /// a large set.
     /// large the set is.
     ///
     /// # Errors
@@ -354,9 +358,9 @@ impl Ipset {
         Ok(attributes.type_name.unwrap_or_default().to_owned())
     }
 
-    /// Reports whether a set has a member that matches a key. The set may have any type whose
-    /// members consist of addresses, networks and ports. The kernel looks the key up as for
-    /// packets, without a list. A key that lacks a part of the type matches no member.
+    /// Returns true if a set has an entry that matches a key. The set may have any type whose
+    /// entries consist of addresses, networks and ports. The kernel looks up the key as it does for
+    /// a packet, without a list. A key that lacks a part of the type matches no entry.
     ///
     /// # Errors
     ///
@@ -379,8 +383,8 @@ impl Ipset {
     }
 
     /// Returns the outcomes that are known before a message is sent. Refuses an entry that does not
-    /// fit its set, because the kernel would add only the part that it understands. All other
-    /// outcomes are still unknown.
+    /// fit its set, because the kernel would add only the part that it understands. The outcomes of
+    /// all other entries are `Unknown`.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -408,8 +412,8 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set that refused a fitting entry, and updates the outcomes. Entries to
-    /// send again become `Unknown`. Returns true if any entry must be sent again.
+    /// Queries the type of a set that has refused a fitting entry, and updates the outcomes.
+    /// Entries to send again become `Unknown`. Returns true if there are any.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -433,7 +437,7 @@ impl Ipset {
         Ok(is_again)
     }
 
-    /// Queries the kernel for a set's type, and stores it.
+    /// Queries the kernel for the type of a set, and stores the type.
     fn ask_type(&mut self, set: &str) -> Result<EntryType, Error> {
         let answer = self.ask(command::HEADER, 0, set, |_| {})?;
         let found = only_message(&answer, command::HEADER)?.set_type();
@@ -441,7 +445,7 @@ impl Ipset {
         Ok(found)
     }
 
-    /// Returns the newest revision of a set type that the kernel and this crate share.
+    /// Returns the newest revision of a set type that both the kernel and this crate support.
     fn revision(&mut self, wanted: &Definition) -> Result<u8, Error> {
         let set_type = wanted.set_type();
         let protocol = self.protocol;
@@ -489,7 +493,7 @@ impl Ipset {
         Ok(sets)
     }
 
-    /// Sends a command about one set.
+    /// Sends a command about one set. Ignores the content of the reply.
     fn command(
         &mut self,
         number: u16,
@@ -500,7 +504,7 @@ impl Ipset {
         self.ask(number, flags, name, rest).map(drop)
     }
 
-    /// Sends a command about one set, and returns the kernel's reply.
+    /// Sends a command about one set. Returns the kernel's reply.
     fn ask(
         &mut self,
         number: u16,
@@ -548,12 +552,13 @@ fn only_set(sets: Vec<Set>) -> Result<Set, Error> {
     })
 }
 
-/// Returns a transport error in the words of the command.
+/// Converts a transport error into the error of a command about a set.
 fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Apart from ADD and DELETE, only CREATE of a bitmap returns a set type's own numbers.
+            // Apart from ADD and DELETE, only CREATE of a bitmap returns error numbers of a set
+            // type.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,
@@ -561,7 +566,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
                 reason,
             }
         }
-        // A read can be repeated, so a lost reply to a read is no problem.
+        // A lost reply to a read changes nothing, because the caller can repeat the read.
         netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }

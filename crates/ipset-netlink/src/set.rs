@@ -1,8 +1,8 @@
 //! Definitions of sets, and the parser of a list of sets.
 //!
-//! The reply to a list has several messages for a large set. The first message carries type and
-//! header. Further messages carry only the name and more entries. Messages of different sets are
-//! never interleaved.
+//! For a large set, the reply to a list has several messages. The first one has the type and the
+//! header. Each further message has only the name and more entries. The kernel never interleaves
+//! messages of different sets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use netlink_batch::{Attribute, Attributes, Malformed, Writer};
 use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, WITH_SKBINFO, attr, data};
 use crate::{Entry, Error};
 
-/// Bytes of `struct nfgenmsg`, the start of every message.
+/// Size of `struct nfgenmsg`, the start of every message, in bytes.
 const NFGENMSG: usize = 4;
 
-/// The set types that this crate handles.
+/// A set type that this crate handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
     /// Type `hash:ip`.
@@ -40,7 +40,7 @@ impl SetType {
         SetType::BitmapPort,
     ];
 
-    /// Returns the kernel's name, such as `hash:ip,port`.
+    /// Returns the kernel's name of the type, such as `hash:ip,port`.
     pub const fn name(self) -> &'static str {
         match self {
             SetType::HashIp => "hash:ip",
@@ -57,7 +57,7 @@ impl SetType {
             .find(|set_type| set_type.name() == name)
     }
 
-    /// Returns the kernel module of the type.
+    /// Returns the name of the kernel module for the type.
     pub(crate) const fn module(self) -> &'static str {
         match self {
             SetType::HashIp => "ip_set_hash_ip",
@@ -68,7 +68,8 @@ impl SetType {
         }
     }
 
-    /// Returns the newest known revision. Newer revisions (of `ipset` 7.17) only add options.
+    /// Returns the newest revision that this crate knows. Newer revisions (of `ipset` 7.17) only
+    /// add options.
     pub(crate) const fn revision(self) -> u8 {
         match self {
             SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -88,7 +89,7 @@ impl SetType {
         }
     }
 
-    /// Returns the notation of an entry.
+    /// Returns the form of an entry in `ipset`'s notation, for error messages.
     pub(crate) const fn notation(self) -> &'static str {
         match self {
             SetType::HashIp => "an address",
@@ -106,7 +107,7 @@ impl fmt::Display for SetType {
     }
 }
 
-/// The address family of a hash.
+/// Address family of a hash's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
@@ -147,7 +148,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// The definition of a set: its type and size.
+/// Definition of a set: its type and size.
 ///
 /// ```
 /// use ipset_netlink::{Definition, Family, SetType};
@@ -161,7 +162,7 @@ impl fmt::Display for Family {
 pub struct Definition {
     set_type: SetType,
     size: Size,
-    /// True if entries have marks (`skbinfo`).
+    /// True if entries have room for marks (`skbinfo`).
     has_marks: bool,
 }
 
@@ -179,8 +180,8 @@ enum Size {
 }
 
 impl Definition {
-    /// Creates a definition with `ipset`'s defaults. A hash has this family, hashsize 1024 and
-    /// maxelem 65536. A bitmap has all 65536 ports and no family.
+    /// Creates a definition with `ipset`'s defaults. A hash gets this family, hashsize 1024 and
+    /// maxelem 65536. A bitmap gets all 65536 ports and no family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {
@@ -200,9 +201,9 @@ impl Definition {
         }
     }
 
-    /// Sets the initial number of a hash's buckets. The kernel rounds it up to a power of two, at
-    /// least 64, and grows the hash as it fills. Growing is slow, so callers should give the
-    /// expected size. Ignored for a bitmap.
+    /// Sets the initial number of a hash's buckets. Ignored for a bitmap. The kernel rounds it up
+    /// to a power of two, at least 64, and grows the hash as it fills. Growing is slow, so callers
+    /// should give the number of entries that they expect.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -212,7 +213,7 @@ impl Definition {
     }
 
     /// Sets the maximum number of a hash's entries. Ignored for a bitmap. Since Linux 5.7, a hash
-    /// of more than 1024 buckets accepts a few more entries, because it counts by region.
+    /// with more than 1024 buckets accepts a few more entries, because it counts them by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -237,17 +238,17 @@ impl Definition {
         self
     }
 
-    /// Reports whether entries have room for a mark.
+    /// Returns true if entries have room for a mark.
     pub const fn has_marks(&self) -> bool {
         self.has_marks
     }
 
-    /// Returns the type.
+    /// Returns the type of the set.
     pub const fn set_type(&self) -> SetType {
         self.set_type
     }
 
-    /// Returns the family of a hash.
+    /// Returns the address family of a hash, or `None` for a bitmap.
     pub const fn family(&self) -> Option<Family> {
         match self.size {
             Size::Hash { family, .. } => Some(family),
@@ -255,7 +256,7 @@ impl Definition {
         }
     }
 
-    /// Returns the current number of a hash's buckets.
+    /// Returns the number of a hash's buckets, or `None` for a bitmap.
     pub const fn hashsize(&self) -> Option<u32> {
         match self.size {
             Size::Hash { hashsize, .. } => Some(hashsize),
@@ -263,7 +264,7 @@ impl Definition {
         }
     }
 
-    /// Returns the maximum number of a hash's entries.
+    /// Returns the maximum number of a hash's entries, or `None` for a bitmap.
     pub const fn maxelem(&self) -> Option<u32> {
         match self.size {
             Size::Hash { maxelem, .. } => Some(maxelem),
@@ -271,8 +272,8 @@ impl Definition {
         }
     }
 
-    /// Reports whether this set can serve as the other one. The kernel changes the hashsize itself,
-    /// and unneeded room for marks does not matter.
+    /// Returns true if a set with this definition can replace one that was created as `wanted`. The
+    /// kernel changes the hashsize itself, and unneeded room for marks is harmless.
     fn serves_as(self, wanted: Definition) -> bool {
         let comparable = |definition: Definition| Definition {
             has_marks: wanted.has_marks && definition.has_marks,
@@ -281,7 +282,7 @@ impl Definition {
         comparable(self) == comparable(wanted)
     }
 
-    /// Returns the newest revision that this crate and a kernel with these revisions share.
+    /// Returns the newest revision that both this crate and a kernel with these revisions support.
     pub(crate) fn revision_between(&self, min: u8, max: u8) -> Result<u8, Error> {
         let type_name = self.set_type.name();
         let (ours, since) = (self.set_type.revision(), self.set_type.marks_since());
@@ -293,7 +294,7 @@ impl Definition {
             });
         }
         if self.has_marks && max < since {
-            // This kernel would create the set without marks.
+            // This kernel would silently create the set without marks.
             return Err(Error::NoMarks {
                 type_name,
                 max,
@@ -321,7 +322,7 @@ impl Definition {
                     w.attr_be32(data::CADT_FLAGS | NET_BYTEORDER, flags);
                 }
             };
-            // In the order of the attributes' numbers, as `ipset`.
+            // Like `ipset`, writes the attributes in the order of their numbers.
             match self.size {
                 Size::Hash {
                     hashsize, maxelem, ..
@@ -360,28 +361,28 @@ impl fmt::Display for Definition {
 /// A set in the kernel, without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The set's name. Bytes outside UTF-8 are replaced.
+    /// Name of the set. Bytes outside UTF-8 are replaced.
     pub name: String,
     /// The kernel's name of the type, for example `hash:ip,port`.
     pub type_name: String,
-    /// Revision of the type when the set was created.
+    /// Revision of the set type with which the set was created.
     pub revision: u8,
-    /// Type and size, or `None` if [`SetType`] lacks the type.
+    /// Type and size, or `None` if [`SetType`] does not include the type.
     pub definition: Option<Definition>,
     /// Options that change the set's entries or their lifetime, in `ipset`'s words: `timeout 300`,
-    /// `netmask 24`, `forceadd`. This crate creates sets without options. Counters and comments are
-    /// not listed, and marks are part of the definition.
+    /// `netmask 24`, `forceadd`. Sets that this crate creates have none. Counters and comments are
+    /// omitted, and marks are part of the definition.
     pub options: Vec<String>,
     /// Number of rules and sets that refer to the set.
     pub references: u32,
-    /// Number of entries, or `None` for kernels before 4.9.
+    /// Number of entries. `None`: the kernel is older than 4.9 and does not report it.
     pub entries: Option<u32>,
-    /// Bytes of kernel memory.
+    /// Kernel memory that the set uses, in bytes.
     pub memory: u32,
 }
 
 impl Header {
-    /// Reports whether this set works like a set created as `wanted`. Ignores the hashsize.
+    /// Returns true if this set works like a set created as `wanted`. Ignores the hashsize.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
             && self
@@ -466,17 +467,17 @@ impl fmt::Display for Header {
 /// A set in the kernel, with its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// The set's header.
+    /// Header of the set.
     pub header: Header,
-    /// The set's entries, in no meaningful order.
+    /// Entries of the set, in no meaningful order.
     pub entries: Vec<Entry>,
-    /// Number of entries that [`Entry`] cannot express: entries of another type, and exceptions
-    /// (`nomatch`).
+    /// Number of entries that [`Entry`] cannot express: entries of a type that this crate does not
+    /// handle, and exceptions (`nomatch`).
     pub others: usize,
 }
 
 impl Set {
-    /// Parses the replies to a `LIST`, without their `nlmsghdr`.
+    /// Parses the replies to a `LIST`, each without its `nlmsghdr`.
     pub(crate) fn decode_list<'a>(
         messages: impl Iterator<Item = &'a [u8]>,
     ) -> Result<Vec<Set>, Error> {
@@ -521,18 +522,18 @@ impl Set {
     }
 }
 
-/// The attributes of one message.
+/// Attributes of one message.
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
-    /// Oldest protocol version. In a reply to `TYPE`, the type's oldest revision.
+    /// Oldest protocol version. In a reply to `TYPE`, this is the oldest revision of the set type.
     pub(crate) protocol_min: Option<u8>,
-    /// Name without its NUL. The set's creator may have used bytes outside UTF-8.
+    /// Name of a set without its NUL. The set's creator may have used bytes outside UTF-8.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
     pub(crate) family: Option<u8>,
-    /// Line of a refused entry.
+    /// Line number of a refused entry.
     pub(crate) line: Option<u32>,
     data: Option<Attribute<'a>>,
     adt: Option<Attribute<'a>>,
@@ -559,8 +560,8 @@ impl<'a> CommandAttributes<'a> {
         Ok(found)
     }
 
-    /// Returns the type of a set from a reply to `HEADER`, if this crate knows the type, with the
-    /// family, if the set has one.
+    /// Returns the type of a set from a reply to `HEADER`, with the family if the set has one.
+    /// `None`: this crate does not handle the type.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

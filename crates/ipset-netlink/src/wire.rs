@@ -23,7 +23,7 @@ pub(crate) mod command {
     pub(crate) const TYPE: u16 = 13;
 }
 
-/// Attribute flag of network byte order (`NLA_F_NET_BYTEORDER`). ipset requires it for each number
+/// Attribute flag for network byte order (`NLA_F_NET_BYTEORDER`). ipset requires it for each number
 /// of several bytes, and for each address.
 pub(crate) const NET_BYTEORDER: u16 = 1 << 14;
 
@@ -39,7 +39,7 @@ pub(crate) mod attr {
     pub(crate) const DATA: u16 = 7;
     pub(crate) const ADT: u16 = 8;
     pub(crate) const LINENO: u16 = 9;
-    /// Oldest revision, in a reply to `TYPE`.
+    /// Oldest revision of a set type, in a reply to `TYPE`.
     pub(crate) const PROTOCOL_MIN: u16 = 10;
 }
 
@@ -78,14 +78,14 @@ pub(crate) const NOMATCH: u32 = 1 << 2;
 /// Flag in a header's `data::CADT_FLAGS` for a set whose entries have marks
 /// (`IPSET_FLAG_WITH_SKBINFO`).
 pub(crate) const WITH_SKBINFO: u32 = 1 << 6;
-/// Flag in a header's `data::CADT_FLAGS` for a set that evicts at random when full
+/// Flag in a header's `data::CADT_FLAGS` for a set that, when full, evicts random entries
 /// (`IPSET_FLAG_WITH_FORCEADD`).
 pub(crate) const WITH_FORCEADD: u32 = 1 << 5;
 
-/// Longest name of a set, in bytes. `IPSET_MAXNAMELEN` also counts the terminating NUL.
+/// Maximum length of a set's name, in bytes. (`IPSET_MAXNAMELEN` also counts the terminating NUL.)
 pub(crate) const MAX_NAME: usize = 31;
 
-/// Error numbers: generic numbers, `IPSET_ERR_*`, and numbers of the set types.
+/// Error numbers: generic numbers, `IPSET_ERR_*`, and numbers of single set types.
 pub(crate) mod errno {
     pub(crate) const EPERM: i32 = 1;
     pub(crate) const ENOENT: i32 = 2;
@@ -106,8 +106,8 @@ pub(crate) mod errno {
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
     pub(crate) const SKBINFO: i32 = 4114;
-    /// Errors from 4352 on have a meaning for each set type. This error means "full" for a hash,
-    /// and "out of range" for a bitmap.
+    /// The meaning of error numbers from 4352 on depends on the set type. This number means "full"
+    /// for a hash, and "out of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

@@ -1,5 +1,5 @@
-//! Tests against the running kernel, each in a separate network namespace, compared with `ipset
-//! save`.
+//! Tests with the running kernel, each in a separate network namespace. They compare the results
+//! with `ipset save`.
 //!
 //! Needs root and `ipset`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -31,8 +31,8 @@ fn ipset_tool(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the output of `ipset save` for a set: its creation, without options that are random or
-/// not chosen here, and its entries.
+/// Returns the output of `ipset save` for a set: the command that creates it, without options that
+/// are random or not chosen here, and its entries.
 fn saved(set: &str) -> (String, BTreeSet<String>) {
     let text = ipset_tool(&format!("save {set}"));
     let (create, entries) = text.split_once('\n').unwrap();
@@ -176,7 +176,7 @@ fn each_set_type_works_in_each_ip_family() {
         );
         assert_eq!((list.header.options.len(), list.others), (0, 0));
 
-        // A second creation changes no set, and succeeds.
+        // A second call succeeds and changes no set.
         assert!(!ipset.create(&name, &definition).unwrap());
         assert_eq!(
             ipset.add(&name, &entries).unwrap(),
@@ -300,7 +300,7 @@ fn a_full_set_is_reported_for_each_refused_entry() {
     assert_eq!(saved("full").1, texts(&inside));
     assert_eq!(Reason::Full.to_string(), "the set is full (maxelem)");
 
-    // Entries of a full set can be added again.
+    // A full set accepts entries that it already has.
     assert_eq!(
         ipset.add("full", &inside).unwrap(),
         vec![Outcome::Done; inside.len()]
@@ -324,7 +324,7 @@ fn create_distinguishes_an_equal_set_from_a_different_one() {
         "set set exists as `hash:ip,port family inet hashsize 1024 maxelem 65536`, wanted is \
          `hash:ip family inet hashsize 1024 maxelem 65536`: remove it (`ipset destroy set`) or choose another name"
     );
-    // Without the check of this crate, the kernel would accept this definition as the same set.
+    // Without this crate's check, the kernel would accept this definition for the existing set.
     assert!(
         mismatch(Definition::new(SetType::HashIpPort, SIX))
             .contains("wanted is `hash:ip,port family inet6 ")
@@ -592,7 +592,7 @@ fn the_mark_of_an_entry_is_replaced_and_ignored_by_a_deletion() {
     }
     assert_eq!(ipset.delete("m", &[other]).unwrap(), [Outcome::Done]);
     assert!(ipset.list("m").unwrap().entries.is_empty());
-    // A set without marks refuses entries with marks, and does not serve as a set with marks.
+    // A set without marks refuses entries with marks, and does not match a definition with marks.
     ipset.create("plain", &plain).unwrap();
     let refused = Outcome::Refused(Reason::TypeMismatch);
     assert_eq!(ipset.add("plain", &[one]).unwrap(), [refused]);
@@ -619,18 +619,18 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
     other.list("s").unwrap();
     assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "listed");
 
-    // Another program destroys the set. The crate queries the kernel again, and reports the missing
-    // set.
+    // Another program has destroyed the set. The crate queries the kernel again, and reports that
+    // the set is missing.
     ipset_tool("destroy s");
     let gone = vec![Outcome::Refused(Reason::NoSuchSet)];
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
-    // The set returns unchanged, and then with another type or family. The stored type does not
-    // hide the change.
+    // Another program creates the set again, first unchanged, then with another type or family. The
+    // stored type must not hide this change.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
-    // The kernel may understand only a part of an entry. This part must not be added to a set of
-    // another type.
+    // The kernel may understand only a part of an entry. The crate must not add this part to a set
+    // of another type.
     for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {
         ipset_tool("create s hash:ip,port");
         assert_eq!(sent(&mut ipset, &one).0, [Outcome::Done]);
@@ -641,7 +641,8 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
         ipset_tool("destroy s");
     }
 
-    // In the opposite case, the refused entry fits the new set, and is accepted after one query.
+    // In the opposite case, the refused entry fits the new set. One query later, the set accepts
+    // it.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

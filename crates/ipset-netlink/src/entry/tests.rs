@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Generates any entry that a kernel may hold.
+/// Generates any entry that a set in the kernel may hold.
 fn entries() -> impl Strategy<Value = Entry> {
     let ip = any::<IpAddr>;
     let net = (any::<IpAddr>(), 0..=128_u8).prop_map(|(ip, prefix)| {

@@ -8,7 +8,7 @@ use super::*;
 use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
-/// The sets of the test script that this crate can express.
+/// Sets of the test script whose types this crate supports.
 const PLAIN: [(&str, SetType, Family); 10] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
@@ -22,7 +22,7 @@ const PLAIN: [(&str, SetType, Family); 10] = [
     ("marks6", SetType::HashIpPort, Family::Inet6),
 ];
 
-/// Returns the message of `ipset restore` with this command and set.
+/// Returns the message with this command and set that `ipset restore` sent.
 fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
     let named = |payload: &[u8]| {
         let name = Attributes::after(4, payload)
@@ -119,8 +119,8 @@ fn type_requests_equal_those_of_the_ipset_tool() {
     }
 }
 
-/// A kernel with one set of ports. It handles a message up to the first refused port, and reports
-/// that line like the real kernel.
+/// A fake kernel with one set of ports. Like the real kernel, it handles a message up to the first
+/// refused port, and reports that port's line.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,
@@ -175,10 +175,10 @@ impl Kernel {
     }
 }
 
-/// Writes `entries` to a kernel that refuses some ports.
+/// Writes `entries` to a fake kernel that refuses some ports.
 fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
-    // Refuses entries that do not fit before sending, like `Ipset::expected`.
+    // Like `Ipset::expected`, refuses entries that do not fit before it sends the others.
     for (entry, outcome) in entries.iter().zip(&mut outcomes) {
         if entry.set_type() != SetType::BitmapPort {
             *outcome = Outcome::Refused(Reason::TypeMismatch);
@@ -239,7 +239,7 @@ fn many_entries_need_few_messages() {
     assert_eq!(write_to(&mut kernel, &entries), vec![Outcome::Done; 20_000]);
     assert_eq!(kernel.messages, 13);
 
-    // After one bad entry, the rest of its message is sent in groups of 64.
+    // After one bad entry, the crate sends the rest of its message in groups of 64.
     let mut kernel = Kernel {
         refuses: [10_000].into(),
         holds: BTreeSet::new(),

@@ -1,4 +1,4 @@
-//! The messages of changes, each with many entries, and their continuation after a refusal.
+//! The messages of changes, each with many entries, and the work after a refusal.
 
 use netlink_batch::{Batch, Reply, Writer};
 
@@ -6,46 +6,46 @@ use crate::set::CommandAttributes;
 use crate::wire::{NET_BYTEORDER, attr, command, message};
 use crate::{Entry, Reason};
 
-/// Bytes of entries in one message. An attribute's length is a `u16`, so 64 KiB is the limit. A
-/// refusal echoes the whole message. Half of the limit spares the receive buffer, and still holds
-/// 400 to 1300 entries.
+/// Maximum number of entry bytes in one message. An attribute's length is a `u16`, so the limit is
+/// 64 KiB. A refusal echoes the whole message. Half of the limit spares the receive buffer, and
+/// still holds 400 to 1300 entries.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Largest number of entries in one message: at first, and after each of three refusals.
+/// Maximum number of entries in one message: at first, and after each of three refusals.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
-/// Entries to add to one set, or to delete from it.
+/// Entries that a call adds to one set, or deletes from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// Name of the set.
     pub set: &'a str,
-    /// The action: add or delete.
+    /// Action on the entries: add or delete.
     pub action: Action,
-    /// The entries to add or delete.
+    /// Entries to add or delete.
     pub entries: &'a [Entry],
 }
 
-/// The action of a change on its entries.
+/// Action of a change on its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Adds the missing entries.
+    /// Adds those entries that the set lacks.
     Add,
-    /// Deletes the present entries.
+    /// Deletes those entries that the set has.
     Delete,
 }
 
-/// The outcome of a change for one entry.
+/// Outcome of a change for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The set has the wanted state.
+    /// The set has the entry after an add, or lacks it after a delete.
     Done,
     /// The kernel refused the entry, or the set cannot hold it.
     Refused(Reason),
-    /// The kernel's reply was lost. A list of the set shows its state.
+    /// The kernel's reply was lost. A list of the set shows whether it has the entry.
     Unknown,
 }
 
-/// Writes the start of every message: `struct nfgenmsg`, the protocol version, and the set.
+/// Writes the start of every message: `struct nfgenmsg`, the protocol version, and the set's name.
 pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     const AF_INET: u8 = 2;
     w.bytes(&[AF_INET, 0, 0, 0]);
@@ -55,7 +55,7 @@ pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     }
 }
 
-/// Sends the `Unknown` entries of `parts`, until each is settled or its reply is lost.
+/// Sends the `Unknown` entries of `parts`, until each has an outcome or its reply is lost.
 pub(super) fn write<E>(
     mut parts: Vec<ChangePart<'_>>,
     protocol: u8,
@@ -86,17 +86,16 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// Entries of a change, for one or several messages.
+/// Entries of a change that may need several messages.
 pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
-    /// Outcomes, one for each entry. Entries with outcome `Unknown` have not been sent.
+    /// Outcomes, one per entry. An entry whose outcome is `Unknown` has not been sent yet.
     pub(super) outcomes: &'a mut [Outcome],
 }
 
 impl<'a> ChangePart<'a> {
     /// Appends a message with up to `most` entries from the start of this part. Returns the number
-    /// of entries that the message covers. Lines count from 1, so line 0 in a refusal names no
-    /// entry.
+    /// of entries in the message. Lines count from 1, so line 0 in a refusal names no entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -145,7 +144,8 @@ impl<'a> ChangePart<'a> {
         (part, rest)
     }
 
-    /// Records the reply to this part's message, and returns the entries after a refused entry.
+    /// Records the reply to this part's message. If the kernel refused an entry, returns the
+    /// entries after it.
     fn settle(self, reply: &Reply) -> Option<ChangePart<'a>> {
         let refusal = match reply {
             Reply::Unknown => return None,
@@ -158,7 +158,7 @@ impl<'a> ChangePart<'a> {
         let line = CommandAttributes::decode(&refusal.request)
             .ok()
             .and_then(|attributes| attributes.line);
-        // Lines count from 1. Any other number names no entry.
+        // Lines count from 1. Any other number names no entry of this part.
         let index = line.and_then(|line| (line as usize).checked_sub(1));
         let refused = index.and_then(|index| self.change.entries.get(index));
         let bitmap = matches!(refused, Some(Entry::Port(_)));
@@ -174,7 +174,7 @@ impl<'a> ChangePart<'a> {
         Some(behind)
     }
 
-    /// Sets every unknown outcome to `as_this`.
+    /// Sets every `Unknown` outcome to `as_this`.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

@@ -14,7 +14,8 @@ fn a_listed_set_decodes_to_its_definition() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // Comments and counters are ignored. Entries that this crate cannot express are counted below.
+    // The list omits comments and counters. Entries that this crate cannot express are counted
+    // below.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",
@@ -98,7 +99,7 @@ fn a_set_split_over_several_messages_is_joined() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // Further messages about a set have its name and more entries, but neither type nor header.
+    // A further message about a set has the name and more entries, but neither type nor header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);
@@ -115,7 +116,7 @@ fn a_set_split_over_several_messages_is_joined() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // A list never begins with a further message about a set.
+    // A further message cannot be the first one of a list.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }
@@ -155,17 +156,18 @@ fn only_membership_settings_must_match_a_definition() {
     assert!(!header("port4").matches(&plain));
     assert!(!header("timed").matches(&plain));
     assert!(!header("nets").matches(&plain));
-    // A set for marks needs room for them. Unneeded room does not matter.
+    // A set without room for marks does not match a definition with marks. Unneeded room is
+    // harmless.
     let ports = Definition::new(SetType::HashIpPort, Family::Inet);
     assert!(header("marks4").matches(&ports.with_marks()));
     assert!(header("marks4").matches(&ports));
     assert!(!header("port4").matches(&ports.with_maxelem(10).with_marks()));
-    // Counters and comments make no difference.
+    // Counters and comments do not affect the match.
     assert!(
         header("port4")
             .matches(&Definition::new(SetType::HashIpPort, Family::Inet).with_maxelem(10))
     );
-    // A bitmap has no family.
+    // A bitmap has no family, so the given family has no effect.
     let ports = Definition::new(SetType::BitmapPort, Family::Inet6).with_ports(32767, 30000);
     assert!(header("ports").matches(&ports));
     assert!(!header("ports").matches(&Definition::new(SetType::BitmapPort, Family::Inet)));
