@@ -83,9 +83,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Prints the new parts of the dumps of services and destinations after each command that adds an
-/// object. Then prints counters with three connections to a real server. One of these connections
-/// is still open.
+/// Prints, after each command that adds an object, the new parts of the dumps of services and
+/// destinations. Then prints the counters after three connections to a real server, one of which is
+/// still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."
@@ -97,7 +97,8 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // The service's identifying attributes, as received, are a valid query.
+            // The service's identifying attributes are a valid query in the form in which they were
+            // received.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;
             if !seen.contains(&service.to_vec()) {
@@ -145,7 +146,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         served.read_exact(&mut [0; 16])?;
         open = Some((client, served));
     }
-    // The kernel updates its counters every two seconds.
+    // The kernel updates its counters every two seconds, so the program waits.
     sleep(Duration::from_secs(5));
     news(
         &mut raw,
@@ -165,7 +166,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command once under strace. Prints its messages of the IPVS family that make a change.
+/// Runs each command once under strace. Prints those of its IPVS messages that make a change.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");
     let trace = std::env::temp_dir().join(format!("capture-{}.strace", std::process::id()));
@@ -188,7 +189,7 @@ fn requests() -> Result<()> {
                 .find(|part| part.starts_with("\\x"))
                 .context("no payload")?;
             let payload = payload.replace("\\x", "");
-            // ipvsadm sends IPVS_CMD_GET_INFO before a change.
+            // Before a change, ipvsadm sends IPVS_CMD_GET_INFO, which this program skips.
             if !payload.starts_with("0f") {
                 println!("request {payload}");
             }

@@ -1,14 +1,14 @@
-//! Measures the kernel memory of virtual servers with very many destinations. One Service may have
-//! this many.
+//! Measures the kernel memory of virtual servers with very many destinations, as many as one
+//! Kubernetes Service may have.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
 //! target/debug/lab run --timeout 600 -- target/debug/examples/memory_cost 16 18750
 //! ```
 //!
-//! The arguments are the number of virtual servers and the number of destinations of each. The
+//! The arguments are the number of virtual servers, and the number of destinations of each. The
 //! program prints the growth of `Slab`, `Percpu` and `VmallocUsed` in /proc/meminfo. It flushes
-//! IPVS before and after. A destination has counters for each CPU.
+//! IPVS before and after. A destination has counters for each CPU, so the number of CPUs matters.
 
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 
@@ -73,7 +73,7 @@ fn send(ipvs: &mut Ipvs, batch: &mut Batch) -> Result<()> {
     Ok(())
 }
 
-/// Returns the kernel's own memory in bytes.
+/// Returns the memory that the kernel itself uses, in bytes.
 fn memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let kinds = ["Slab:", "Percpu:", "VmallocUsed:"];

@@ -6,17 +6,17 @@
 //! target/release/lab run --timeout 1800 -- target/release/examples/trash_cost
 //! ```
 //!
-//! The kernel does not free a removed destination. It inserts the destination at the head of a list
-//! of the network namespace (`dest_trash`), with or without connections. A timer scans the list
-//! every 60 s. It notes the first time that a destination has no connections, and frees the
-//! destination 120 s later. So each destination stays for 120 to 180 s after its removal or its
-//! last connection. For each added destination, the kernel first searches that list from its head,
-//! under a lock that disables soft interrupts. If the destination is not in the list, the search
-//! costs the whole list.
+//! The kernel does not free a removed destination at once. It inserts the destination at the head
+//! of a list of the network namespace (`dest_trash`), with or without connections. A timer scans
+//! the list every 60 s. It notes when it first finds a destination without connections, and frees
+//! the destination 120 s later. Each destination therefore stays for 120 to 180 s after its removal
+//! or its last connection. For each added destination, the kernel first searches this list from the
+//! head, under a lock that disables soft interrupts. If the list lacks the destination, the kernel
+//! searches the whole list.
 //!
-//! A line is one round of a case. Each case runs in a separate network namespace, which `unshare`
-//! creates. With arguments, the program runs one case in the current namespace: `trash_cost
-//! many|one COUNT CASE`, see [`Case`].
+//! An output line is one round of a case. Each case runs in a separate network namespace, which
+//! `unshare` creates. With arguments, the program runs one case in the current namespace:
+//! `trash_cost many|one COUNT CASE`, see [`Case`].
 //!
 //! Source: `net/netfilter/ipvs/ip_vs_ctl.c` (`ip_vs_trash_get_dest`, `__ip_vs_del_dest`,
 //! `ip_vs_dest_trash_expire`).
@@ -58,17 +58,18 @@ const CASES: [(&str, u32, &str); 18] = [
 ];
 
 const ROUNDS: u32 = 4;
-/// Largest number of destinations in the kernel's list for `bounded`.
+/// Maximum number of destinations in the kernel's list that the case `bounded` allows.
 const BOUND: usize = 4_096;
-/// Number of destinations that `wait` adds per measurement.
+/// Number of destinations that the case `wait` adds per measurement.
 const PROBES: u32 = 64;
-/// Number of packets that `spares` sends.
+/// Number of packets that the case `spares` sends.
 const PACKETS: u32 = 2_000;
-/// Time between two measurements of `wait`.
+/// Time between two measurements of the case `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. New destinations replace the old ones, unless the case adds the same ones
-/// again. They are added in the order of their addresses, unless the case is `backwards`.
+/// Steps of a round. New destinations replace the old ones, unless the case adds the old ones
+/// again. The program adds destinations in the order of their addresses, unless the case is
+/// `backwards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// Adds the new destinations, then removes the old ones.
@@ -78,8 +79,8 @@ enum Case {
     /// Adds the new destinations, and sets the weight of the old ones to 0. Removes all old
     /// destinations after the last round.
     Weight,
-    /// Like the previous case, but removes only as many old destinations as keep the kernel's list
-    /// within [`BOUND`].
+    /// Like `Weight`, but removes just enough old destinations to keep the kernel's list within
+    /// [`BOUND`].
     Bounded,
     /// Removes all destinations, and adds the same ones again.
     Return { backwards: bool },
@@ -90,11 +91,11 @@ enum Case {
     /// Flushes all virtual servers (`ipvsadm -C`), and adds them again in their order or in the
     /// reverse order of the last dump.
     Flush { backwards: bool },
-    /// Removes all destinations once. Then measures repeatedly what it costs to add other
-    /// destinations, until the cost is normal again.
+    /// Removes all destinations once. Then repeatedly measures the cost of adding other
+    /// destinations, until this cost is normal again.
     Wait { connections: bool },
-    /// Measures the cost of destinations with weight 0 for a scheduled packet (round robin), while
-    /// one destination has a weight.
+    /// Measures how destinations with weight 0 affect the scheduling of a packet (round robin). One
+    /// destination has a weight above 0.
     Spares,
 }
 
@@ -129,7 +130,7 @@ fn main() -> Result<()> {
             Case::parse(case).ok_or("no such case: see the head of this example's source")?;
         return Table::open(shape == "one", count.parse()?)?.run(case);
     }
-    // With the module loaded, each namespace has IPVS without a request.
+    // If the module is loaded, each new namespace has IPVS without a request.
     drop(Ipvs::open()?);
     let program = current_exe()?;
     for (shape, count, case) in CASES {
@@ -146,7 +147,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's table. It has one virtual server with all destinations, or one virtual server for
+/// The kernel's IPVS table: one virtual server with all destinations, or one virtual server for
 /// each destination.
 struct Table {
     ipvs: Ipvs,
@@ -156,7 +157,7 @@ struct Table {
 
 impl Table {
     fn open(is_one: bool, count: u32) -> Result<Self> {
-        // The kernel accepts no destination in a namespace without an address.
+        // In a namespace without an address, the kernel accepts no destination.
         Command::new("ip")
             .args(["link", "set", "lo", "up"])
             .status()?;
@@ -185,7 +186,7 @@ impl Table {
         (0..self.count).map(pair).collect()
     }
 
-    /// Pushes a message for each item of `all`, and returns the total time.
+    /// Sends a message for each item of `all`. Returns the total time.
     fn each<T>(&mut self, all: &[T], push: impl Fn(Family, &mut Batch, &T)) -> Result<Duration> {
         let family = self.ipvs.family();
         let began = Instant::now();
@@ -325,7 +326,7 @@ impl Table {
     }
 
     fn schedule(&mut self, all: &[Pair]) -> Result<()> {
-        // IPVS schedules each packet separately.
+        // With this flag, IPVS schedules each packet separately.
         let (key, flags) = (self.service(0), Flags::ONE_PACKET);
         self.each(&[key], |family, batch, key| {
             let service = Service::new(*key, Name::RR);
@@ -345,8 +346,8 @@ impl Table {
             there = wanted;
             let began = Instant::now();
             for _ in 0..PACKETS {
-                // No process listens at this address, and a later call on the socket may fail
-                // because of that.
+                // No process listens at this address, so an ICMP error may fail a later call on the
+                // socket.
                 let _ = socket.send_to(b"x", (address, port));
             }
             let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(PACKETS);
@@ -364,8 +365,8 @@ impl Table {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for (service, _) in all {
                 if let ServiceKey::Address { address, port, .. } = service {
-                    // No process listens at this address, and a later call on the socket may fail
-                    // because of that.
+                    // No process listens at this address, so an ICMP error may fail a later call on
+                    // the socket.
                     let _ = socket.send_to(b"x", (*address, *port));
                 }
             }

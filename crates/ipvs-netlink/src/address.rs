@@ -1,11 +1,11 @@
-//! Addresses and address families in the kernel's format.
+//! Addresses and address families in the kernel's binary format.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use inet::IpFamily;
 use netlink_batch::{Attribute, Malformed, Writer};
 
-/// Returns `AF_INET` or `AF_INET6`.
+/// Returns the number of a family: `AF_INET` or `AF_INET6`.
 pub(crate) fn number(family: IpFamily) -> u16 {
     match family {
         IpFamily::V4 => 2,
@@ -13,7 +13,7 @@ pub(crate) fn number(family: IpFamily) -> u16 {
     }
 }
 
-/// Parses an address family.
+/// Parses an address family from an attribute.
 pub(crate) fn family(attribute: &Attribute<'_>, name: &'static str) -> Result<IpFamily, Malformed> {
     match attribute.u16()? {
         2 => Ok(IpFamily::V4),
@@ -39,7 +39,7 @@ pub(crate) fn write(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     writer.attr(kind, &bytes);
 }
 
-/// Parses an address of this family.
+/// Parses an address of this family from an attribute.
 pub(crate) fn read(attribute: &Attribute<'_>, family: IpFamily) -> Result<IpAddr, Malformed> {
     let first = |expected| Malformed::Size {
         kind: attribute.kind,

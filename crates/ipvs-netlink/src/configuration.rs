@@ -1,4 +1,4 @@
-//! Settings of the network namespace.
+//! Settings of IPVS in a network namespace.
 
 use netlink_batch::{Attributes, Malformed};
 
@@ -7,7 +7,7 @@ use crate::uapi::{self, info, top};
 /// Version and size of IPVS.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
-    /// Version of IPVS: one byte each for major, minor and patch (0x010201 is 1.2.1).
+    /// Version of IPVS, with one byte each for major, minor and patch (0x010201 is 1.2.1).
     pub version: u32,
     /// Number of slots in the connection table. Since Linux 7.1, it is 0 until the network
     /// namespace has its first service. The kernel then creates the table, and lets it grow.
@@ -17,11 +17,12 @@ pub struct Info {
 /// Timeouts of idle connections, in seconds, for the whole network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Timeout of established TCP connections. In a request, 0 keeps a timeout.
+    /// Timeout of established TCP connections, in seconds. In a request, 0 keeps the present
+    /// timeout.
     pub tcp: u32,
-    /// Timeout of TCP connections after a FIN.
+    /// Timeout of TCP connections after a FIN, in seconds.
     pub tcp_fin: u32,
-    /// Timeout of UDP flows.
+    /// Timeout of UDP flows, in seconds.
     pub udp: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Counts services with a single system call. The old control interface reports the number, which
+//! Counts services with a single system call. The old control interface reports this number,
 //! generic netlink does not.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
@@ -13,7 +13,7 @@ const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
 /// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of services.
 const INFO: usize = 12;
 
-/// Counter of services in the network namespace of the thread that opened it.
+/// Reads the number of services in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct ServiceCounter(OwnedFd);
 
@@ -29,18 +29,18 @@ impl ServiceCounter {
         Ok(Self(socket))
     }
 
-    /// Returns the number of services with IPv4 addresses, including firewall marks. IPv6 services
-    /// are not counted. Needs `CAP_NET_ADMIN`.
+    /// Returns the number of services with IPv4 addresses or firewall marks. IPv6 services do not
+    /// count. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
-    /// `EPERM` without `CAP_NET_ADMIN`, `ENOPROTOOPT` if `ip_vs` is not loaded.
+    /// Returns `EPERM` without `CAP_NET_ADMIN`, and `ENOPROTOOPT` if `ip_vs` is not loaded.
     #[allow(unsafe_code, reason = "no crate offers this socket option")]
     pub fn count(&self) -> io::Result<u32> {
         let mut info = [0_u8; INFO];
         let mut length = libc::socklen_t::try_from(INFO).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open. The kernel writes at most `length` bytes to `info`, which
-        // has `length` bytes.
+        // SAFETY: the descriptor is open. The kernel writes at most `length` bytes to `info`, and
+        // `info` has `length` bytes.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),

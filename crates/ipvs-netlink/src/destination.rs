@@ -1,4 +1,4 @@
-//! Destinations: the servers that get a service's connections.
+//! Destinations: the servers to which IPVS sends a service's connections.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,8 @@ use crate::uapi::{self, dest, top};
 pub struct DestinationKey {
     /// Address of the server.
     pub address: IpAddr,
-    /// Port of the server. Without masquerading, it is the service's port.
+    /// Port of the server. Only masquerading translates the port. With other forwarding methods, it
+    /// is the service's port.
     pub port: u16,
 }
 
@@ -60,7 +61,7 @@ pub enum Forward {
     Route,
     /// Bypass of IPVS, for a cache cluster.
     Bypass,
-    /// A number without a meaning yet, 5 to 7.
+    /// A number without a meaning yet: 5 to 7.
     Other(u8),
 }
 
@@ -98,7 +99,7 @@ impl From<u32> for Forward {
 pub struct Tunnel {
     /// Type of the tunnel (`IP_VS_CONN_F_TUNNEL_TYPE_*`): 0 IPIP, 1 GUE, 2 GRE.
     pub kind: u8,
-    /// UDP port of GUE.
+    /// UDP port of a GUE tunnel.
     pub port: u16,
     /// Checksum flags (`IP_VS_TUNNEL_ENCAP_FLAG_*`): 1 checksum, 2 remote checksum.
     pub flags: u16,
@@ -109,21 +110,22 @@ pub struct Tunnel {
 pub struct Destination {
     /// Identity of the destination.
     pub key: DestinationKey,
-    /// Forwarding method.
+    /// Forwarding method of the destination.
     pub forward: Forward,
-    /// Share of new connections, up to 2,147,483,647. With 0, only existing connections continue.
+    /// Weight: the share of new connections, up to 2,147,483,647. With 0, only existing connections
+    /// continue.
     pub weight: u32,
-    /// Number of connections at which the destination gets no new ones, or 0 for no limit.
+    /// Number of connections at which the destination gets no new ones. 0: no limit.
     pub upper_threshold: u32,
-    /// Number of connections below which the destination gets new ones again, or 0 for three
-    /// quarters of `upper_threshold`.
+    /// Number of connections below which the destination gets new ones again. 0: three quarters of
+    /// `upper_threshold`.
     pub lower_threshold: u32,
-    /// Tunnel to the destination.
+    /// Encapsulation of packets to the destination, for [`Forward::Tunnel`].
     pub tunnel: Tunnel,
 }
 
 impl Destination {
-    /// Returns a masqueraded destination without thresholds.
+    /// Returns a destination with masquerading and without thresholds.
     pub fn new(key: impl Into<DestinationKey>, weight: u32) -> Self {
         Self {
             key: key.into(),
@@ -154,18 +156,18 @@ pub struct DestinationEntry {
     pub destination: Destination,
     /// Number of established connections.
     pub active: u32,
-    /// Number of connections in other states: beginning, ending, or UDP.
+    /// Number of connections in other states: opening, closing, or UDP.
     pub inactive: u32,
-    /// Number of persistence templates.
+    /// Number of persistence templates, which bind clients to this destination.
     pub persistent: u32,
     /// Counters of the destination.
     pub statistics: Statistics,
 }
 
 impl DestinationEntry {
-    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the family of the
-    /// service. It stands in for the destination's own family, which kernels before 3.18 do not
-    /// send.
+    /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
+    /// family of the service. Kernels before 3.18 do not send the destination's own family, which
+    /// is then the same.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Errors of a whole request. A refused change is a [`Reply`](netlink_batch::Reply).
+//! Errors of a whole request. For a refused change, see [`Reply`](netlink_batch::Reply).
 
 use netlink_batch::{Malformed, Refusal};
 
@@ -6,7 +6,7 @@ use netlink_batch::{Malformed, Refusal};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no IPVS and did not load the module.
+    /// The kernel has no IPVS, and has not loaded the module `ip_vs`.
     #[error(
         "this kernel offers no IPVS: the module ip_vs is not loaded and was not loaded on demand; run `modprobe ip_vs` (in a container: on the host)"
     )]

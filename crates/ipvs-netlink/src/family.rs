@@ -1,4 +1,4 @@
-//! Encodes changes as messages.
+//! Encodes changes as netlink messages.
 
 use netlink_batch::{Batch, Writer};
 
@@ -7,22 +7,22 @@ use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// Encoder of messages, with the number of the running kernel's IPVS family. Each method appends
-/// one message to a batch and returns its index.
+/// Encoder of messages. It holds the number that the running kernel gave to its IPVS family. Each
+/// method appends one message to a batch and returns the message's index.
 ///
-/// The number is valid until the module is unloaded. The kernel may refuse every change with
-/// `EINVAL` for invalid values, with `EPERM`, or with `EAFNOSUPPORT` if it lacks IPv6. Each method
-/// lists its other errors.
+/// The number is valid until the module is unloaded. The kernel may refuse any change with `EINVAL`
+/// for invalid values, with `EPERM`, or with `EAFNOSUPPORT` if it lacks IPv6. The comment of each
+/// method lists its other errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family(u16);
 
 impl Family {
-    /// Creates an encoder with the family number that [`Ipvs::open`](crate::Ipvs::open) queries.
+    /// Creates an encoder from a family number, as [`Ipvs::open`](crate::Ipvs::open) queries it.
     pub fn from_id(id: u16) -> Self {
         Self(id)
     }
 
-    /// Returns the family number, which is the `nlmsg_type` of its messages.
+    /// Returns the family number: the `nlmsg_type` of every message.
     pub fn id(self) -> u16 {
         self.0
     }
@@ -33,8 +33,8 @@ impl Family {
         self.service(batch, command::NEW_SERVICE, service)
     }
 
-    /// Changes a service except its key. Fails with `ESRCH` if it does not exist, or `ENOENT` as
-    /// for a new service.
+    /// Changes all parts of a service except its key. Fails with `ESRCH` if the service does not
+    /// exist, or `ENOENT` as for a new service.
     pub fn set_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::SET_SERVICE, service)
     }
@@ -48,10 +48,10 @@ impl Family {
 
     /// Adds a destination to a service. The kernel refuses the destination with:
     ///
-    /// * `EEXIST` if the service has it already.
+    /// * `EEXIST` if the service already has it.
     /// * `ESRCH` if the service does not exist.
-    /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold over the upper one.
-    /// * `EINVAL` if its address is not unicast or of the wrong family, or if the network namespace
+    /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold over the upper one. *
+    ///   `EINVAL` if its address is not unicast or of the wrong family, or if the network namespace
     ///   has no address yet, even on loopback.
     pub fn new_destination(
         self,
@@ -62,8 +62,8 @@ impl Family {
         self.destination(batch, command::NEW_DEST, service, destination)
     }
 
-    /// Changes a destination except its key. Fails with `ENOENT` if the service does not have it,
-    /// otherwise as for a new destination.
+    /// Changes all parts of a destination except its key. Fails with `ENOENT` if the service does
+    /// not have the destination. Otherwise, see [`new_destination`](Self::new_destination).
     pub fn set_destination(
         self,
         batch: &mut Batch,
@@ -73,9 +73,10 @@ impl Family {
         self.destination(batch, command::SET_DEST, service, destination)
     }
 
-    /// Deletes a destination. Packets of its connections are dropped until the destination returns
-    /// or the connections time out. With the sysctl `net.ipv4.vs.expire_nodest_conn`, the first
-    /// packet ends its connection. Fails with `ENOENT` and `ESRCH` as for a change.
+    /// Deletes a destination. IPVS then drops packets of its connections until the destination
+    /// returns or the connections time out. If the sysctl `net.ipv4.vs.expire_nodest_conn` is set,
+    /// the first packet of a connection ends it instead. Fails with `ENOENT` and `ESRCH`, as for a
+    /// change.
     pub fn del_destination(
         self,
         batch: &mut Batch,
@@ -88,7 +89,7 @@ impl Family {
         })
     }
 
-    /// Deletes all services.
+    /// Deletes all services with their destinations.
     pub fn flush(self, batch: &mut Batch) -> usize {
         self.push(batch, command::FLUSH, |_| {})
     }
@@ -103,7 +104,7 @@ impl Family {
         })
     }
 
-    /// Sets the timeouts of connections.
+    /// Sets the timeouts of idle connections.
     pub fn set_timeouts(self, batch: &mut Batch, timeouts: &Timeouts) -> usize {
         self.push(batch, command::SET_CONFIG, |message| {
             message.attr_u32(top::TIMEOUT_TCP, timeouts.tcp);

@@ -3,7 +3,7 @@
 
 use crate::{DestinationEntry, Info, IpFamily, ServiceEntry, Status, Timeouts};
 
-/// Parses the response to each command.
+/// Parses bytes as the response to each command.
 pub fn answer(bytes: &[u8]) {
     let _ = Info::decode(bytes);
     let _ = Timeouts::decode(bytes);
@@ -13,7 +13,7 @@ pub fn answer(bytes: &[u8]) {
     }
 }
 
-/// Parses `/proc/net/ip_vs_status`.
+/// Parses a text as `/proc/net/ip_vs_status`.
 pub fn status(text: &str) {
     let _ = Status::parse(text);
 }

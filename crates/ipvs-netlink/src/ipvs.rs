@@ -1,4 +1,4 @@
-//! Connection to IPVS in the kernel.
+//! A connection to IPVS in the kernel.
 
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
 
@@ -16,7 +16,7 @@ const ESRCH: i32 = 3;
 /// (`include/uapi/linux/genetlink.h`).
 mod control {
     pub(super) const ID: u16 = 16;
-    /// Header of `CTRL_CMD_GETFAMILY`, with its version.
+    /// Command `CTRL_CMD_GETFAMILY` with its version, as a `genlmsghdr`.
     pub(super) const GET_FAMILY: [u8; 4] = [3, 1, 0, 0];
     pub(super) const FAMILY_ID: u16 = 1;
     pub(super) const FAMILY_NAME: u16 = 2;
@@ -30,12 +30,12 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens a connection. The query of the family makes the kernel load the module `ip_vs` if it
-    /// can.
+    /// Opens a connection. Its query for the IPVS family makes the kernel load the module `ip_vs`,
+    /// if the kernel can.
     ///
     /// # Errors
     ///
-    /// [`Error::FamilyMissing`] if the kernel has no IPVS; otherwise the socket's error.
+    /// Returns [`Error::FamilyMissing`] if the kernel has no IPVS. Also fails if the socket fails.
     pub fn open() -> Result<Self, Error> {
         let mut connection = Connection::open(Protocol::Generic)?;
         let answer = connection.request(control::ID, 0, |message| {
@@ -53,33 +53,35 @@ impl Ipvs {
         self.family
     }
 
-    /// Sends a batch, and returns one [`Reply`] per message, by index. See [`Connection::execute`].
+    /// Sends a batch. Returns one [`Reply`] per message, by index. See [`Connection::execute`].
     ///
     /// # Errors
     ///
-    /// Fails if the socket failed: the result of each message is unknown then. A refusal is in the
-    /// [`Reply`] to its message.
+    /// Fails if the socket fails, and the results of all messages are then unknown. If the kernel
+    /// refuses a message, its [`Reply`] has the refusal.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         Ok(self.connection.execute(batch)?)
     }
 
-    /// Returns the number of messages sent since `self` was opened. Wraps around after `u32::MAX`.
+    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
+    /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
 
-    /// Returns version and table size.
+    /// Returns the version of IPVS and the size of its connection table.
     ///
     /// # Errors
     ///
-    /// Fails if the socket failed, the kernel refused (`EPERM`), or the response is malformed.
+    /// Fails if the socket fails, the kernel refuses (`EPERM`), or the response is malformed.
     pub fn info(&mut self) -> Result<Info, Error> {
         let answer = self.get(command::GET_INFO, |_| {})?;
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// Returns all services of both address families. The kernel responds in parts and does not
-    /// report changes between them. During other writes, a service may be missing or occur twice.
+    /// Returns all services of both address families. The kernel responds in parts, and does not
+    /// report changes between the parts. If another program writes meanwhile, a service may be
+    /// missing or occur twice.
     ///
     /// # Errors
     ///
@@ -109,7 +111,7 @@ impl Ipvs {
         }
     }
 
-    /// Returns the destinations of a service, or none if the service does not exist. The kernel
+    /// Returns the destinations of a service. Empty if the service does not exist. The kernel
     /// responds in parts, as for [`Ipvs::services`].
     ///
     /// # Errors
@@ -127,7 +129,7 @@ impl Ipvs {
         Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
     }
 
-    /// Returns the timeouts of connections.
+    /// Returns the timeouts of idle connections.
     ///
     /// # Errors
     ///
@@ -137,16 +139,16 @@ impl Ipvs {
         Ok(Timeouts::decode(first(&answer)?)?)
     }
 
-    /// Sets the timeouts of connections.
+    /// Sets the timeouts of idle connections.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if a timeout is too large for the kernel; otherwise see [`Ipvs::info`].
+    /// Fails with `EINVAL` if a timeout is too large for the kernel. Otherwise, see [`Ipvs::info`].
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         self.one(|family, batch| family.set_timeouts(batch, timeouts))
     }
 
-    /// Deletes all services.
+    /// Deletes all services with their destinations.
     ///
     /// # Errors
     ///
@@ -159,7 +161,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// `ESRCH` if there is no such service; otherwise see [`Ipvs::info`].
+    /// Fails with `ESRCH` if the service does not exist. Otherwise, see [`Ipvs::info`].
     pub fn zero(&mut self, service: Option<&ServiceKey>) -> Result<(), Error> {
         self.one(|family, batch| family.zero(batch, service))
     }
@@ -187,7 +189,7 @@ impl Ipvs {
 }
 
 fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
-    // The kernel acknowledged the request, but sent no response.
+    // The kernel has acknowledged the request but sent no response.
     answer
         .iter()
         .next()

@@ -1,31 +1,31 @@
-//! Names of schedulers and persistence engines: at most 15 bytes, stored without an allocation.
+//! Names of schedulers and persistence engines: at most 15 bytes, without a heap allocation.
 
 use std::fmt;
 use std::str::{self, FromStr};
 
-/// Size of a name with its NUL (`IP_VS_SCHEDNAME_MAXLEN` and `IP_VS_PENAME_MAXLEN`).
+/// Size of a name with its NUL, in bytes (`IP_VS_SCHEDNAME_MAXLEN` and `IP_VS_PENAME_MAXLEN`).
 const CAPACITY: usize = 16;
 
 /// Name of a scheduler (`rr`, `wrr`, `lc`, `sh`, `mh` ...) or of a persistence engine (`sip`).
 ///
-/// Any name of 1 to 15 bytes without NUL. The kernel's modules decide which names exist. The kernel
+/// It has 1 to 15 bytes and no NUL. The kernel's modules decide which names exist: the kernel
 /// refuses a service with an unknown scheduler with `ENOENT`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; CAPACITY]);
 
-/// Error of a name that the kernel cannot store.
+/// Error of a text that the kernel cannot store as a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot be the name of a scheduler or persistence engine: those have 1 to 15 bytes")]
 pub struct BadName(String);
 
 impl Name {
-    /// Round robin, which every IPVS kernel should have.
+    /// Round robin, a scheduler that every kernel with IPVS should have.
     pub const RR: Self = Self(*b"rr\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         let text = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
-        // The bytes come from a str that was cut at a NUL.
+        // The bytes come from a str and end at a NUL, so they are valid UTF-8.
         str::from_utf8(text).unwrap_or_default()
     }
 }

@@ -1,4 +1,5 @@
-//! Services: a virtual address, or a packet mark, whose connections are balanced over destinations.
+//! Services: a virtual address, or a firewall mark, whose connections IPVS balances over
+//! destinations.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +13,7 @@ use crate::name::Name;
 use crate::statistics::Statistics;
 use crate::uapi::{self, service, top};
 
-/// IP protocol number.
+/// An IP protocol, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Protocol(pub u8);
 
@@ -45,26 +46,26 @@ impl fmt::Debug for Protocol {
 /// Identity of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceKey {
-    /// Packets to this address and port.
+    /// Packets to this virtual address and port.
     Address {
         /// TCP, UDP or SCTP.
         protocol: Protocol,
         /// Virtual address.
         address: IpAddr,
-        /// Virtual port. Only persistent services may use 0, which means all ports.
+        /// Virtual port. 0 means all ports, and only persistent services may use it.
         port: u16,
     },
     /// Packets that a firewall rule has marked.
     Fwmark {
         /// Family of the packets, IPv4 or IPv6.
         family: IpFamily,
-        /// Packet mark, not 0.
+        /// Firewall mark of the packets. It must not be 0.
         mark: u32,
     },
 }
 
 impl ServiceKey {
-    /// Returns the key of an address and port.
+    /// Returns the key of a service with an address and port.
     pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
         Self::Address {
             protocol,
@@ -73,7 +74,7 @@ impl ServiceKey {
         }
     }
 
-    /// Returns the address family.
+    /// Returns the address family of the service.
     pub fn family(&self) -> IpFamily {
         match *self {
             Self::Address { address, .. } => IpFamily::of(address),
@@ -122,22 +123,22 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// Flags of a service (`IP_VS_SVC_F_*`). Bits without a name here are preserved.
+    /// Flags of a service (`IP_VS_SVC_F_*`). Bits without a name here keep their value.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
-        /// Flag of persistence: a client's new connections get the destination of its first
+        /// Flag of persistence: new connections of a client go to the destination of its first
         /// connection.
         const PERSISTENT = 0x1;
         /// Flag that the kernel sets on every service. It has no effect in a request.
         const HASHED = 0x2;
         /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;
-        /// First flag of the scheduler. With it, `sh` and `mh` use another destination if the
-        /// chosen one has weight 0 or has reached its upper threshold.
+        /// First flag for the scheduler. If the chosen destination has weight 0 or has reached its
+        /// upper threshold, `sh` and `mh` choose another one.
         const SCHED_1 = 0x8;
-        /// Second flag of the scheduler. `sh` and `mh` also hash the source port.
+        /// Second flag for the scheduler. `sh` and `mh` then hash the source port, too.
         const SCHED_2 = 0x10;
-        /// Third flag of the scheduler.
+        /// Third flag for the scheduler.
         const SCHED_3 = 0x20;
 
         const _ = !0;
@@ -147,25 +148,25 @@ bitflags! {
 /// A service to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// Identity of the service.
+    /// Identity of the service, which cannot change.
     pub key: ServiceKey,
     /// Scheduler of the service.
     pub scheduler: Name,
-    /// Flags of the service. They replace all flags of an existing service.
+    /// Flags of the service. In a change, they replace all flags of the existing service.
     pub flags: Flags,
-    /// Time in seconds that a client without connections keeps its destination, for
+    /// Time in seconds for which a client without connections keeps its destination, with
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
-    /// Mask of addresses that count as one client for persistence. IPv4: a netmask as a number
-    /// (255.255.255.0 is 0xffffff00). IPv6: a prefix length, 1 to 128. The kernel refuses other
-    /// values.
+    /// Mask that decides which addresses count as one client for persistence. IPv4: a netmask as a
+    /// number (255.255.255.0 is 0xffffff00). IPv6: a prefix length from 1 to 128. The kernel
+    /// refuses other values.
     pub netmask: u32,
-    /// Persistence engine (`sip`).
+    /// Persistence engine (`sip`), if any.
     pub persistence_engine: Option<Name>,
 }
 
 impl Service {
-    /// Returns a service without persistence, whose clients are single addresses.
+    /// Returns a service without persistence. Every address counts as a separate client.
     pub fn new(key: ServiceKey, scheduler: Name) -> Self {
         Self {
             key,
@@ -177,7 +178,7 @@ impl Service {
         }
     }
 
-    /// Returns the netmask with which every address is a separate client.
+    /// Returns the netmask with which every address counts as a separate client.
     pub fn single_client(family: IpFamily) -> u32 {
         match family {
             IpFamily::V4 => u32::MAX,
@@ -191,7 +192,7 @@ impl Service {
         if let Some(engine) = &self.persistence_engine {
             writer.attr_str(service::PE_NAME, engine.as_str());
         }
-        // The value is struct ip_vs_flags: the flags, and the mask of valid flags. All flags are
+        // The value is a struct ip_vs_flags: the flags, and a mask of the valid bits. All bits are
         // valid.
         let [f0, f1, f2, f3] = self.flags.bits().to_ne_bytes();
         writer.attr(service::FLAGS, &[f0, f1, f2, f3, 0xff, 0xff, 0xff, 0xff]);
@@ -206,14 +207,14 @@ impl Service {
 /// A service in the kernel, with its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// Configuration of the service. Its flags have [`Flags::HASHED`].
+    /// Configuration of the service. The kernel has added [`Flags::HASHED`].
     pub service: Service,
     /// Counters of the service.
     pub statistics: Statistics,
 }
 
 impl ServiceEntry {
-    /// Parses an `IPVS_CMD_NEW_SERVICE` message, `genlmsghdr` included.
+    /// Parses an `IPVS_CMD_NEW_SERVICE` message that begins with its `genlmsghdr`.
     ///
     /// # Errors
     ///

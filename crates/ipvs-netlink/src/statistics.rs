@@ -4,24 +4,25 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 
 use crate::uapi::stats;
 
-/// Counters since creation or the last reset, and the kernel's rate estimates (a moving average).
-/// The kernel updates both every two seconds, so they lag up to two seconds.
+/// Counters since the creation or the last reset, and the kernel's estimates of rates (moving
+/// averages). The kernel updates both every two seconds, so they lag by up to two seconds.
 ///
-/// The counters have 64 bits since Linux 4.1. Before, the kernel's 32-bit counters (bytes: 64)
-/// wrap.
+/// Since Linux 4.1, the counters have 64 bits. Earlier, they have 32 bits (those of bytes 64) and
+/// wrap around.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Connections scheduled.
+    /// Number of connections that IPVS has scheduled.
     pub connections: u64,
-    /// Packets from clients.
+    /// Number of packets from clients.
     pub incoming_packets: u64,
-    /// Packets to clients. They are counted only if they pass through this host (masquerading).
+    /// Number of packets to clients. IPVS counts only those that pass through this host
+    /// (masquerading).
     pub outgoing_packets: u64,
-    /// Bytes from clients.
+    /// Number of bytes from clients.
     pub incoming_bytes: u64,
-    /// Bytes to clients, like `outgoing_packets`.
+    /// Number of bytes to clients, with the restriction of `outgoing_packets`.
     pub outgoing_bytes: u64,
-    /// Connections per second.
+    /// New connections per second.
     pub connection_rate: u64,
     /// Packets per second from clients.
     pub incoming_packet_rate: u64,
@@ -34,7 +35,8 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Parses `STATS` or `STATS64`, which have the same attributes in different widths.
+    /// Parses the attribute `STATS` or `STATS64`. Both have the same inner attributes, in different
+    /// widths.
     pub(crate) fn decode(attributes: Attributes<'_>) -> Result<Self, Malformed> {
         let mut read = Self::default();
         for attribute in attributes {

@@ -1,4 +1,4 @@
-//! The tables of a network namespace, as Linux 7.1 and later describe them in
+//! Describes the IPVS tables of a network namespace, as Linux 7.1 and later report them in
 //! `/proc/net/ip_vs_status`.
 //!
 //! ```text
@@ -13,13 +13,13 @@
 
 use std::collections::BTreeMap;
 
-/// Largest number of unknown lines that are stored.
+/// Maximum number of unknown lines to store.
 const OTHERS_MAX: usize = 64;
 
-/// The tables of a network namespace. A number that the kernel does not report is `None`.
+/// Tables of a network namespace. A number that the kernel does not report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Number of connections. `net.ipv4.vs.conn_max` limits it.
+    /// Number of connections. The sysctl `net.ipv4.vs.conn_max` limits it.
     pub connections: Option<u64>,
     /// Hash table of connections.
     pub connection_table: GrowingTable,
@@ -27,30 +27,30 @@ pub struct Status {
     pub services: Option<u64>,
     /// Hash table of virtual servers.
     pub service_table: GrowingTable,
-    /// Unchanged lines with unknown labels, which a later kernel may add.
+    /// Lines with unknown labels, which a later kernel may add. They are stored unchanged.
     pub others: Vec<String>,
 }
 
-/// A hash table that grows.
+/// A hash table that grows with its number of entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowingTable {
-    /// Number of buckets, 0 before the first entry.
+    /// Number of buckets. It is 0 before the first entry.
     pub buckets: Option<u64>,
-    /// Number of buckets by chain length, from 0 (empty). The last length includes all longer
-    /// chains. The kernel omits lengths without buckets.
+    /// Number of buckets by the length of their chain, from 0 (empty). The last length includes all
+    /// longer chains. The kernel omits lengths without buckets.
     pub by_length: BTreeMap<u32, u64>,
 }
 
 impl GrowingTable {
-    /// Returns the length of the longest chain, up to the last length that the kernel
-    /// distinguishes.
+    /// Returns the length of the longest chain. All chains longer than the kernel distinguishes
+    /// count as the last length.
     pub fn longest(&self) -> Option<u32> {
         let used = self.by_length.iter().filter(|(_, count)| **count > 0);
         used.map(|(length, _)| *length).next_back()
     }
 }
 
-/// Error of a line with a known label and no number.
+/// Error of a line with a known label but without a number.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the line {line:?} of /proc/net/ip_vs_status")]
 pub struct BadLine {
@@ -89,7 +89,7 @@ impl Status {
         Ok(status)
     }
 
-    /// Returns the field of a label's number.
+    /// Returns the field for the number of a label, or `None` for an unknown label.
     fn place(&mut self, label: &str) -> Option<NumberField<'_>> {
         Some(match label {
             "Conns" => NumberField::Number(&mut self.connections),
@@ -114,13 +114,13 @@ impl Status {
     }
 }
 
-/// Field that stores a label's number.
+/// Field for the number of a label.
 enum NumberField<'a> {
     Number(&'a mut Option<u64>),
     Length(&'a mut BTreeMap<u32, u64>, u32),
 }
 
-/// Returns the number at the start of a value such as `4096 (12 bits, lfactor -4)`.
+/// Returns the number at the start of a value, such as `4096 (12 bits, lfactor -4)`.
 fn number(value: &str) -> Option<u64> {
     let mut words = value.split_whitespace();
     let number = words.next()?.parse().ok()?;
@@ -139,7 +139,7 @@ mod tests {
         Service buckets:\t16 (4 bits, lfactor -3)\nService buckets empty:\t15 (93%)\nService buckets len-1:\t1 (100%)\n\
         Stats thread slots:\t1 (max 4)\nStats chain max len:\t3958\nStats thread ests:\t9499200\n";
 
-    /// Output of the same kernel before the first virtual server.
+    /// Output of the same kernel before the first virtual server exists.
     const IDLE: &str = "Conns:\t0\nConn buckets:\t0 (0 bits, lfactor 0)\nServices:\t0\n\
         Service buckets:\t0 (0 bits, lfactor 0)\nStats thread slots:\t1 (max 0)\nStats chain max len:\t0\n\
         Stats thread ests:\t0\n";

@@ -1,9 +1,10 @@
-//! The tables of IPVS in this network namespace, if the kernel describes them.
+//! Reads the IPVS tables of this network namespace and their limit, if the kernel reports them.
 //!
-//! Linux 7.1 has a growing connection table for each namespace, and `/proc/net/ip_vs_status`. Linux
-//! 7.2 also has the limit `net.ipv4.vs.conn_max`. Once a namespace has that number of connections,
-//! the packets of further connections are dropped. This module only reads both files. They may be
-//! read-only in a container, and the defaults are the kernel's choice.
+//! Since Linux 7.1, each namespace has its own growing connection table, described in
+//! `/proc/net/ip_vs_status`. Since Linux 7.2, the sysctl `net.ipv4.vs.conn_max` limits it. If a
+//! namespace has reached this number of connections, the kernel drops the packets of further
+//! connections. This module does not write the sysctl, which may be read-only in a container and
+//! has the kernel's default.
 
 use std::fs;
 use std::io;
@@ -14,21 +15,21 @@ use crate::Status;
 const STATUS: &str = "proc/thread-self/net/ip_vs_status";
 const CONNECTIONS_MAX: &str = "proc/sys/net/ipv4/vs/conn_max";
 
-/// Tables of IPVS, and the limit on connections.
+/// Tables of IPVS, and the limit on the number of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tables {
-    /// Tables as the kernel describes them.
+    /// Tables in the kernel's description.
     pub status: Status,
-    /// Limit on connections, if this kernel has one.
+    /// Maximum number of connections, or `None` if this kernel has no limit.
     pub connections_max: Option<u64>,
 }
 
 impl Tables {
-    /// Reads the files below `root`. Returns `None` if this kernel does not have them.
+    /// Reads the files in the folder `root`. Returns `None` if this kernel does not have them.
     ///
     /// # Errors
     ///
-    /// Fails if an existing file cannot be read.
+    /// Fails if an existing file is unreadable or malformed.
     pub fn read(root: &Path) -> Result<Option<Self>, String> {
         let path = root.join(STATUS);
         let text = match fs::read_to_string(&path) {

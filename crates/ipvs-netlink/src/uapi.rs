@@ -1,5 +1,5 @@
-//! Numbers of `include/uapi/linux/ip_vs.h`. All its messages begin with a `genlmsghdr` (command,
-//! version and padding), followed by attributes.
+//! Numbers of `include/uapi/linux/ip_vs.h`. Every IPVS message begins with a `genlmsghdr` (command,
+//! version and padding), which attributes follow.
 
 use netlink_batch::{Attributes, Malformed};
 
@@ -88,14 +88,14 @@ pub(crate) mod info {
     pub(crate) const CONN_TAB_SIZE: u16 = 2;
 }
 
-/// Size of a `genlmsghdr`.
+/// Size of a `genlmsghdr`, in bytes.
 pub(crate) const HEADER: usize = 4;
 
 pub(crate) fn header(command: u8) -> [u8; HEADER] {
     [command, VERSION, 0, 0]
 }
 
-/// Returns the attributes nested in the message's attribute `kind`.
+/// Returns the attributes inside the message's attribute `kind`.
 pub(crate) fn nested<'a>(
     payload: &'a [u8],
     kind: u16,

@@ -1,5 +1,5 @@
-//! Compares our bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
-//! `examples/capture_services.rs` captured them on a little-endian machine.
+//! Compares this crate's bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
+//! `examples/capture_services.rs` has captured them on a little-endian machine.
 #![cfg(target_endian = "little")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -20,7 +20,7 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// A request of this crate that corresponds to an `ipvsadm` command.
+/// A request of this crate that should equal an `ipvsadm` command.
 enum Act {
     New(Service),
     Set(Service),
@@ -73,8 +73,8 @@ fn via(forward: Forward, address: &str, weight: u32) -> Destination {
     }
 }
 
-/// Returns the commands of `examples/capture_services.rs` with the corresponding requests of this
-/// crate.
+/// Returns the commands of `examples/capture_services.rs`, each with the corresponding request of
+/// this crate.
 fn acts() -> Vec<(&'static str, Act)> {
     let web = tcp("10.0.0.1:80");
     let web6 = tcp("[fd00::1]:80");
@@ -232,7 +232,7 @@ fn acts() -> Vec<(&'static str, Act)> {
     ]
 }
 
-/// Parses a capture into `(command, what, bytes)`.
+/// Parses a capture into tuples of command, kind of message, and bytes.
 fn captured(text: &'static str) -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut command = "";
     let mut lines = Vec::new();
@@ -259,7 +259,7 @@ fn reply(what: &str, command: &str) -> Vec<u8> {
         .2
 }
 
-/// Returns attributes as `(outer kind, inner kind, payload)`.
+/// Returns the attributes of a message as tuples of outer kind, inner kind, and payload.
 fn attributes(payload: &[u8]) -> Vec<(u16, u16, &[u8])> {
     let outer = Attributes::after(4, payload).unwrap().map(Result::unwrap);
     outer
@@ -298,8 +298,8 @@ fn requests_equal_those_of_ipvsadm() {
         let message = batch.get(0).unwrap();
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
-        // A command that only identifies an object needs few attributes. ipvsadm also sends the
-        // other attributes, which the kernel ignores.
+        // To identify an object, few attributes are enough. ipvsadm sends more, which the kernel
+        // ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
             Act::Del(_) | Act::DelDest(..) | Act::Zero(Some(_)) => &[SERVICE, DEST],
@@ -352,7 +352,8 @@ fn kernel_replies_decode_to_the_requested_services() {
     assert_eq!(checked, 22);
 }
 
-/// Three connections of 16 bytes each: two were closed in the meantime, and one is open.
+/// Decodes the counters after three connections of 16 bytes each. Two of them are closed, one is
+/// open.
 #[test]
 fn counters_and_connections_are_decoded() {
     let command = "three connections";
@@ -388,7 +389,7 @@ const STATISTICS: Statistics = Statistics {
     outgoing_byte_rate: 41,
 };
 
-/// Returns `payload` with its outer attribute rebuilt. `keep` writes each inner attribute.
+/// Returns `payload` with its outer attribute rebuilt from the inner attributes that `keep` writes.
 fn rebuilt(payload: &[u8], keep: impl Fn(&mut Writer<'_>, u16, &[u8])) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, |message| {
@@ -436,13 +437,14 @@ fn unknown_netlink_attributes_are_ignored() {
     );
 }
 
-/// Every known attribute has a fixed size. An empty one is an error that names the attribute.
+/// Every known attribute has a fixed size, so an empty one is an error, which must name the
+/// attribute.
 #[test]
 fn truncated_netlink_attributes_are_errors() {
     for what in ["service", "destination"] {
         let payload = reply(what, "three connections");
         for (_, victim, _) in attributes(&payload) {
-            // An empty list of counters means zero.
+            // An empty list of counters is valid: all counters are zero.
             if [STATS, STATS64].contains(&victim) {
                 continue;
             }
@@ -487,7 +489,7 @@ fn missing_identifying_attributes_are_errors() {
     assert!(ServiceEntry::decode(&[]).is_err());
 }
 
-/// Generates arbitrary services within the limits of the types.
+/// Generates any service that the types can express.
 fn any_service() -> impl Strategy<Value = Service> {
     let key = prop_oneof![
         (any::<u8>(), any::<IpAddr>(), any::<u16>()).prop_map(|(protocol, address, port)| {
@@ -566,7 +568,7 @@ proptest! {
         let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }
 
-    /// Damaged responses get deeper into the decoder than random bytes.
+    /// Damaged responses reach more of the decoder than random bytes would.
     #[test]
     fn no_damaged_reply_panics_the_ipvs_decoder(
         which: prop::sample::Index,

@@ -21,11 +21,11 @@ const EEXIST: i32 = 17;
 const EINVAL: i32 = 22;
 const ERANGE: i32 = 34;
 
-/// Runs `story` with an IPVS connection in a new network namespace.
+/// Runs a test with an IPVS connection in a new network namespace.
 fn on_ipvs(story: impl FnOnce(Ipvs) + Send) {
     in_namespace(|| {
-        // The first address creates the routing table "local". Without that table, the kernel
-        // refuses every destination with EINVAL.
+        // The namespace's first address creates the routing table "local". Without this table, the
+        // kernel refuses every destination with EINVAL.
         loopback_up();
         story(Ipvs::open().unwrap());
     });
@@ -77,7 +77,7 @@ fn destinations(ipvs: &mut Ipvs, key: &ServiceKey) -> Vec<Destination> {
     found
 }
 
-/// Returns a service with the flag that the kernel adds.
+/// Returns a service with the flag that the kernel adds to every service.
 fn hashed(mut service: Service) -> Service {
     service.flags |= Flags::HASHED;
     service
@@ -89,7 +89,7 @@ fn the_kernel_reports_its_ipvs_version() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
-        // Since Linux 7.1, the connection table does not exist before the first service.
+        // Since Linux 7.1, there is no connection table before the first service.
         let size = info.table_size;
         assert!(size == 0 || size.is_power_of_two(), "{info:?}");
         assert_eq!(services(&mut ipvs), []);
@@ -137,7 +137,7 @@ fn the_example_lists_the_same_lines_as_ipvsadm() {
         let tool = String::from_utf8(tool.stdout).unwrap();
         let mut tool: Vec<_> = tool.lines().map(str::trim_end).collect();
         let mut example = example("ipvsadm_list", &[]);
-        // The tool sorts its lines, and the example keeps the kernel's order.
+        // The tool sorts its lines, while the example keeps the kernel's order.
         tool.sort_unstable();
         example.sort_unstable();
         assert_eq!(example, tool);
@@ -311,7 +311,7 @@ fn destinations_of_each_kind_are_created_and_listed() {
     });
 }
 
-/// The reply to the refused change has its index.
+/// The refusal has the index of the refused change, and all other changes succeed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn each_refused_change_fails_alone() {
@@ -476,7 +476,7 @@ fn connections_are_counted_and_counters_can_be_zeroed() {
                 (client, served)
             })
             .collect();
-        // The kernel updates its counters every two seconds.
+        // The kernel updates its counters every two seconds, so the test waits.
         let deadline = Instant::now() + Duration::from_secs(10);
         let statistics = loop {
             let statistics = ipvs.service(&web).unwrap().unwrap().statistics;
@@ -495,7 +495,7 @@ fn connections_are_counted_and_counters_can_be_zeroed() {
         let entry = ipvs.destinations(&web).unwrap()[0];
         assert_eq!((entry.active, entry.inactive, entry.persistent), (4, 0, 0));
         assert_eq!(entry.statistics.connections, 4);
-        // Linux 7.1 and later describe the tables of this namespace.
+        // Since Linux 7.1, the kernel describes the tables of this namespace.
         if let Ok(text) = fs::read_to_string("/proc/thread-self/net/ip_vs_status") {
             let status = Status::parse(&text).unwrap();
             assert_eq!((status.connections, status.services), (Some(4), Some(1)));
@@ -524,8 +524,8 @@ fn connections_are_counted_and_counters_can_be_zeroed() {
     });
 }
 
-/// Does `ip link set lo up`: `RTM_NEWLINK` with `ifinfomsg` for index 1, with `IFF_UP` set in flags
-/// and mask.
+/// Sets the loopback link up, like `ip link set lo up`: `RTM_NEWLINK` with an `ifinfomsg` for index
+/// 1, in which flags and mask contain `IFF_UP`.
 fn loopback_up() {
     let mut batch = Batch::new();
     batch.push(16, 0, |message| {
