@@ -1,15 +1,15 @@
 //! Measures the kernel's cost of making many addresses local to a node: as addresses of one dummy
-//! link, or as local routes on it. Cases differ by order, link state (down or up), and number of
-//! messages in one send.
+//! link, or as local routes on it. The cases differ in the order of addresses, the link's state
+//! (down or up), and the number of messages in one send.
 //!
 //! ```text
 //! cargo build -p netlink-batch -p lab --example address_cost --bin lab
 //! target/debug/lab run --timeout 900 -- target/debug/examples/address_cost
 //! ```
 //!
-//! Each line is one case in its own network namespace, created with `unshare`. The columns are the
-//! seconds until the last acknowledgement, and until each address has its route. For IPv6, a kernel
-//! worker adds the routes later.
+//! Each output line is one case in its own network namespace, which `unshare` creates. The columns
+//! are the seconds until the last acknowledgement, and until each address has its route. For IPv6,
+//! a kernel worker adds the routes later.
 //!
 //! With arguments, the program runs one case in the current namespace: `address_cost 4|6 COUNT
 //! address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use netlink_batch::{Batch, Connection, NLM_F_CREATE, NLM_F_EXCL, Protocol, Reply};
 
-/// Above 512 messages, [`Connection::execute`] splits the send.
+/// Cases to measure. [`Connection::execute`] splits a send of more than 512 messages.
 const CASES: &str = "\
 4 1000 address ascending down 512
 4 10000 address ascending down 512
@@ -58,7 +58,7 @@ const RTM_GETROUTE: u16 = 26;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
-/// Flags of the addresses (`IFA_F_PERMANENT | IFA_F_NODAD`).
+/// Flags of every address (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u32 = 0x82;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !arguments.is_empty() {
         return one(&arguments);
     }
-    // Loads IPv6 if the kernel has it as a module.
+    // Loads the module of IPv6, if the kernel has one.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let program = current_exe()?;
     for case in CASES.lines() {
@@ -106,7 +106,7 @@ fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
     let numbers: Box<dyn Iterator<Item = u32>> = match &**order {
         "descending" => Box::new((0..count).rev()),
-        // The step and the counts have no common divisor, so every number appears once.
+        // The step and the count have no common divisor, so every number appears once.
         "shuffled" => Box::new((0..count).map(|at| at * 7919 % count)),
         _ => Box::new(0..count),
     };

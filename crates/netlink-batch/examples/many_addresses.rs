@@ -39,7 +39,7 @@ fn main() -> Result<(), Error> {
         let took = began.elapsed();
         let done = replies.iter().filter(|reply| **reply == Reply::Done);
         println!("{name} {} addresses in {took:.1?}", done.count());
-        // Each failure names its message.
+        // Each failed reply has the index of its message.
         let failed = replies
             .iter()
             .enumerate()

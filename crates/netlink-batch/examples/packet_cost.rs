@@ -1,5 +1,5 @@
-//! Measures the cost that the number of a node's addresses adds to a packet: the table in
-//! docs/operating.md under "Many service addresses, and what a packet costs".
+//! Measures the cost that the number of a node's addresses adds to a packet. The result is the
+//! table in docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
@@ -8,12 +8,13 @@
 //!
 //! There are three network namespaces: client – node – other host, with `rp_filter` 0, veth links
 //! and routes. A raw socket of the client sends blocks of ICMP echo requests to the other host,
-//! each block with one `sendmmsg`. With one CPU, as in the lab, all packets and replies travel
-//! within that call. A block with a missing reply is an error. The fastest block counts, because
-//! other work on the machine only adds time.
+//! each block with one `sendmmsg`. With one CPU, as in the lab, the kernel handles all packets and
+//! replies within that call. A block with a missing reply is an error. The result is the fastest
+//! block, because other work on the machine only adds time.
 //!
-//! Once a namespace has a local route, it keeps the full check, so each row uses new namespaces.
-//! The run takes about a minute, mostly for the 50,000 addresses of the last row.
+//! After a namespace has had a local route, its kernel keeps making the full check of packets. Each
+//! row therefore uses new namespaces. The run takes about a minute, mostly for the 50,000 addresses
+//! of the last row.
 
 use std::error::Error;
 use std::fs::{File, read_to_string, write};
@@ -37,7 +38,7 @@ const IPV6_COUNTS: [u32; 3] = [0, 1_000, 10_000];
 const BLOCK: u16 = 500;
 const BLOCKS: usize = 300;
 const CONNECTIONS: usize = 101;
-/// Longest time until a kernel worker has added the routes of IPv6 addresses.
+/// Maximum time until a kernel worker has added the routes of IPv6 addresses.
 const ROUTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Index of the link `kube-ipvs0`.
@@ -45,15 +46,15 @@ const INDEX: u32 = 1_000;
 const RTM_NEWADDR: u16 = 20;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Flags of the addresses (`IFA_F_PERMANENT | IFA_F_NODAD`).
+/// Flags of every address (`IFA_F_PERMANENT | IFA_F_NODAD`).
 const FLAGS: u8 = 0x82;
 
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
-/// ICMP echo request (type 8) with identifier 0x6b and its checksum.
+/// ICMP echo request (type 8) with identifier 0x6b and a valid checksum.
 const ECHO_REQUEST: [u8; 8] = [8, 0, 0xf7, 0x94, 0, 0x6b, 0, 0];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Loads IPv6 if the kernel has it as a module.
+    // Loads the module of IPv6, if the kernel has one.
     Command::new("modprobe").args(["-q", "ipv6"]).status()?;
     let sources = ipv6_sources()?;
     let kernel = read_to_string("/proc/sys/kernel/osrelease")?;
@@ -71,8 +72,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the microseconds for a packet and its reply in three cases: no added local route, one
-/// on the node, and one more in the client's namespace.
+/// Measures the microseconds for a packet and its reply in three cases: no local route was added,
+/// one was added on the node, and one more in the client's namespace.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;
@@ -106,7 +107,7 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(ipproto::ICMP),
     )?;
-    // The buffer has room for the replies to a block of packets.
+    // The receive buffer has room for all replies to a block of packets.
     sockopt::set_socket_recv_buffer_size_force(&socket, 4 << 20)?;
     let short = fastest(&socket)?;
     ip("-n node route add local 127.107.0.2 dev kube-ipvs0")?;
@@ -114,7 +115,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // The kernel removes a namespace some time later, and its addresses would disturb the next row.
+    // The kernel removes a namespace only some time later. Until then, its addresses would disturb
+    // the next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }
@@ -124,7 +126,7 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     Ok([short, node, client])
 }
 
-/// Measures the duration of `connect` on a UDP socket.
+/// Measures the duration of `connect` on a UDP socket, in which the kernel chooses an IPv6 source.
 fn ipv6_sources() -> Result<String, Box<dyn Error>> {
     ip("netns add six")?;
     enter("six")?;
@@ -180,7 +182,7 @@ fn await_routes(count: usize) -> Result<(), Box<dyn Error>> {
 
 /// Measures the microseconds for a packet and its reply.
 fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
-    // The first packets wait for neighbour discovery, so they do not count.
+    // The first packets wait for neighbour resolution, so they do not count.
     block(socket, 1)?;
     sleep(Duration::from_millis(50));
     answers(socket)?;
@@ -196,8 +198,8 @@ fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
 }
 
 fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
-    // The socket is not connected. On a connected socket, the route to its peer saves the look-up
-    // of each packet's source.
+    // The socket is not connected, because a connected socket keeps its route, which would save the
+    // look-up of each packet's source.
     let to = SocketAddrAny::from(SocketAddrV4::new(OTHER, 0));
     let packet = [IoSlice::new(&ECHO_REQUEST)];
     let mut control: Vec<SendAncillaryBuffer<'_, '_, '_>> = Vec::new();
@@ -215,13 +217,13 @@ fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
     Ok(took)
 }
 
-/// Counts the echo replies.
+/// Returns the number of echo replies in the socket's queue.
 fn answers(socket: &OwnedFd) -> Result<usize, Box<dyn Error>> {
     let mut answers = 0;
     let mut packet = [0; 64];
     loop {
         match recv(socket, &mut packet[..], RecvFlags::empty()) {
-            // The ICMP type follows 20 bytes of IPv4 header. Type 0 is an echo reply.
+            // The ICMP type follows the IPv4 header of 20 bytes. Type 0 is an echo reply.
             Ok(_) => answers += usize::from(packet.get(20) == Some(&0)),
             Err(rustix::io::Errno::AGAIN) => return Ok(answers),
             Err(error) => return Err(error.into()),

@@ -1,7 +1,8 @@
 //! Reads netlink attributes (`struct nlattr`): a length, a kind, and a payload padded to 4 bytes.
 //!
-//! The bytes come from outside of this process. So every length is checked, and no input causes a
-//! panic. The iterator also returns attributes of unknown kinds, which the caller ignores.
+//! The bytes come from outside of this process. The parser therefore checks every length, and no
+//! input causes a panic. The iterator also returns attributes of unknown kinds, which the caller
+//! ignores.
 
 use std::str;
 
@@ -12,7 +13,7 @@ const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
 pub(crate) const HEADER: usize = 4;
 
-/// Rounds a length up to netlink's alignment of messages and attributes.
+/// Rounds a length up to the alignment of netlink messages and attributes: 4 bytes.
 pub(crate) const fn align(len: usize) -> usize {
     len.next_multiple_of(4)
 }
@@ -24,7 +25,7 @@ pub enum Malformed {
     /// A message header whose length does not fit the datagram.
     #[error("netlink message of length {length} in {available} received bytes")]
     Message {
-        /// Length in the header, or 0 without a complete header.
+        /// Length in the header, or 0 if the header is incomplete.
         length: usize,
         /// Number of bytes left in the datagram.
         available: usize,
@@ -32,7 +33,7 @@ pub enum Malformed {
     /// An attribute header whose length does not fit the payload.
     #[error("netlink attribute of length {length} in {available} bytes of payload")]
     Attribute {
-        /// Length in the header, or 0 without a complete header.
+        /// Length in the header, or 0 if the header is incomplete.
         length: usize,
         /// Number of bytes left in the payload.
         available: usize,
@@ -68,10 +69,10 @@ pub enum Malformed {
         kind: u16,
         /// Name of the attribute in the kernel's header.
         name: &'static str,
-        /// Invalid value.
+        /// The invalid value.
         value: u64,
     },
-    /// Error of a library that could not decode a message.
+    /// Error from a library that could not decode a message.
     #[error("netlink message that cannot be read: {0}")]
     Unreadable(String),
 }
@@ -94,8 +95,8 @@ impl From<DecodeError> for Malformed {
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Iterates over `payload`, which starts at the first attribute. A fixed header must be skipped
-    /// before (see [`Attributes::after`]).
+    /// Iterates over `payload`, which must begin with the first attribute. To skip a fixed header,
+    /// use [`Attributes::after`].
     pub fn new(payload: &'a [u8]) -> Self {
         Self(payload)
     }
@@ -105,7 +106,7 @@ impl<'a> Attributes<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload is shorter than the header.
+    /// Returns [`Malformed::Size`] if the payload is shorter than the header.
     pub fn after(header: usize, payload: &'a [u8]) -> Result<Self, Malformed> {
         match payload.get(align(header)..) {
             Some(rest) => Ok(Self(rest)),
@@ -148,12 +149,12 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute. Its methods that return numbers require the exact payload size.
+/// One attribute. Its methods that return numbers fail if the payload has another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Kind (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+    /// Kind of the attribute (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
     pub kind: u16,
-    /// Payload without header and padding.
+    /// Payload of the attribute, without header and padding.
     pub payload: &'a [u8],
 }
 
@@ -162,7 +163,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if it has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn array<const N: usize>(&self) -> Result<[u8; N], Malformed> {
         self.payload.try_into().map_err(|_| Malformed::Size {
             kind: self.kind,
@@ -225,11 +226,11 @@ impl<'a> Attribute<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// Returns the text up to the first NUL, or the whole payload without a NUL.
+    /// Returns the text up to the first NUL, or the whole payload if there is no NUL.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Text`] if it is not UTF-8.
+    /// Returns [`Malformed::Text`] if the text is not UTF-8.
     pub fn string(&self) -> Result<&'a str, Malformed> {
         let text = self
             .payload
@@ -239,7 +240,7 @@ impl<'a> Attribute<'a> {
         str::from_utf8(text).map_err(|_| Malformed::Text { kind: self.kind })
     }
 
-    /// Returns the nested attributes.
+    /// Returns the attributes in this attribute's payload.
     pub fn nested(&self) -> Attributes<'a> {
         Attributes::new(self.payload)
     }

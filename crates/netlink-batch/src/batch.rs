@@ -1,9 +1,9 @@
 //! Encodes messages: a [`Batch`] is one buffer of complete messages, which one or more sends
 //! transmit.
 //!
-//! Lengths are filled in after the content, so a message is built only once. An attribute over
-//! 65,535 bytes cannot be encoded and makes its message void. A void message is not sent. Its reply
-//! is a refusal with `EMSGSIZE`, and other messages are unaffected.
+//! The writer fills in each length after the content, so it builds a message only once. An
+//! attribute of more than 65,535 bytes cannot be encoded, and makes its message void. A void
+//! message is not sent. Its reply is a refusal with `EMSGSIZE`. Other messages are not affected.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages that are sent together. Sequence numbers are assigned at send time. Callers refer to a
+/// Messages to send together. They get their sequence numbers at send time. Callers refer to a
 /// message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// End of each message in `bytes`. A void message has no bytes.
+    /// Position in `bytes` at which each message ends. A void message has no bytes.
     ends: Vec<usize>,
 }
 
@@ -29,7 +29,7 @@ pub struct Message<'a> {
     pub kind: u16,
     /// Message flags (`nlmsg_flags`).
     pub flags: u16,
-    /// Bytes after the `nlmsghdr`.
+    /// Bytes after the `nlmsghdr`: fixed header and attributes.
     pub payload: &'a [u8],
 }
 
@@ -61,7 +61,7 @@ impl Batch {
         self.ends.is_empty()
     }
 
-    /// Removes the messages and keeps the memory for reuse.
+    /// Removes all messages, and keeps the memory for reuse.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -72,8 +72,8 @@ impl Batch {
         self.bytes.len()
     }
 
-    /// Appends a message (`nlmsghdr` and the output of `payload`) with `NLM_F_REQUEST` added to
-    /// `flags`. Returns its index.
+    /// Appends a message: an `nlmsghdr` and the output of `payload`. Adds `NLM_F_REQUEST` to
+    /// `flags`. Returns the index of the message.
     pub fn push(&mut self, kind: u16, flags: u16, payload: impl FnOnce(&mut Writer<'_>)) -> usize {
         let start = self.bytes.len();
         self.bytes
@@ -93,13 +93,13 @@ impl Batch {
         self.ends.len() - 1
     }
 
-    /// Returns the message at `index`. Returns `None` if no such message exists, or if it is void
-    /// (an attribute exceeds 65,535 bytes).
+    /// Returns the message at `index`. Returns `None` if there is no such message, or if it is void
+    /// (one of its attributes exceeds 65,535 bytes).
     pub fn get(&self, index: usize) -> Option<Message<'_>> {
         messages(self.raw(index)?).next()?.ok()
     }
 
-    /// Requests an acknowledgement for the message at `index`.
+    /// Makes the message at `index` request an acknowledgement.
     pub fn acknowledge(&mut self, index: usize) {
         self.add_flags(index, NLM_F_ACK);
     }
@@ -112,8 +112,8 @@ impl Batch {
         }
     }
 
-    /// Numbers the messages from `first` on, and returns all bytes. A void message also gets a
-    /// number.
+    /// Writes sequence numbers into the messages, beginning with `first`, and returns all bytes. A
+    /// void message takes a number, too.
     pub(crate) fn numbered(&mut self, first: u32) -> &[u8] {
         let mut at = 0;
         let mut sequence = first;
@@ -140,7 +140,7 @@ impl Batch {
         })
     }
 
-    /// Returns the position of a message in `bytes`.
+    /// Returns the position in `bytes` at which a message begins.
     fn start(&self, index: usize) -> Option<usize> {
         match index.checked_sub(1) {
             Some(before) => self.ends.get(before).copied(),
@@ -157,7 +157,7 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Writer of one message's payload, with correct lengths and 4-byte alignment.
+/// Writer of one message's payload. It sets correct lengths and aligns to 4 bytes.
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,
@@ -173,14 +173,15 @@ impl fmt::Debug for Writer<'_> {
 }
 
 impl Writer<'_> {
-    /// Writes raw bytes, padded to 4, such as a family's fixed header (`genlmsghdr`, `nfgenmsg`,
-    /// `ifaddrmsg` ...).
+    /// Writes raw bytes, padded to a multiple of 4, such as a family's fixed header (`genlmsghdr`,
+    /// `nfgenmsg`, `ifaddrmsg` ...).
     pub fn bytes(&mut self, raw: &[u8]) {
         self.bytes.extend_from_slice(raw);
         self.pad();
     }
 
-    /// Adds zeroed bytes, padded to 4, for a message that encodes itself.
+    /// Adds zeroed bytes, padded to a multiple of 4, and returns them for a message type that
+    /// encodes itself.
     pub fn zeroed(&mut self, len: usize) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + align(len), 0);
@@ -223,7 +224,7 @@ impl Writer<'_> {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// Writes a text with a terminating NUL. The text should not contain another NUL.
+    /// Writes an attribute with a text and a terminating NUL. The text should contain no other NUL.
     pub fn attr_str(&mut self, kind: u16, text: &str) {
         self.attribute(kind, |writer| {
             writer.bytes.extend_from_slice(text.as_bytes());
@@ -244,8 +245,8 @@ impl Writer<'_> {
         });
     }
 
-    /// Returns the number of bytes in this message so far, including its 16-byte header. The length
-    /// of an attribute is a `u16`, so a caller that nests many entries must stop in time.
+    /// Returns the number of bytes in this message so far, with its 16-byte header. An attribute's
+    /// length is a `u16`, so a caller that nests many entries must stop before 65,535 bytes.
     #[allow(clippy::len_without_is_empty, reason = "a message is never empty")]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start

@@ -1,4 +1,4 @@
-//! A netlink socket and its operations: batch, request and dump.
+//! A netlink socket, and its operations: batch, request and dump.
 
 use std::io;
 
@@ -13,13 +13,14 @@ use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Sizes of the socket buffers in bytes. The kernel doubles these sizes. Without `CAP_NET_ADMIN`,
-/// it limits them to `net.core.{r,w}mem_max`.
+/// Sizes of a socket's buffers, in bytes. The kernel doubles them. For a process without
+/// `CAP_NET_ADMIN`, it limits them to `net.core.{r,w}mem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
-    /// Buffer for the kernel's replies. If it is too small, replies are lost ([`Reply::Unknown`]).
+    /// Size of the buffer for replies. If the buffer is too small, the kernel drops replies
+    /// ([`Reply::Unknown`]).
     pub receive: usize,
-    /// Buffer for one send.
+    /// Size of the buffer for one send.
     pub send: usize,
 }
 
@@ -33,26 +34,27 @@ impl Default for Buffers {
     }
 }
 
-/// A netlink socket. Calls block while the kernel works. A connection belongs to one thread at a
-/// time, and to the network namespace of the thread that opened it.
+/// A netlink socket. Every call blocks while the kernel works. A connection belongs to one thread
+/// at a time, and to the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Connection(Exchange<Socket>);
 
 impl Connection {
-    /// Opens a connection with buffers large enough for every reply to one send.
+    /// Opens a connection whose buffers have room for every reply to one send.
     ///
     /// # Errors
     ///
-    /// [`Error::Open`] if no socket of this protocol can be opened.
+    /// Returns [`Error::Open`] if no socket of this protocol can be opened.
     pub fn open(protocol: Protocol) -> Result<Self, Error> {
         Self::open_with(protocol, Buffers::default())
     }
 
-    /// Opens a connection with chosen buffer sizes.
+    /// Opens a connection with the given buffer sizes.
     ///
     /// # Errors
     ///
-    /// [`Error::Open`] if no socket of this protocol can be opened, or not with these buffers.
+    /// Returns [`Error::Open`] if no socket of this protocol, or none with these buffers, can be
+    /// opened.
     pub fn open_with(protocol: Protocol, buffers: Buffers) -> Result<Self, Error> {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(match protocol {
@@ -62,14 +64,14 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The plain option is silently limited by the
-            // sysctl.
+            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The sysctl limits the plain option, without an
+            // error.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
             // Old kernels lack these two options. Their replies are larger or have no error text,
-            // but can still be decoded.
+            // but this crate can decode them.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -83,17 +85,17 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages sent. Every attempt at a dump counts. The number wraps to 0
+    /// Returns the number of messages sent. Each attempt of a dump counts. The number wraps to 0
     /// after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// Returns the port number by which the kernel identifies this socket as the author of a
-    /// change.
+    /// Returns this socket's port number, by which the kernel names the author of a change.
     ///
     /// # Errors
     ///
+    /// Fails if the kernel does not return the number.
     /// Fails if the kernel does not reveal the number.
     pub fn port(&self) -> io::Result<u32> {
         let mut address = SocketAddr::new(0, 0);
@@ -101,39 +103,41 @@ impl Connection {
         Ok(address.port_number())
     }
 
-    /// Sends all messages and returns one [`Reply`] per message, by index. A send has at most 128
-    /// KiB and 512 messages, and a larger message is sent alone. Only the last message of each send
-    /// requests an acknowledgement. A refused message does not stop the following ones.
+    /// Sends all messages. Returns one [`Reply`] per message, by index. A send has at most 128 KiB
+    /// and 512 messages; a larger message is sent alone. Only the last message of each send
+    /// requests an acknowledgement. If the kernel refuses a message, it still handles the following
+    /// ones.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if sending or receiving failed, [`Error::Malformed`] if a reply is invalid,
-    /// [`Error::Permission`] if a whole send was refused. Part of the batch may have taken effect:
-    /// dump and compare.
+    /// Returns [`Error::Io`] if sending or receiving fails, [`Error::Malformed`] if a reply is
+    /// invalid, and [`Error::Permission`] if the kernel refuses a whole send. A part of the batch
+    /// may then have taken effect: dump and compare.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
     /// Sends all messages in **one** send of any size. In some protocols (nf\_tables), a send is a
-    /// transaction. The socket's send buffer grows as needed. The result has refusals, and the
+    /// transaction. The socket's send buffer grows as needed. The result has the refusals, and the
     /// replies that messages request with [`Batch::acknowledge`].
     ///
-    /// If a message is void, nothing is sent and that message is refused with `EMSGSIZE`.
+    /// If a message is void, this call sends nothing and refuses that message with `EMSGSIZE`.
     ///
     /// # Errors
     ///
-    /// As [`Connection::execute`]; the outcome is then unknown.
+    /// Fails like [`Connection::execute`]. The outcome is then unknown.
     pub fn transact(&mut self, batch: &mut Batch) -> Result<Replies, Error> {
         self.0.transact(batch)
     }
 
-    /// Sends one request that is not a dump, and returns the messages of the reply. Adds
+    /// Sends one request that is not a dump. Returns the messages of the reply. Adds
     /// `NLM_F_REQUEST` and `NLM_F_ACK` to `flags`.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] and [`Error::Permission`] if the kernel refused, [`Error::LostReply`] if
-    /// its reply was lost, [`Error::Io`] and [`Error::Malformed`] as for [`Connection::execute`].
+    /// Returns [`Error::Refused`] or [`Error::Permission`] if the kernel refuses, and
+    /// [`Error::LostReply`] if its reply is lost. [`Error::Io`] and [`Error::Malformed`] are as for
+    /// [`Connection::execute`].
     pub fn request(
         &mut self,
         kind: u16,
@@ -144,12 +148,12 @@ impl Connection {
     }
 
     /// Dumps a table. Adds `NLM_F_DUMP` to `flags`. If the kernel reports a concurrent change
-    /// (`NLM_F_DUMP_INTR`), or a reply is lost, the dump is repeated a few times within 0.1 s.
+    /// (`NLM_F_DUMP_INTR`), or a reply is lost, the call repeats the dump a few times within 0.1 s.
     ///
     /// # Errors
     ///
-    /// [`Error::Interrupted`] if the table changed during each attempt; otherwise as
-    /// [`Connection::request`].
+    /// Returns [`Error::Interrupted`] if the table changes during each attempt. Otherwise, fails
+    /// like [`Connection::request`].
     pub fn dump(
         &mut self,
         kind: u16,
@@ -160,14 +164,14 @@ impl Connection {
     }
 
     /// Dumps a table that may be too large to buffer. `take` receives kind and payload of each
-    /// message and stores the needed parts in the `T`. For a table of any size, the dump itself
-    /// needs only the memory of one datagram.
+    /// message, and stores the parts that it needs in the `T`. For a table of any size, the dump
+    /// itself needs only the memory of one datagram.
     ///
-    /// Each attempt begins with a new `T`, so the result belongs to one complete dump.
+    /// Each attempt begins with a new `T`, so the result comes from one complete dump.
     ///
     /// # Errors
     ///
-    /// As [`Connection::dump`], or the error of `take`.
+    /// Fails like [`Connection::dump`], or with the error of `take`.
     pub fn dump_into<T: Default>(
         &mut self,
         kind: u16,
@@ -186,11 +190,11 @@ impl Connection {
 
     /// Dumps like [`Connection::dump_into`], but keeps the result if the kernel reports a
     /// concurrent change. Callers must detect relevant changes in another way. In nf\_tables, the
-    /// change may concern any table of the network namespace.
+    /// reported change may concern any table of the network namespace.
     ///
     /// # Errors
     ///
-    /// As [`Connection::request`], or the error of `take`.
+    /// Fails like [`Connection::request`], or with the error of `take`.
     pub fn dump_loosely_into<T: Default>(
         &mut self,
         kind: u16,

@@ -5,7 +5,7 @@ use std::{fmt, io};
 use crate::attributes::Malformed;
 use crate::protocol::Protocol;
 
-/// Error of a whole operation. Errors of single messages are [`Reply`](crate::Reply)s.
+/// Error of a whole operation. For errors of single messages, see [`Reply`](crate::Reply).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,7 +17,7 @@ pub enum Error {
         /// Error of the kernel.
         source: io::Error,
     },
-    /// The process lacks the privilege for the operation.
+    /// The process lacks the privilege that the operation needs.
     #[error(
         "the kernel refuses this {protocol} request: it needs CAP_NET_ADMIN; run as root or grant the capability"
     )]
@@ -25,7 +25,7 @@ pub enum Error {
         /// Protocol of the socket.
         protocol: Protocol,
     },
-    /// A send or receive failed. Part of a batch may have taken effect: dump and compare.
+    /// A send or receive failed. A part of a batch may have taken effect: dump and compare.
     #[error("cannot {doing} netlink messages: {source}; open a new connection and dump")]
     Io {
         /// Failed operation: `send` or `receive`.
@@ -33,7 +33,7 @@ pub enum Error {
         /// Error of the kernel.
         source: io::Error,
     },
-    /// The dumped table changed during every attempt, so no result is consistent.
+    /// The table changed during every attempt of a dump, so no result is consistent.
     #[error("the kernel's table changed during each of {attempts} dumps; try again later")]
     Interrupted {
         /// Number of attempts.
@@ -57,16 +57,16 @@ pub enum Error {
 pub struct Refusal {
     /// Positive error number. ipset has its own numbers above 4096.
     pub errno: i32,
-    /// Explanation by the kernel (`NLMSGERR_ATTR_MSG`), if it gave one.
+    /// Explanation from the kernel (`NLMSGERR_ATTR_MSG`), if it gave one.
     pub message: Option<String>,
-    /// Payload of the request, returned by the kernel. Only ipset returns it, with the number of
-    /// the failed line inside.
+    /// Payload of the request, as the kernel returned it. Only ipset returns it, with the line
+    /// number of the failed entry in it.
     pub request: Vec<u8>,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // libc has texts only for error numbers below MAX_ERRNO.
+        // libc has texts only for error numbers from 1 to 4095 (MAX_ERRNO).
         match self.errno {
             errno @ 1..4096 => write!(f, "{}", io::Error::from_raw_os_error(errno))?,
             errno => write!(f, "error {errno}")?,

@@ -1,11 +1,11 @@
 //! The protocol logic: the messages of each operation, and the meaning of the replies.
 //!
-//! The kernel side of a connection is synchronous. When `send` returns, every reply is already
-//! queued. For a dump, the next part is queued. So this module never waits. If the queue is empty
-//! and a reply is missing, the reply was lost, and the module reports the loss.
+//! The kernel side of a connection is synchronous. When `send` returns, the kernel has already
+//! queued every reply, or the next part of a dump. This module therefore never waits. If the queue
+//! is empty and a reply is missing, the reply was lost, and the module reports the loss.
 //!
-//! Replies carry the sequence number of their message, and each send uses new numbers. So a late
-//! reply cannot be mistaken for a reply to a newer message.
+//! Each reply has the sequence number of its message, and each send uses new numbers. A late reply
+//! therefore cannot be mistaken for a reply to a newer message.
 //!
 //! ```text
 //!  Connection ─▶ Exchange<L: Link> ── protocol logic, tested on scripted bytes
@@ -30,31 +30,32 @@ use crate::message::{self, Messages};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Largest number of messages in one send. Each refusal takes 832 bytes of receive buffer, and each
-/// message holds its subsystem's lock. Larger sends would not be faster, and would delay other
-/// programs.
+/// Maximum number of messages in one send. Each refusal takes 832 bytes of the receive buffer, and
+/// the kernel holds the subsystem's lock for each message. Larger sends would not be faster, and
+/// would delay other programs.
 pub const CHUNK_MESSAGES: usize = 512;
-/// Largest number of bytes in one send.
+/// Maximum number of bytes in one send.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// Size of the receive buffer. It holds a refusal that echoes a whole chunk (ipset), or a part of a
-/// dump (32 KiB).
+/// Size of the buffer for one datagram, in bytes. It has room for a refusal that echoes a whole
+/// chunk (ipset), or for a part of a dump (32 KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
-/// First sequence number. Messages that the kernel sends without a request have number 0.
+/// First sequence number. The kernel uses 0 for messages that it sends without a request.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Upper estimate of the bytes of send buffer that the kernel needs in addition to the messages.
+/// Upper estimate of the bytes that the kernel needs in the send buffer in addition to the
+/// messages.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
-/// Pause before the second attempt at a dump. The pause doubles before each further attempt.
+/// Pause before the second attempt of a dump. It doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// Treatment of a dump during which the table changed.
+/// Treatment of a dump if the table has changed during the dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenInterrupted {
     Retry,
     Take,
 }
 
-/// Interface to the kernel's end of a socket.
+/// Interface to the kernel's end of a socket. Tests have a scripted kernel instead.
 pub(crate) trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Enlarges the send buffer for a send of `bytes` bytes.
@@ -69,7 +70,7 @@ impl Link for Socket {
     }
 
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        // The kernel needs 32 bytes in addition to the message, and doubles the requested size.
+        // The kernel needs 32 bytes in addition to the message. It doubles the requested size.
         let room = sockopt::socket_send_buffer_size(&*self)?;
         if room < bytes + SEND_OVERHEAD {
             let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
@@ -88,18 +89,18 @@ impl Link for Socket {
 type ProcessMessage<'a, T> =
     dyn FnMut(&mut T, &message::ReceivedMessage<'_>) -> Result<(), Malformed> + 'a;
 
-/// Stores the message.
+/// Appends the message to `all`.
 #[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
 fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     all.push(message.raw);
     Ok(())
 }
 
-/// Result of one read from the receive queue.
+/// Result of one read from the socket's receive queue.
 enum QueueRead {
     /// A datagram was stored in `Exchange::datagram`.
     Datagram,
-    /// Replies were lost (`ENOBUFS`, or a datagram larger than the buffer).
+    /// The kernel has dropped replies (`ENOBUFS`), or a datagram was larger than the buffer.
     Loss,
     /// The queue is empty.
     Empty,
@@ -111,7 +112,7 @@ pub(crate) struct Exchange<L> {
     protocol: Protocol,
     /// Sequence number of the next message.
     pub(crate) sequence: u32,
-    /// Largest number of bytes in one send. It decreases when the socket accepts less.
+    /// Maximum number of bytes in one send. It decreases if the socket accepts less.
     chunk_bytes: usize,
     outgoing: Vec<u8>,
     datagram: Vec<u8>,
@@ -137,9 +138,9 @@ impl<L: Link> Exchange<L> {
         Ok(replies)
     }
 
-    /// Sends as many messages as fit into one send, starting at index `replies.len()`. Appends
-    /// their replies. Appends no reply if the socket accepts fewer bytes than expected. The caller
-    /// then tries again.
+    /// Sends as many messages as fit into one send, beginning with index `replies.len()`, and
+    /// appends their replies. If the socket accepts fewer bytes than expected, appends no reply,
+    /// and the caller tries again.
     fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
         let first = self.sequence;
         self.outgoing.clear();
@@ -206,7 +207,7 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // The message replies to an earlier send, or no message of the batch
+                        // This message replies to an earlier send, or no message of the batch has
                         // requested it.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
@@ -220,7 +221,8 @@ impl<L: Link> Exchange<L> {
                 }
             }
         }
-        // nfnetlink refuses a whole send without privileges. The refusal names the first message.
+        // If the process lacks the privileges, nfnetlink refuses a whole send. The refusal names
+        // the first message.
         if !acknowledged
             && known
                 .first()
@@ -256,7 +258,7 @@ impl<L: Link> Exchange<L> {
         }
         let first = self.sequence;
         self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
-        // If the buffer cannot grow, the send reports the error.
+        // If the buffer cannot grow, the send fails and reports the error.
         let _ = self.link.make_room(batch.byte_len());
         let bytes = batch.numbered(first);
         while let Err(source) = self.link.send(bytes) {
@@ -273,7 +275,7 @@ impl<L: Link> Exchange<L> {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
                         if index >= batch.len() {
-                            // The message replies to an earlier send.
+                            // This message replies to an earlier send.
                             continue;
                         }
                         if message.kind != NLMSG_ERROR {
@@ -323,8 +325,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // Dumps are not acknowledged. The acknowledgement request also ends a request that
-            // turns out not to be a dump.
+            // The kernel does not acknowledge dumps. The acknowledgement flag makes it end the
+            // reply if the request turns out not to be a dump.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)
@@ -337,7 +339,8 @@ impl<L: Link> Exchange<L> {
                 },
                 Err(Error::LostReply) => Error::LostReply,
                 Err(error) => {
-                    // Until a dump is complete, the socket cannot begin a new dump (EBUSY).
+                    // Reads the rest of this dump, because until then the socket cannot begin a new
+                    // one (EBUSY).
                     while !matches!(self.receive()?, QueueRead::Empty) {}
                     return Err(error);
                 }
@@ -372,9 +375,9 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// Processes the replies to `sequence` up to the last reply. Returns true if the kernel flagged
-    /// an interrupted dump. After [`Error::LostReply`], no further replies to `sequence` are
-    /// queued.
+    /// Processes the replies to `sequence` up to the last one. Returns true if the kernel has
+    /// flagged the dump as interrupted. After [`Error::LostReply`], the queue has no further
+    /// replies to `sequence`.
     fn collect<T>(
         &mut self,
         sequence: u32,
@@ -468,7 +471,7 @@ fn overlong() -> Refusal {
     too_long("an attribute is longer than 65,535 bytes")
 }
 
-/// Converts a number of messages. Sequence numbers wrap.
+/// Converts a number of messages into a sequence number, which wraps.
 #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
 fn as_u32(count: usize) -> u32 {
     count as u32

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
-//! may use them.
+//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
+//! must not use them.
 
 use crate::Attributes;
 use crate::message::Messages;

@@ -1,11 +1,11 @@
-//! A kernel thread that runs one job at a time, for a caller that must not block.
+//! A worker thread that runs one job at a time, for a caller that must not block.
 //!
 //! ```text
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! Several lanes need no lock if their owner never starts two jobs on the same objects. Only the
-//! job can then change its objects.
+//! Several lanes need no lock if their owner never runs two jobs on the same objects at the same
+//! time: only the running job can change its objects.
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -15,7 +15,7 @@ use futures::channel::oneshot;
 
 use crate::worker::{Worker, WorkerEnded};
 
-/// A [`Worker`] that runs one job at a time. `R` is the result of a job.
+/// A [`Worker`] that runs one job at a time. `R` is the result type of a job.
 pub struct Lane<T, R> {
     thread: Thread<T>,
     job: Job<R>,
@@ -54,8 +54,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Creates a lane without a thread, for tests. Each job runs when it is started, so the order
-    /// of jobs on several lanes is fixed.
+    /// Creates a lane without a thread, for tests. Each job runs when it is started, so jobs on
+    /// several lanes have a fixed order.
     pub fn inline(value: T) -> Self {
         Self {
             thread: Thread::Inline(value),
@@ -63,12 +63,13 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Returns true if a job can be started: none is running, and no result is waiting.
+    /// Returns true if the caller may start a job: none is running, and no result waits to be
+    /// taken.
     pub fn is_free(&self) -> bool {
         matches!(self.job, Job::None)
     }
 
-    /// Starts a job. A job that still runs continues, but its result is lost.
+    /// Starts a job. If an earlier job still runs, it continues, but its result is lost.
     pub fn start(&mut self, job: impl FnOnce(&mut T) -> R + Send + 'static) {
         self.job = match &mut self.thread {
             Thread::Worker(worker) => Job::Running(worker.submit(job)),
@@ -76,7 +77,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         };
     }
 
-    /// Returns ready when a job's result is waiting. Without a job, stays pending and wakes no
+    /// Becomes ready when a job's result can be taken. Without a job, stays pending and wakes no
     /// task.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Job::Running(outcome) = &mut self.job {
@@ -91,7 +92,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Takes the result of a finished job. Then the next job can start.
+    /// Takes the result of a finished job. The caller may then start the next job.
     pub fn take(&mut self) -> Option<Result<R, WorkerEnded>> {
         let result = match std::mem::replace(&mut self.job, Job::None) {
             Job::None => return None,
@@ -138,7 +139,7 @@ mod tests {
                 count(&mut lane);
                 assert!(!lane.is_free());
                 block_on(poll_fn(|context| lane.poll(context)));
-                // The lane stays ready until the result is taken.
+                // The lane stays ready until the caller takes the result.
                 block_on(poll_fn(|context| lane.poll(context)));
                 assert_eq!(lane.take(), Some(Ok(expected)));
                 assert_eq!(lane.take(), None);

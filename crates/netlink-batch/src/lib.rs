@@ -1,9 +1,9 @@
 //! Netlink transport: many messages in one send, errors by sequence number.
 //!
 //! The kernel processes a netlink send before `send` returns, message by message. It reports every
-//! failure, even if no acknowledgement was requested. So a [`Batch`] of any length costs a few
-//! system calls: [`Connection::execute`] requests one acknowledgement, for the last message of each
-//! send. Every earlier message that was not refused has succeeded.
+//! failure, even if no message requests an acknowledgement. A [`Batch`] of any length therefore
+//! costs a few system calls: [`Connection::execute`] requests one acknowledgement, for the last
+//! message of each send. Every earlier message that the kernel has not refused has succeeded.
 //!
 //! ```text
 //!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
@@ -11,9 +11,9 @@
 //!  Connection::dump_into ── each (kind, payload) as it arrives, without buffering
 //! ```
 //!
-//! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
+//! The same rules apply to rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
 //! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. [`subscribe`]
-//! opens a socket for notifications. The meaning of messages belongs to other crates.
+//! opens a socket for notifications. Other crates give the messages their meaning.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).

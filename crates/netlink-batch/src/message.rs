@@ -1,4 +1,4 @@
-//! `struct nlmsghdr`, and the three messages of netlink itself: error, done, no-op.
+//! The header `struct nlmsghdr`, and the three messages of netlink itself: error, done, no-op.
 
 use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED};
 
@@ -8,16 +8,16 @@ use crate::error::Refusal;
 pub(crate) const HEADER: usize = 16;
 const FLAGS_AT: usize = 6;
 const SEQUENCE_AT: usize = 8;
-/// Attribute with the text of an extended acknowledgement (`NLMSGERR_ATTR_MSG`).
+/// Attribute with the text of a kernel's error (`NLMSGERR_ATTR_MSG`).
 const ERROR_TEXT: u16 = 1;
 
-/// Returns a header without length and sequence number, which are filled in later.
+/// Returns a header. Its length and sequence number are 0, to be filled in later.
 pub(crate) fn header(kind: u16, flags: u16) -> [u8; HEADER] {
     let ([k0, k1], [f0, f1]) = (kind.to_ne_bytes(), flags.to_ne_bytes());
     [0, 0, 0, 0, k0, k1, f0, f1, 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
-/// Overwrites bytes from `at` on.
+/// Overwrites bytes with `value`, beginning at position `at`.
 pub(crate) fn patch(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(place) = bytes.get_mut(at..at + value.len()) {
         place.copy_from_slice(value);
@@ -32,20 +32,20 @@ pub(crate) fn set_flags(bytes: &mut [u8], message: usize, flags: u16) {
     patch(bytes, message + FLAGS_AT, &flags.to_ne_bytes());
 }
 
-/// A received message.
+/// A message that the kernel sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReceivedMessage<'a> {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
     pub(crate) payload: &'a [u8],
-    /// Header and payload, without padding.
+    /// Bytes of header and payload, without padding.
     pub(crate) raw: &'a [u8],
 }
 
 impl ReceivedMessage<'_> {
-    /// Decodes an `NLMSG_ERROR`: an error number and, if requested, the request's payload and a
-    /// text. Returns `None` for an acknowledgement.
+    /// Decodes an `NLMSG_ERROR`: an error number, and optionally the request's payload and a text.
+    /// Returns `None` for an acknowledgement.
     pub(crate) fn refusal(&self) -> Result<Option<Refusal>, Malformed> {
         let Some((code, echo)) = self.payload.split_first_chunk() else {
             return Err(short(4, self.payload));
@@ -75,7 +75,7 @@ impl ReceivedMessage<'_> {
         }))
     }
 
-    /// Decodes the error that ended a dump, from `NLMSG_DONE`.
+    /// Decodes an `NLMSG_DONE`. Returns the error that ended the dump, if any.
     pub(crate) fn dump_refusal(&self) -> Option<Refusal> {
         let (code, extended) = self.payload.split_first_chunk()?;
         let code = i32::from_ne_bytes(*code);

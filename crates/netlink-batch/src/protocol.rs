@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// A netlink protocol of the kernel.
+/// A netlink protocol, that is, a group of kernel subsystems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// Links, addresses and routes (`NETLINK_ROUTE`). The kernel checks requests strictly
-    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20). A dump needs its family's full fixed header, and
-    /// fields set in the header filter the dump.
+    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header, and the
+    /// kernel filters the dump by the fields that are set in this header.
     Route,
     /// ipset and conntrack (`NETLINK_NETFILTER`).
     Netfilter,
-    /// IPVS and other families, by family id (`NETLINK_GENERIC`).
+    /// IPVS and other generic families, selected by family id (`NETLINK_GENERIC`).
     Generic,
 }
 

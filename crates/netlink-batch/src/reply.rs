@@ -1,18 +1,18 @@
-//! The kernel's replies to messages.
+//! Replies of the kernel to messages.
 
 use crate::attributes::align;
 use crate::error::Refusal;
 use crate::message::Messages;
 
-/// Outcome of one message of a [`Batch`](crate::Batch).
+/// Outcome of one message in a [`Batch`](crate::Batch).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The message succeeded.
+    /// The kernel has carried out the message.
     Done,
     /// The kernel refused the message.
     Refused(Refusal),
-    /// The acknowledgement was lost (`ENOBUFS`), so the message may have taken effect. Dump and
-    /// compare.
+    /// The acknowledgement was lost (`ENOBUFS`), so the message may have taken effect. To find out,
+    /// dump and compare.
     Unknown,
 }
 
@@ -26,17 +26,17 @@ impl Reply {
     }
 }
 
-/// The kernel's replies to a batch in one send
+/// Replies of the kernel to a batch in one send
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {
-    /// Refused messages by index, in the kernel's order.
+    /// Refused messages by their index, in the order of the kernel's replies.
     pub refused: Vec<(usize, Refusal)>,
-    /// Indices of messages that were acknowledged as successful.
+    /// Indices of the messages whose success the kernel has acknowledged.
     pub acknowledged: Vec<usize>,
-    /// Other messages from the kernel, such as those requested by `NLM_F_ECHO`.
+    /// Other messages from the kernel, such as those that `NLM_F_ECHO` requests.
     pub echoed: Dump,
-    /// True if replies were lost (`ENOBUFS`), so that the lists are incomplete.
+    /// True if the kernel dropped replies (`ENOBUFS`), so that the lists are incomplete.
     pub lost: bool,
 }
 
@@ -58,7 +58,8 @@ impl Dump {
         self.len == 0
     }
 
-    /// Returns kind (`nlmsg_type`) and payload (fixed header and attributes) of each message.
+    /// Returns the kind (`nlmsg_type`) and the payload (fixed header and attributes) of each
+    /// message.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &[u8])> {
         Messages::new(&self.bytes)
             .flatten()

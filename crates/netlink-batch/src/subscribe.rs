@@ -1,21 +1,21 @@
-//! Sockets for the kernel's notifications.
+//! Opens sockets for the kernel's notifications.
 
 use std::io;
 
 use netlink_sys::{Socket, SocketAddr};
 use rustix::net::sockopt;
 
-/// Subscribes to multicast groups of a netlink protocol. The socket has a receive buffer of `room`
-/// bytes, or of the allowed maximum, and never blocks. More than `net.core.rmem_max` needs
-/// `CAP_NET_ADMIN` in the initial user namespace.
+/// Subscribes to multicast groups of a netlink protocol. The socket never blocks. Its receive
+/// buffer has `room` bytes, or the maximum that the kernel allows. More than `net.core.rmem_max`
+/// needs `CAP_NET_ADMIN` in the initial user namespace.
 ///
 /// # Errors
 ///
-/// Fails if the socket or a group does not exist.
+/// Fails if the kernel does not have the protocol or a group.
 pub fn subscribe(protocol: isize, groups: &[u32], room: usize) -> io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.set_non_blocking(true)?;
-    // Ignores a failure: with a smaller buffer, the socket loses more notifications, but reports
+    // Ignores a failure: with a smaller buffer, the socket loses more notifications, but it reports
     // each loss (`ENOBUFS`).
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
@@ -41,7 +41,7 @@ mod tests {
         let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
         let room = sockopt::socket_recv_buffer_size(&socket).unwrap();
         assert!(room >= usual.trim().parse().unwrap(), "{room}");
-        // The kernel doubles the size, for its own bookkeeping.
+        // The kernel doubles the requested size, for its own bookkeeping.
         let other = Socket::new(NETLINK_ROUTE).unwrap();
         let may_force = sockopt::set_socket_recv_buffer_size_force(&other, ROOM).is_ok();
         assert!(!may_force || room >= 2 * ROOM, "{room}");

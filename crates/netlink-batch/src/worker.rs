@@ -1,9 +1,9 @@
 //! A thread that owns sockets, for async callers.
 //!
-//! The kernel does its work within the system call `send`, on the sender's thread. So a large batch
-//! would block an async runtime. A [`Worker`] runs closures on another thread. If a closure panics,
-//! the thread ends and drops the value, because a half-finished operation leaves a socket in an
-//! unknown state. All callers then get [`WorkerEnded`].
+//! The kernel does its work within the system call `send`, on the sender's thread. A large batch
+//! would therefore block an async runtime. A [`Worker`] runs closures on another thread. If a
+//! closure panics, the thread ends and drops the value, because a half-finished operation leaves a
+//! socket in an unknown state. All later calls then return [`WorkerEnded`].
 
 use std::fmt;
 use std::future::Future;
@@ -14,18 +14,18 @@ use std::thread::{self, JoinHandle};
 
 use futures::channel::oneshot;
 
-/// A closure to run on a worker's value.
+/// Closure that a worker runs on its value.
 pub type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// Error of a worker whose thread has ended because a closure panicked. Its writes may be
-/// incomplete.
+/// Error of a call to a worker whose thread has ended because a closure panicked. The closure's
+/// writes may be incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the worker thread has ended by a panic; its cause is on standard error")]
 pub struct WorkerEnded;
 
-/// A thread that owns a `T` and runs closures on it in call order.
+/// A thread that owns a `T` and runs closures on it, in the order of the calls.
 ///
-/// Dropping it runs the queued closures, then ends the thread.
+/// Dropping it runs the queued closures, and then ends the thread.
 pub struct Worker<T> {
     jobs: Option<mpsc::Sender<Job<T>>>,
     thread: Option<JoinHandle<()>>,
@@ -35,7 +35,7 @@ pub struct Worker<T> {
 pub struct JobQueue<T>(mpsc::Receiver<Job<T>>);
 
 impl<T> JobQueue<T> {
-    /// Returns the next closure, if any is queued.
+    /// Returns the next queued closure, if any.
     pub fn next_job(&mut self) -> Option<Job<T>> {
         self.0.try_recv().ok()
     }
@@ -56,13 +56,16 @@ impl<T> fmt::Debug for Worker<T> {
 }
 
 impl<T: 'static> Worker<T> {
-    /// Starts a thread called `name` (15 bytes are visible in `top`), builds the value on it, and
-    /// waits until it is built. The thread belongs to the caller's network namespace.
+    /// Starts a thread called `name` (`top` shows 15 bytes of it). Builds the value on this thread,
+    /// and waits for it. The thread belongs to the caller's network namespace.
     ///
     /// # Errors
     ///
-    /// The error of `build`, or an I/O error if the system cannot create a thread. Panics if
-    /// `build` does.
+    /// Returns the error of `build`, or an I/O error if the system cannot create a thread.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `build` panics.
     pub fn spawn<E, F>(name: &str, build: F) -> Result<Self, E>
     where
         F: FnOnce() -> Result<T, E> + Send + 'static,
@@ -77,7 +80,7 @@ impl<T: 'static> Worker<T> {
                     Ok(value) => value,
                     Err(error) => return drop(built.send(Err(error))),
                 };
-                // The caller waits for this message, so the receiver exists.
+                // The caller waits for this message, so its receiver still exists.
                 let _ = built.send(Ok(()));
                 for job in queue {
                     job(&mut value);
@@ -97,8 +100,8 @@ impl<T: 'static> Worker<T> {
     }
 
     /// Creates a worker without a thread or a value, for tests that control the order of events.
-    /// The test receives the closures in call order. It decides when each closure runs, and on
-    /// which value. To the caller, a dropped closure looks like a thread that has ended.
+    /// The test takes the closures in the order of the calls, and runs each when, and on which
+    /// value, it likes. To the caller, a dropped closure looks like a thread that has ended.
     pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
@@ -108,8 +111,8 @@ impl<T: 'static> Worker<T> {
         (worker, JobQueue(queue))
     }
 
-    /// Runs `f` on the value. The closure is queued immediately, and runs even if the future is
-    /// dropped.
+    /// Runs `f` on the value. The call queues the closure immediately, and the worker runs it even
+    /// if the caller drops the future.
     pub fn call<R, F>(
         &self,
         f: F,
@@ -122,8 +125,7 @@ impl<T: 'static> Worker<T> {
         async move { outcome.await.map_err(|_| WorkerEnded) }
     }
 
-    /// Queues `f`, and returns a receiver for the result. The receiver fails if the thread has
-    /// ended.
+    /// Queues `f`. Returns a receiver for its result. The receiver fails if the thread has ended.
     pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
     where
         R: Send + 'static,
@@ -131,7 +133,7 @@ impl<T: 'static> Worker<T> {
     {
         let (done, outcome) = oneshot::channel();
         let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
-        // If the thread has ended, the job is dropped together with its sender.
+        // If the thread has ended, the job and its sender are dropped, so the receiver fails.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         outcome
     }
@@ -141,7 +143,7 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The panic was already reported.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
     }

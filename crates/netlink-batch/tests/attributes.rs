@@ -1,4 +1,4 @@
-//! Tests that `Attributes` reads the output of `Writer`, and never panics on other bytes.
+//! Tests that `Attributes` reads the output of `Writer`, and panics on no other bytes.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -6,7 +6,7 @@ use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer, messages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Returns the payload of a message.
+/// Returns the payload of a message that `payload` has written.
 fn written(payload: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, payload);

@@ -31,14 +31,14 @@ fn open() -> Connection {
     Connection::open(Protocol::Route).unwrap()
 }
 
-/// Returns `struct ifaddrmsg` for an IPv4 /32.
+/// Returns a `struct ifaddrmsg` for an IPv4 /32 address.
 fn ifaddrmsg(device: u32) -> [u8; 8] {
     let [a, b, c, d] = device.to_ne_bytes();
     [2, 32, 0, 0, a, b, c, d]
 }
 
 fn address(batch: &mut Batch, kind: u16, device: u32, address: u32) -> usize {
-    // In a delete request, the bit of NLM_F_EXCL means NLM_F_BULK.
+    // In a delete request, the kernel reads the bit of NLM_F_EXCL as NLM_F_BULK.
     let flags = if kind == RTM_NEWADDR {
         NLM_F_CREATE | NLM_F_EXCL
     } else {
@@ -55,7 +55,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// Returns the addresses of the loopback device, filtered by the kernel.
+/// Returns the addresses of the loopback device. The kernel filters them by device.
 fn addresses(connection: &mut Connection) -> Vec<u32> {
     let dump = connection
         .dump(RTM_GETADDR, 0, |message| {
@@ -102,7 +102,7 @@ fn each_message_has_its_own_reply() {
                 Some(EADDRNOTAVAIL)
             ]
         );
-        // The text comes from the kernel (NLMSGERR_ATTR_MSG), if it has a text for this error.
+        // The kernel sends this text (NLMSGERR_ATTR_MSG) if it has one for the error.
         let Some(Reply::Refused(refusal)) = replies.get(1) else {
             panic!("{replies:?}")
         };
@@ -244,7 +244,8 @@ fn requests_get_replies_and_refused_dumps_fail() {
         let refused = connection.request(RTM_GETLINK, 0, get("nowhere0"));
         assert!(matches!(refused, Err(Error::Refused(refusal)) if refusal.errno == ENODEV));
 
-        // With strict checking, the kernel refuses a dump of the addresses of a missing device.
+        // With strict checking, the kernel refuses a dump of addresses if the device does not
+        // exist.
         let refused = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&ifaddrmsg(NOWHERE)));
         assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
         assert_eq!(addresses(&mut connection), []);
@@ -264,7 +265,8 @@ fn without_permission_each_message_is_refused() {
             [Some(EPERM); 2]
         );
 
-        // nfnetlink refuses the whole send. Without privileges, the sysctls limit the buffers.
+        // nfnetlink refuses the whole send. The sysctls limit the buffers of an unprivileged
+        // process.
         let mut netfilter = Connection::open(Protocol::Netfilter).unwrap();
         batch.clear();
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Tests of the protocol logic with bytes that a kernel could send.
+//! Tests of the protocol logic with the bytes that a kernel could send.
 
 use std::collections::VecDeque;
 
@@ -12,13 +12,13 @@ use crate::Malformed;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
-/// A scripted kernel: a list of receive results for each send.
+/// A scripted kernel: for each send, a list of results that the socket receives.
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
     queue: VecDeque<io::Result<Vec<u8>>>,
     sent: Vec<Vec<u8>>,
-    /// Largest accepted send in bytes. Larger sends get `EMSGSIZE`.
+    /// Maximum number of bytes that a send may have. A larger send gets `EMSGSIZE`.
     takes: Option<usize>,
 }
 
@@ -65,7 +65,8 @@ fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns an `NLMSG_ERROR` for `sequence`, capped as with `NETLINK_CAP_ACK`.
+/// Returns an `NLMSG_ERROR` for `sequence`. As with `NETLINK_CAP_ACK`, it lacks the request's
+/// payload.
 fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
     let mut payload = (-errno).to_ne_bytes().to_vec();
     payload.extend(message(20, 5, sequence, &[]));
@@ -137,8 +138,8 @@ fn a_send_has_at_most_512_messages_and_128_kib() {
 fn a_socket_with_a_small_buffer_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
-    // Each message has 24 bytes. The sends have 240 bytes, then at most 120 (rejected), then at
-    // most 60. The script has no replies.
+    // Each message has 24 bytes. The first send has 240 bytes and is rejected, the next has at most
+    // 120 and is rejected, and the others have at most 60. The script has no replies.
     assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
     assert!(
         small
@@ -181,8 +182,8 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // Sequence numbers: replies to the first send (2), foreign messages (0, 77), replies to
-        // this send.
+        // Sequence numbers in the script: a reply to the first send (2), foreign messages (0, 77),
+        // and replies to this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),
@@ -254,7 +255,7 @@ fn single_and_multipart_replies_are_read() {
     let answer = single.request(8, 0, &|_| ()).unwrap();
     assert_eq!(answer.iter().collect::<Vec<_>>(), [(9, b"one.".as_slice())]);
 
-    // The first part has two messages in one datagram. Messages of odd length are padded.
+    // The first part has two messages in one datagram. A message with an odd length is padded.
     let mut part = message(9, 2, 1, b"first");
     part.resize(align(part.len()), 0);
     part.extend(message(9, 2, 1, b"second"));
@@ -306,7 +307,7 @@ fn an_interrupted_streamed_dump_returns_no_partial_result() {
             Ok(message(9, 2, 1, b"none")),
             Ok(done(2 | 16, 1, 0)),
         ],
-        // The kernel's message at the end of the dump is lost.
+        // The message with which the kernel ends the dump is lost.
         vec![Ok(message(9, 2, 2, b"old."))],
         vec![
             Ok(message(9, 2, 3, b"new.")),
@@ -484,7 +485,7 @@ fn a_transaction_is_one_send_of_any_size() {
     assert_eq!(found.echoed.iter().collect::<Vec<_>>(), [(23, &[7; 4][..])]);
     assert!(found.lost);
 
-    // The second attempt at a send has new sequence numbers.
+    // A second attempt of a send uses new sequence numbers.
     let mut small = batch(1);
     let found = exchange.transact(&mut small).unwrap();
     assert_eq!(sequences(&exchange.link.sent[1]), [(601, false)]);
