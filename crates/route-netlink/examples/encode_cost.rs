@@ -1,11 +1,13 @@
-//! Measures the cost of typed messages and of hand-written bytes, compared with the kernel's work.
+//! Measures the cost of encoding typed messages and hand-written bytes, compared with the kernel's
+//! work.
 //!
 //! ```text
 //! cargo build --release -p route-netlink --example encode_cost
 //! unshare --net target/release/examples/encode_cost
 //! ```
 //! Adds 20,000 IPv4 addresses to the loopback device of this network namespace, and as many local
-//! routes. Each time is the fastest of several runs, except for work that the kernel does once.
+//! routes. Each time is the fastest of several runs. Work that the kernel does only once has one
+//! run.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-//! Addresses of links, and the messages about them.
+//! Addresses of links, and the netlink messages about them.
 
 use std::net::IpAddr;
 
@@ -13,19 +13,19 @@ use netlink_packet_route::address::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// An address of a link.
+/// An address that a link has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The index of the link.
+    /// Index of the link.
     pub link: u32,
-    /// The address. On a point-to-point link, this end's address.
+    /// The address. On a point-to-point link, this is the address of this end.
     pub address: IpAddr,
-    /// Length of the network's prefix.
+    /// Prefix length of the network that contains the address.
     pub prefix: u8,
 }
 
 impl Address {
-    /// Creates a host address: /32 or /128.
+    /// Creates a host address, with prefix length 32 or 128.
     pub fn host(link: u32, address: IpAddr) -> Self {
         let prefix = Family::of(address).full_prefix();
         Self {
@@ -35,12 +35,12 @@ impl Address {
         }
     }
 
-    /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. `EEXIST` if the link
-    /// has the address. An IPv6 address skips duplicate detection. A loopback address has scope
-    /// host.
+    /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. The kernel replies
+    /// `EEXIST` if the link has the address. An IPv6 address skips duplicate address detection. A
+    /// loopback address gets the scope host.
     ///
-    /// The kernel may use an IPv6 address as the source of packets before replies can arrive
-    /// ([`KernelRoutes`](crate::KernelRoutes)).
+    /// The kernel may use an IPv6 address as the source of packets before it can receive the
+    /// replies ([`KernelRoutes`](crate::KernelRoutes)).
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
             IpAddr::V4(_) => AddressHeaderFlags::empty(),
@@ -49,10 +49,10 @@ impl Address {
         self.push_with(flags, batch)
     }
 
-    /// Appends `RTM_NEWADDR` as [`push_new`](Self::push_new), except that an IPv6 address is
-    /// tentative until it has its route. The kernel uses no tentative address as a source. On a
-    /// link that resolves neighbours, the address stays tentative until duplicate detection has
-    /// ended. While such a link is down, duplicate detection does not end.
+    /// Appends an `RTM_NEWADDR` like [`push_new`](Self::push_new), but an IPv6 address is tentative
+    /// until it has its route. The kernel uses no tentative address as a source. On a link that
+    /// resolves neighbours, the address stays tentative until duplicate address detection has
+    /// ended. While such a link is down, this detection does not end.
     pub fn push_new_tentative(&self, batch: &mut Batch) -> usize {
         self.push_with(AddressHeaderFlags::empty(), batch)
     }
@@ -63,11 +63,11 @@ impl Address {
         push(batch, NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// Appends `RTM_DELADDR`, which removes the address. `EADDRNOTAVAIL` if the link has no such
-    /// address with this prefix length.
+    /// Appends `RTM_DELADDR`, which removes the address. The kernel replies `EADDRNOTAVAIL` if the
+    /// link has no such address with this prefix length.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
-        // In a deletion, the kernel would read the bit of `NLM_F_EXCL` as `NLM_F_BULK`.
+        // In a deletion, the kernel reads the bit of `NLM_F_EXCL` as `NLM_F_BULK`.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
     }
 
@@ -86,7 +86,7 @@ impl Address {
         message
     }
 
-    /// Parses a message after its `nlmsghdr`. Returns `None` if the message contains no address.
+    /// Parses a message without its `nlmsghdr`. Returns `None` if the message has no address.
     pub(crate) fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let header = AddressHeader::parse(payload)?;
         let (mut local, mut address) = (None, None);
@@ -97,8 +97,8 @@ impl Address {
                 _ => {}
             }
         }
-        // On a point-to-point link, IFA_ADDRESS is the other end's address. On other links, IPv6
-        // has no IFA_LOCAL.
+        // On a point-to-point link, IFA_ADDRESS is the other end's address. On other links, an IPv6
+        // address has no IFA_LOCAL.
         Ok(local.or(address).map(|address| Self {
             link: header.index,
             address,
@@ -107,7 +107,7 @@ impl Address {
     }
 }
 
-/// Returns the request for all addresses of a family.
+/// Returns the request for a dump of all addresses of a family.
 pub(crate) fn request(family: Family) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.family = family.number();
@@ -157,7 +157,8 @@ mod tests {
         assert!(Address::parse(&[0; 7]).is_err());
     }
 
-    /// Checks `struct ifaddrmsg` and its attributes against the layout in linux/if_addr.h.
+    /// Checks the bytes of a request against `struct ifaddrmsg` and its attributes in
+    /// linux/if_addr.h.
     #[test]
     fn address_requests_have_the_kernels_layout() {
         let mut batch = Batch::new();

@@ -1,8 +1,8 @@
-//! Parsers of outside bytes, as functions for the fuzzer. Only the fuzzer may use them.
+//! Parsers of external bytes, as functions for the fuzzer. Other code must not use them.
 
 use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 
-/// Parses a message of each kind, and a datagram of notifications.
+/// Parses bytes as a message of each kind, and as a datagram of notifications.
 pub fn message(bytes: &[u8]) {
     let _ = Address::parse(bytes);
     let _ = Link::parse(bytes);

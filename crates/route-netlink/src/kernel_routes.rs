@@ -13,36 +13,37 @@ use socket2::SockRef;
 
 use crate::{Family, LocalRoute, Rtnetlink};
 
-/// Bytes of the receive buffer for each expected route.
+/// Bytes of the receive buffer to reserve for each expected route.
 const ROUTE_BYTES: usize = 1_024;
-/// Bytes of the receive buffer for routes of other programs.
+/// Bytes of the receive buffer to reserve for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Time without notifications after a loss. A dump then replaces the lost notifications.
+/// Time to wait without notifications after some were lost. A dump then replaces the lost ones.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A subscription to new IPv6 routes. The kernel acknowledges a new IPv6 address before the address
-/// has its route of type local. A worker of the kernel adds the route later: usually within a
-/// millisecond, but after seconds if the worker gets no CPU. Until then, the host forwards packets
-/// to the address.
+/// A subscription to new IPv6 routes.
+///
+/// The kernel acknowledges a new IPv6 address before the address has its route of type local. A
+/// kernel worker adds the route later: usually within a millisecond, but after seconds if the
+/// worker gets no CPU. Until then, the host forwards packets to the address.
 #[derive(Debug)]
 pub struct KernelRoutes(Socket);
 
-/// Result of one receive.
+/// Result of one receive from the socket.
 enum Received {
     Addresses(Vec<IpAddr>),
-    /// Notifications were lost or malformed.
+    /// Some notifications were lost or malformed.
     Lost,
     Timeout,
 }
 
 impl KernelRoutes {
-    /// Subscribes in the calling thread's network namespace. Callers subscribe before they add
-    /// `count` addresses.
+    /// Subscribes in the calling thread's network namespace. A caller must subscribe before it adds
+    /// its `count` addresses.
     ///
     /// # Errors
     ///
-    /// [`Error::Open`] if the socket cannot be opened.
+    /// Returns [`Error::Open`] if the socket cannot be opened.
     pub fn subscribe(count: usize) -> Result<Self, Error> {
         let room = count.saturating_mul(ROUTE_BYTES) + SPARE_BYTES;
         let open = || {
@@ -56,13 +57,14 @@ impl KernelRoutes {
         })
     }
 
-    /// Waits until the kernel has created the routes of the `missing` IPv6 addresses, and removes
-    /// these addresses from `missing`. Ends early if no route arrives for the time `patience`.
+    /// Waits until the kernel has created the routes of the `missing` IPv6 addresses. Removes each
+    /// address that has its route from `missing`. Ends early if no route arrives for the time
+    /// `patience`.
     ///
     /// # Errors
     ///
-    /// Fails if notifications cannot be received, or if they were lost and the routes cannot be
-    /// read.
+    /// Fails if the socket cannot receive notifications. Also fails if notifications were lost and
+    /// the routes cannot be dumped.
     pub fn wait(
         &self,
         rtnetlink: &mut Rtnetlink,
@@ -90,7 +92,7 @@ impl KernelRoutes {
                             }
                             is_any_lost = false;
                         }
-                        // The kernel is still adding routes.
+                        // The kernel is still adding routes, so the dump was interrupted.
                         Err(Error::Interrupted { .. }) => {}
                         Err(error) => return Err(error),
                     }
@@ -108,7 +110,7 @@ impl KernelRoutes {
     }
 
     fn receive(&self, within: Duration) -> Result<Received, Error> {
-        // The kernel reads 0 as no timeout.
+        // The kernel reads a timeout of 0 as no limit.
         let within = within.max(Duration::from_millis(1));
         let received = SockRef::from(&self.0)
             .set_read_timeout(Some(within))
@@ -132,7 +134,7 @@ fn is_timeout(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the addresses to which the kernel has added local routes.
+/// Returns the addresses for which the kernel has added local routes.
 fn added(datagram: &[u8]) -> Received {
     let mut addresses = Vec::new();
     for message in netlink_batch::messages(datagram) {
@@ -144,7 +146,7 @@ fn added(datagram: &[u8]) -> Received {
     Received::Addresses(addresses)
 }
 
-/// Returns the address of a new route, if the kernel created it for a single address.
+/// Returns the address of a new route, if the kernel created the route for a single address.
 fn address(message: Message<'_>) -> Result<Option<IpAddr>, Malformed> {
     if message.kind != RTM_NEWROUTE {
         return Ok(None);

@@ -57,12 +57,12 @@ pub use route::{LocalRoute, MainRoute};
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// Returns the addresses of all links except the links in `but`, in the calling thread's network
+/// Returns the addresses of all links except those in `but`, in the calling thread's network
 /// namespace. Opens a new connection, because a failed connection cannot be reused.
 ///
 /// # Errors
 ///
-/// See [`Rtnetlink::open`], [`Rtnetlink::link`] and [`Rtnetlink::addresses`].
+/// Fails like [`Rtnetlink::open`], [`Rtnetlink::link`] and [`Rtnetlink::addresses`].
 pub fn all_addresses(family: IpFamily, but: &[&str]) -> Result<BTreeSet<IpAddr>, Error> {
     let mut rtnetlink = Rtnetlink::open()?;
     let links: Result<Vec<_>, Error> = but.iter().map(|name| rtnetlink.link(name)).collect();
@@ -100,7 +100,7 @@ impl Family {
         IpFamily::of(address).into()
     }
 
-    /// Returns the prefix length of a single address.
+    /// Returns the prefix length of a single address: 32 or 128.
     pub fn full_prefix(self) -> u8 {
         match self {
             Self::Inet => 32,

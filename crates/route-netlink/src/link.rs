@@ -1,4 +1,4 @@
-//! Links, and the messages about them.
+//! Links, and the netlink messages about them.
 
 use libc::{IFLA_INFO_KIND, IFLA_LINKINFO};
 use netlink_batch::Malformed;
@@ -10,40 +10,41 @@ use netlink_packet_route::link::{
 
 use crate::message::attributes;
 
-/// A link, as the kernel reports it.
+/// A network link, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
     /// Index of the link. No other link gets this index while the link exists.
     pub index: u32,
-    /// The administrative state.
+    /// Administrative state of the link.
     pub state: LinkState,
-    /// True if the link resolves its neighbours' addresses (no `IFF_NOARP`). A dummy link does not.
+    /// True if the link resolves its neighbours' addresses (it lacks `IFF_NOARP`). A dummy link
+    /// does not.
     pub resolves_neighbours: bool,
-    /// Type of the link, such as `dummy` or `veth`. Empty for hardware.
+    /// Type of the link, such as `dummy` or `veth`. Empty for a hardware link.
     pub kind: String,
 }
 
-/// Administrative state of a link (`IFF_UP`), independent of its carrier.
+/// Administrative state of a link (`IFF_UP`). It does not depend on the carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// The link is set up.
+    /// The link is set up (`ip link set up`).
     Up,
-    /// The link is set down. Its addresses are still local to the node.
+    /// The link is set down. Its addresses are nevertheless local to the node.
     Down,
 }
 
-/// Method of generating the link-local IPv6 address when a link is set up (`IN6_ADDR_GEN_MODE_*` of
-/// linux/if_link.h).
+/// Method by which a link gets a link-local IPv6 address when it is set up (`IN6_ADDR_GEN_MODE_*`
+/// of linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
-    /// The address is derived from the hardware address. This is the kernel's default.
+    /// The kernel derives the address from the hardware address. This is the default.
     Eui64,
     /// The link gets no link-local address.
     None,
 }
 
 impl Link {
-    /// Parses a message after its `nlmsghdr`.
+    /// Parses a message without its `nlmsghdr`.
     pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
         let header = LinkHeader::parse(payload)?;
         let mut kind = String::new();
@@ -66,8 +67,8 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. Shortens a name of more than 15 bytes, but keeps it longer
-/// than the kernel accepts.
+/// Returns a message that names a link. Shortens a very long name, but leaves it too long for the
+/// kernel, which must reject it.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();
@@ -131,12 +132,12 @@ mod tests {
             resolves_neighbours: false,
             kind: String::new(),
         };
-        // The flags IFF_BROADCAST and IFF_NOARP.
+        // The flags are IFF_BROADCAST and IFF_NOARP.
         assert_eq!(Link::parse(&payload(0x82, |_| {})), Ok(hardware));
         let dummy = payload(0x83, |message| {
             message.nest(IFLA_LINKINFO, |info| {
                 info.attr_str(IFLA_INFO_KIND, "dummy");
-                // The attribute's data belong to another link type.
+                // The data of this attribute belong to another type of link.
                 info.attr(2, &[1]);
             });
         });

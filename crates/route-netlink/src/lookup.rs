@@ -1,4 +1,4 @@
-//! A query to the kernel's routing for one packet.
+//! Asks the kernel how it would route one packet.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
@@ -14,7 +14,7 @@ use crate::Family;
 use crate::message::attributes;
 
 /// Returns the source address that the kernel chooses for packets to other hosts, if `own` contains
-/// this address, else the lowest address of this family in `own`. Sends no packet.
+/// this address. Otherwise, returns the lowest address of this family in `own`. Sends no packet.
 pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let (any, far) = match family {
         Family::Inet => ("0.0.0.0:0", ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"]),
@@ -33,55 +33,56 @@ pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> 
     chosen.or_else(|| own.iter().find(|ip| Family::of(**ip) == family).copied())
 }
 
-/// A packet to route (`RTM_GETROUTE`).
+/// A packet whose route is requested (`RTM_GETROUTE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lookup {
-    /// The destination.
+    /// Destination address of the packet.
     pub destination: IpAddr,
-    /// The source. For a packet of this node, the source is one of the node's addresses.
+    /// Source address of the packet, or `None` for the kernel's choice. If this node sends the
+    /// packet, this is one of the node's addresses.
     pub source: Option<IpAddr>,
-    /// Index of the link on which the packet arrives, or `None` if this node sends the packet. With
-    /// a link, the kernel also checks the source.
+    /// Index of the link on which the packet arrives. `None`: this node sends the packet. For an
+    /// arriving packet, the kernel also checks the source.
     pub link: Option<u32>,
-    /// The packet's mark, which policy routing may match.
+    /// Firewall mark of the packet, which policy routing may match.
     pub mark: u32,
 }
 
-/// The route of a packet.
+/// Route that the kernel chooses for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PacketRoute {
-    /// Route type, `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3 broadcast, 5
-    /// multicast, 6 dropped, 7 and 8 refused.
+    /// Type of the route, `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3
+    /// broadcast, 5 multicast, 6 dropped, 7 and 8 refused.
     pub kind: u8,
-    /// Index of the outgoing link.
+    /// Index of the outgoing link, if any.
     pub link: Option<u32>,
-    /// The next hop, or `None` if the destination is on the link.
+    /// Next hop, or `None` if the destination is directly on the link.
     pub gateway: Option<IpAddr>,
-    /// The source address that the kernel chooses for this node's packets.
+    /// Source address that the kernel chooses for packets of this node.
     pub source: Option<IpAddr>,
 }
 
-/// The reason why no route exists.
+/// Reason for which the kernel has no route for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteRefusal {
-    /// No route matches (`ENETUNREACH`).
+    /// No route matches the packet (`ENETUNREACH`).
     NoRoute,
-    /// The packet would need forwarding, but this node does not forward, or a route refuses the
-    /// packet (`EHOSTUNREACH`).
+    /// The packet would have to be forwarded, but this node does not forward, or a route refuses
+    /// the packet (`EHOSTUNREACH`).
     NotForwarded,
     /// The packet must not arrive on this link, because the route to its source uses another link
-    /// (`rp_filter`, `EXDEV`).
+    /// (sysctl `rp_filter`, error `EXDEV`).
     WrongLink,
-    /// An arriving packet has an invalid source or destination: a loopback address, or an address
-    /// of this node as the source (`EINVAL`).
+    /// The arriving packet has an invalid source or destination (`EINVAL`): a loopback address, or
+    /// an address of this node as the source.
     Martian,
     /// Another error of the kernel, by its number.
     Other(i32),
 }
 
 impl RouteRefusal {
-    /// Returns the reason for a refusal. Returns `None` if the kernel did not understand or did not
-    /// allow the request.
+    /// Returns the reason for a refusal. Returns `None` if the kernel did not understand the
+    /// request, or did not allow it.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -120,7 +121,7 @@ impl Lookup {
 }
 
 impl PacketRoute {
-    /// Parses a message after its `nlmsghdr`.
+    /// Parses a message without its `nlmsghdr`.
     pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
         let header = RouteHeader::parse(payload)?;
         let context = (header.address_family, header.kind, RouteLwEnCapType::None);
@@ -142,7 +143,7 @@ impl PacketRoute {
         Ok(way)
     }
 
-    /// Reports whether the packet's destination is this node.
+    /// Returns true if the packet's destination is this node.
     pub fn is_local(&self) -> bool {
         self.kind == u8::from(RouteType::Local)
     }
@@ -156,7 +157,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the reason for a missing route if the kernel's error concerns the route.
+/// Returns the reason for a missing route, if the kernel's error concerns the route. Otherwise,
+/// returns the error.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),
@@ -172,7 +174,8 @@ mod tests {
 
     use super::*;
 
-    /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
+    /// Checks the bytes of a request against `struct rtmsg` and its attributes in
+    /// linux/rtnetlink.h.
     #[test]
     fn lookup_requests_have_the_kernels_layout() {
         let lookup = Lookup {

@@ -1,23 +1,23 @@
-//! Serializes typed messages, and parses attributes.
+//! Encodes typed messages, and reads attributes.
 
 use netlink_batch::{Batch, Malformed, Writer};
 use netlink_packet_core::{NetlinkSerializable, NlaBuffer, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage;
 
-/// Appends a message, and returns its index.
+/// Appends a message to a batch, and returns the message's index.
 pub(crate) fn push(batch: &mut Batch, flags: u16, message: &RouteNetlinkMessage) -> usize {
     batch.push(message.message_type(), flags, |writer| {
         write(writer, message);
     })
 }
 
-/// Writes a message after its `nlmsghdr`.
+/// Writes a message without its `nlmsghdr`.
 pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// Returns the attributes of these kinds that follow a header of `header` bytes. Skips all other
-/// attributes unread.
+/// Returns the attributes of these kinds that follow a header of `header` bytes. Does not parse any
+/// other attribute.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

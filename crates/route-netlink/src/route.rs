@@ -1,4 +1,4 @@
-//! Routes of type local. A local route makes an address one of the node's own.
+//! Routes of type local, which make their destination one of the node's own addresses.
 
 use std::net::IpAddr;
 
@@ -14,28 +14,28 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local to an address or a network, in the table `local`. The kernel creates one
-/// for each address of a link.
+/// A route of type local in the table `local`, to an address or a network. The kernel itself
+/// creates one for each address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
-    /// The index of the link.
+    /// Index of the link.
     pub link: u32,
-    /// The address, or the first address of the network.
+    /// Destination address, or the first address of the destination network.
     pub address: IpAddr,
     /// Prefix length of the destination.
     pub prefix: u8,
-    /// Origin of the route, `RTPROT_*` of linux/rtnetlink.h or another number.
+    /// Origin of the route: `RTPROT_*` of linux/rtnetlink.h, or another number.
     pub protocol: u8,
-    /// Source of the node's own packets to the destination. With `None`, the kernel chooses: over
-    /// IPv4 the destination itself.
+    /// Source address of the node's own packets to the destination. `None`: the kernel chooses.
+    /// Over IPv4, it chooses the destination itself.
     pub source: Option<IpAddr>,
 }
 
 impl LocalRoute {
-    /// Origin of routes that the kernel creates for an address (`RTPROT_KERNEL`).
+    /// Origin of the routes that the kernel creates for addresses (`RTPROT_KERNEL`).
     pub const KERNEL: u8 = libc::RTPROT_KERNEL;
 
-    /// Returns the route to a single address, without a source.
+    /// Returns a route to a single address, without a source address.
     pub fn host(link: u32, address: IpAddr, protocol: u8) -> Self {
         Self {
             link,
@@ -46,12 +46,12 @@ impl LocalRoute {
         }
     }
 
-    /// Reports whether the route leads to a single address.
+    /// Returns true if the destination is a single address.
     pub fn is_host(&self) -> bool {
         self.prefix == Family::of(self.address).full_prefix()
     }
 
-    /// Reports whether the destination contains an address.
+    /// Returns true if the destination contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (bits, differing) = match (self.address, address) {
             (IpAddr::V4(to), IpAddr::V4(ip)) => (32, u128::from(u32::from(to) ^ u32::from(ip))),
@@ -62,22 +62,22 @@ impl LocalRoute {
         differing.checked_shr(hosts).unwrap_or(0) == 0
     }
 
-    /// Appends `RTM_NEWROUTE`, which adds the route, even if another route to the destination
-    /// exists. `EEXIST` if this route exists.
+    /// Appends `RTM_NEWROUTE`, which adds the route, even beside another route to the destination.
+    /// The kernel replies `EEXIST` if this route exists.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
-    /// Appends `RTM_NEWROUTE`, which replaces a route to the same destination, for example one with
-    /// another source. Adds the route if the kernel has none.
+    /// Appends `RTM_NEWROUTE`, which replaces a route to the same destination, such as one with
+    /// another source address. If the kernel has none, it adds the route.
     pub fn push_replace(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE | NLM_F_REPLACE, &message)
     }
 
-    /// Appends `RTM_DELROUTE`, which removes the route. `ESRCH` if the route does not exist.
-    /// Without a source, the request removes a route with any source.
+    /// Appends `RTM_DELROUTE`, which removes the route. The kernel replies `ESRCH` if the route
+    /// does not exist. If `source` is `None`, it removes a route with any source address.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }
@@ -87,7 +87,7 @@ impl LocalRoute {
         let mut message = request(family, self.protocol);
         message.header.destination_prefix_length = self.prefix;
         if family == Family::Inet {
-            // With scope host, the kernel accepts a route on a link that is down. IPv6 has no
+            // With scope host, the kernel accepts an IPv4 route on a link that is down. IPv6 has no
             // scopes.
             message.header.scope = RouteScope::Host;
         }
@@ -100,8 +100,8 @@ impl LocalRoute {
         message
     }
 
-    /// Parses a message after its `nlmsghdr`. Returns `None` unless the message is a local route of
-    /// this family, with this origin.
+    /// Parses a message without its `nlmsghdr`. Returns `None` unless the message is a local route
+    /// of this family and origin.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,
@@ -139,20 +139,20 @@ impl LocalRoute {
     }
 }
 
-/// The destination of a route of any type in the table `main`.
+/// Destination of a route in the table `main`. The route may have any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MainRoute {
-    /// The index of the link, if the route has exactly one.
+    /// Index of the route's link, or `None` unless the route has exactly one.
     pub link: Option<u32>,
-    /// The first address of the destination.
+    /// First address of the destination.
     pub address: IpAddr,
     /// Prefix length of the destination.
     pub prefix: u8,
 }
 
 impl MainRoute {
-    /// Parses a message after its `nlmsghdr`. Returns `None` for a route in another table, in
-    /// another family, or without a destination, as default routes.
+    /// Parses a message without its `nlmsghdr`. Returns `None` for a route in another table, of
+    /// another family, or without a destination (a default route).
     pub(crate) fn parse(payload: &[u8], family: Family) -> Result<Option<Self>, Malformed> {
         let header = RouteHeader::parse(payload)?;
         if header.table != RT_TABLE_MAIN || header.address_family != family.number() {
@@ -174,7 +174,7 @@ impl MainRoute {
         }))
     }
 
-    /// Returns the request for all routes in the table.
+    /// Returns the request for a dump of all routes in the table `main`.
     pub(crate) fn request(family: Family) -> RouteMessage {
         let mut message = RouteMessage::default();
         message.header.address_family = family.number();
@@ -191,7 +191,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the request for all routes with this origin.
+/// Returns the request for a dump of all local routes with this origin.
 pub(crate) fn request(family: Family, protocol: u8) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family.number();
@@ -207,7 +207,8 @@ mod tests {
 
     use super::*;
 
-    /// Checks `struct rtmsg` and its attributes against the layout in linux/rtnetlink.h.
+    /// Checks the bytes of a request against `struct rtmsg` and its attributes in
+    /// linux/rtnetlink.h.
     #[test]
     fn route_requests_have_the_kernels_layout() {
         let route = |address| LocalRoute::host(7, address, 107);
@@ -215,7 +216,7 @@ mod tests {
         route([10, 96, 0, 1].into()).push_new(&mut batch);
         route(IpAddr::from([0xfd; 16])).push_del(&mut batch);
         let message = |index| batch.get(index).unwrap();
-        // The header of an attribute: length and kind, in host byte order.
+        // An attribute's header has length and kind, in host byte order.
         let head = |length: u16, kind: u16| [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
         let link = [head(8, 4), 7_u32.to_ne_bytes().to_vec()].concat();
         let four = [2, 32, 0, 0, 255, 107, 254, 2, 0, 0, 0, 0];
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!(parse(batch.get(1).unwrap().payload), Ok(Some(range)));
         assert_eq!(LocalRoute::parse(payload, Family::Inet, 2), Ok(None));
         assert_eq!(LocalRoute::parse(payload, Family::Inet6, 107), Ok(None));
-        // The route is in another table, or has another type.
+        // Changes the table of the route, and then its type.
         for (at, value) in [(4, 254), (7, 1)] {
             let mut other = payload.to_vec();
             other[at] = value;

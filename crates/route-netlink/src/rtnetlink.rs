@@ -1,4 +1,4 @@
-//! The connection to rtnetlink.
+//! A connection to rtnetlink.
 
 use libc::ENODEV;
 use netlink_batch::{Batch, Connection, Error, NLM_F_CREATE, NLM_F_EXCL, Protocol, Refusal, Reply};
@@ -11,8 +11,8 @@ use crate::lookup::{self, Lookup, PacketRoute, RouteRefusal};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute, MainRoute};
 
-/// A connection to rtnetlink, in the network namespace of the thread that opened it. Calls block
-/// while the kernel works.
+/// A connection to rtnetlink, in the network namespace of the thread that opened it. Every call
+/// blocks while the kernel works.
 #[derive(Debug)]
 pub struct Rtnetlink(Connection);
 
@@ -26,28 +26,28 @@ impl Rtnetlink {
         Connection::open(Protocol::Route).map(Self)
     }
 
-    /// Returns the number of messages sent. Wraps to 0 after `u32::MAX`.
+    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
+    /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sent()
     }
 
-    /// Sends all messages, and returns the reply to each message. A refused message does not stop
-    /// the other messages.
+    /// Sends all messages, and returns one reply per message. If the kernel refuses a message, it
+    /// still handles the others.
     ///
     /// # Errors
     ///
-    /// Fails if sending or receiving failed ([`Connection::execute`]). The results are then
-    /// unknown.
+    /// Fails if sending or receiving fails ([`Connection::execute`]). The results are then unknown.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
-    /// Returns the link of this name, if it exists. Unlike ioctl, this call loads no kernel module
-    /// for an unknown name.
+    /// Returns the link with this name, or `None` if there is none. Unlike an ioctl, this call
+    /// makes the kernel load no module for an unknown name.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses ([`Error::Refused`]), or its reply is lost or malformed.
+    /// Fails if the kernel refuses ([`Error::Refused`]), or if its reply is lost or malformed.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         let message = RouteNetlinkMessage::GetLink(link::named(name));
         let answer = match self.0.request(message.message_type(), 0, |writer| {
@@ -60,37 +60,37 @@ impl Rtnetlink {
         Ok(Some(Link::parse(payload)?))
     }
 
-    /// Creates a dummy link in state down.
+    /// Creates a dummy link, which is down.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel has no
-    /// dummy links, `ERANGE` if the name is longer than 15 bytes. Otherwise, see
-    /// [`Rtnetlink::execute`]. [`Error::LostReply`] if the reply is lost.
+    /// Returns [`Error::Refused`] with `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel
+    /// has no dummy links, or `ERANGE` if the name is longer than 15 bytes. Returns
+    /// [`Error::LostReply`] if the reply is lost. Otherwise, see [`Rtnetlink::execute`].
     pub fn create_dummy(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewLink(link::dummy(name));
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// Sets a link up or down. Setting a link down removes its IPv6 addresses, and all routes over
-    /// it.
+    /// Sets a link up or down. If a link is set down, the kernel removes its IPv6 addresses and all
+    /// routes over it.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `ENODEV` if the link does not exist. Otherwise, see
+    /// Returns [`Error::Refused`] with `ENODEV` if the link does not exist. Otherwise, see
     /// [`Rtnetlink::create_dummy`].
     pub fn set_link_state(&mut self, name: &str, state: LinkState) -> Result<(), Error> {
         let message = RouteNetlinkMessage::SetLink(link::in_state(name, state));
         self.write(0, &message)
     }
 
-    /// Sets how the kernel generates the link-local address. Applies the next time that the link is
-    /// set up.
+    /// Sets how the kernel generates the link-local IPv6 address of a link. This takes effect when
+    /// the link is next set up.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the link does not exist, or the kernel has no IPv6 or is older than
-    /// Linux 3.17. Otherwise, see [`Rtnetlink::create_dummy`].
+    /// Returns [`Error::Refused`] if the link does not exist, or if the kernel has no IPv6 or is
+    /// older than Linux 3.17. Otherwise, see [`Rtnetlink::create_dummy`].
     pub fn set_address_generation(
         &mut self,
         name: &str,
@@ -100,11 +100,11 @@ impl Rtnetlink {
         self.write(0, &message)
     }
 
-    /// Deletes a link with its addresses and routes. A missing link counts as deleted.
+    /// Deletes a link with its addresses and routes. Succeeds if the link does not exist.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `EOPNOTSUPP` if the link is hardware. Otherwise, see
+    /// Returns [`Error::Refused`] with `EOPNOTSUPP` for a hardware link. Otherwise, see
     /// [`Rtnetlink::create_dummy`].
     pub fn delete_link(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::DelLink(link::named(name));
@@ -114,16 +114,17 @@ impl Rtnetlink {
         }
     }
 
-    /// Returns the addresses of all links.
+    /// Returns the addresses of all links in a family.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be read, or change during each attempt ([`Connection::dump`]).
+    /// Fails if the kernel's reply cannot be read, or if addresses change during each attempt
+    /// ([`Connection::dump`]).
     pub fn addresses(&mut self, family: Family) -> Result<Vec<Address>, Error> {
         self.dump_addresses(family, 0)
     }
 
-    /// Returns the addresses of one link. Empty if the link does not exist.
+    /// Returns the addresses of one link in a family. Empty if the link does not exist.
     ///
     /// # Errors
     ///
@@ -133,7 +134,7 @@ impl Rtnetlink {
             Err(error) if is_gone(&error) => Ok(Vec::new()),
             addresses => {
                 let mut addresses = addresses?;
-                // Kernels before Linux 4.20 do not filter.
+                // Kernels before Linux 4.20 do not filter the dump by link.
                 addresses.retain(|address| address.link == link);
                 Ok(addresses)
             }
@@ -145,13 +146,13 @@ impl Rtnetlink {
         request.header.index = link;
         let request = RouteNetlinkMessage::GetAddress(request);
         self.dump(&request, |payload| {
-            // A kernel without IPv6 returns IPv4 addresses instead.
+            // A kernel without IPv6 returns the IPv4 addresses instead.
             let found = Address::parse(payload)?;
             Ok(found.filter(|found| Family::of(found.address) == family))
         })
     }
 
-    /// Returns the local routes with this origin, over all links.
+    /// Returns the local routes with this origin, over any link.
     ///
     /// # Errors
     ///
@@ -159,12 +160,12 @@ impl Rtnetlink {
     pub fn local_routes(&mut self, family: Family, protocol: u8) -> Result<Vec<LocalRoute>, Error> {
         let request = RouteNetlinkMessage::GetRoute(route::request(family, protocol));
         self.dump(&request, |payload| {
-            // Kernels before Linux 4.20 do not filter.
+            // Kernels before Linux 4.20 do not filter the dump.
             LocalRoute::parse(payload, family, protocol)
         })
     }
 
-    /// Returns the destinations of routes in the table `main`, without default routes.
+    /// Returns the destinations of the routes in the table `main`, except default routes.
     ///
     /// # Errors
     ///
@@ -174,12 +175,12 @@ impl Rtnetlink {
         self.dump(&request, |payload| MainRoute::parse(payload, family))
     }
 
-    /// Returns the route of a packet, by the kernel's routing decision.
+    /// Returns the route that the kernel chooses for a packet.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses ([`Error::Refused`]), for example with `ENODEV` for an unknown
-    /// link, or its reply is lost or malformed.
+    /// Fails if the kernel refuses the request ([`Error::Refused`]), for example with `ENODEV` for
+    /// an unknown link. Also fails if its reply is lost or malformed.
     pub fn way(&mut self, asked: &Lookup) -> Result<Result<PacketRoute, RouteRefusal>, Error> {
         let message = RouteNetlinkMessage::GetRoute(asked.message());
         let kind = message.message_type();
@@ -207,7 +208,7 @@ impl Rtnetlink {
             })
     }
 
-    /// Sends one message, and returns its result.
+    /// Sends one message, which must succeed.
     fn write(&mut self, flags: u16, message: &RouteNetlinkMessage) -> Result<(), Error> {
         let mut batch = Batch::new();
         push(&mut batch, flags, message);
@@ -219,7 +220,7 @@ impl Rtnetlink {
     }
 }
 
-/// Reports whether the error means that the link does not exist.
+/// Returns true if the error means that the link does not exist.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Refused(Refusal { errno: ENODEV, .. }))
 }

@@ -14,30 +14,31 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{Address, Link};
 
-/// A notification of the kernel.
+/// A notification from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// An address was added to a link, or an address changed.
+    /// A link has got an address, or an address has changed.
     AddressAdded(Address),
-    /// An address was removed from a link.
+    /// A link has lost an address.
     AddressRemoved(Address),
-    /// A link was added, or a link changed.
+    /// A link was created, or a link has changed.
     Link(Link),
-    /// A link was removed.
+    /// A link was deleted.
     LinkRemoved(Link),
-    /// Notifications were lost (`ENOBUFS`) or malformed, so any object may have changed.
+    /// Some notifications were lost (`ENOBUFS`) or malformed, so any link or address may have
+    /// changed.
     Lost,
 }
 
-/// A subscription to links and addresses in the network namespace of the thread that opened it. It
-/// never blocks. The caller waits until its descriptor is readable.
+/// A subscription to changes of links and addresses, in the network namespace of the thread that
+/// opened it. Its calls never block. The caller waits until its descriptor is readable.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or of the allowed maximum. A notification
-    /// needs about 800 bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial
-    /// user namespace.
+    /// Subscribes. The receive buffer has `room` bytes, or the maximum that the kernel allows. A
+    /// notification needs about 800 bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN` in
+    /// the initial user namespace.
     ///
     /// # Errors
     ///
@@ -47,22 +48,23 @@ impl Subscription {
         netlink_batch::subscribe(NETLINK_ROUTE, &groups, room).map(Self)
     }
 
-    /// Makes the kernel skip notifications of addresses that are added to this link. Replaces an
-    /// earlier filter. Notifications of removed addresses still arrive.
+    /// Makes the kernel skip notifications about addresses that are added to this link. Replaces an
+    /// earlier filter. Notifications about removed addresses still arrive.
     ///
     /// # Errors
     ///
     /// Fails if the kernel accepts no filter, for example under a seccomp profile. All
-    /// notifications then arrive.
+    /// notifications then arrive as before.
     pub fn leave_out_added_to(&self, link: u32) -> io::Result<()> {
         SockRef::from(&self.0).attach_filter(&not_added_to(link))
     }
 
-    /// Returns the notifications of the next datagram.
+    /// Returns the notifications in the next datagram.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if no notification waits. After any other error, no more notifications arrive.
+    /// Returns `WouldBlock` if there is no datagram. After any other error, no more notifications
+    /// arrive.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),
@@ -78,9 +80,9 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// Returns a filter (classic BPF, linux/filter.h) that drops notifications of addresses added to
-/// this link. A notification is one message: a header (`struct nlmsghdr`), with the type at offset
-/// 4, and `struct ifaddrmsg`, with the index at offset 20. Loads are big endian.
+/// Returns a filter (classic BPF, linux/filter.h) that drops notifications about addresses added to
+/// this link. A notification is one message: a `struct nlmsghdr` with the type at offset 4, and a
+/// `struct ifaddrmsg` with the link's index at offset 20. Loads are big-endian.
 fn not_added_to(link: u32) -> [SockFilter; 6] {
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;
@@ -102,7 +104,7 @@ pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {
-            // A malformed message may announce any change.
+            // A malformed message may be about any change.
             let event = message.and_then(event);
             event.unwrap_or(Some(Event::Lost))
         })
@@ -162,7 +164,7 @@ mod tests {
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[20..24].copy_from_slice(&index.to_ne_bytes());
         bytes[24..28].copy_from_slice(&flags.to_ne_bytes());
-        // The message has an attribute without content.
+        // The message has an attribute with an empty payload.
         bytes[32..34].copy_from_slice(&4_u16.to_ne_bytes());
         bytes
     }
@@ -205,7 +207,7 @@ mod tests {
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(events(&lying), [Event::Lost]);
-        // The parser still reads the message after the malformed one.
+        // The parser still reads the message that follows the malformed one.
         let mut odd = datagram(7, "10.96.0.1");
         odd[24] = 7;
         let all = [odd, removed(2, "192.168.0.1")].concat();
@@ -220,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_socket_filter_drops_events_of_the_given_link() {
-        // The kernel runs filters on any kind of socket.
+        // The kernel runs such a filter on any kind of socket, so a Unix socket can test it.
         let (sender, receiver) = UnixDatagram::pair().unwrap();
         receiver.set_nonblocking(true).unwrap();
         let filter = not_added_to(7);

@@ -1,5 +1,5 @@
-//! Tests against the running kernel, each in its own network namespace. They need root. Tests of
-//! dummy links are ignored by default, because some kernels lack dummy links.
+//! Tests with the running kernel, each in its own network namespace. They need root. By default,
+//! the tests of dummy links are ignored, because some kernels lack dummy links.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -21,7 +21,7 @@ use route_netlink::{
 const LOOPBACK: u32 = 1;
 const DUMMY: &str = "dummy7";
 const ROOM: usize = 8 << 20;
-/// An unused protocol number.
+/// Protocol number that no other program uses.
 const OURS: u8 = 107;
 
 /// Runs a test on a new thread in a new network namespace.
@@ -29,7 +29,7 @@ fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
     namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
-/// Loads IPv6, because the kernel does not load the module of IPv6 by itself.
+/// Loads the module of IPv6, which the kernel does not load by itself.
 fn load_ipv6() {
     if Path::new("/proc/sys/net/ipv6").exists() {
         return;
@@ -55,7 +55,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Returns `count` addresses of a family.
+/// Returns `count` different addresses of a family.
 fn many(family: Family, count: u32) -> impl Iterator<Item = IpAddr> {
     (1..=count).map(move |number| match family {
         Family::Inet => IpAddr::V4((0x0a60_0000 + number).into()),
@@ -160,7 +160,7 @@ fn a_replaced_route_has_only_the_new_source() {
             assert_eq!(execute(&mut rtnetlink, &batch), [None; 4]);
             let family = Family::of(ip(net));
             assert_eq!(rtnetlink.local_routes(family, OURS).unwrap(), [current]);
-            // Without a source, the request removes the route with any source.
+            // A request without a source removes the route with any source.
             let mut batch = Batch::new();
             range.push_del(&mut batch);
             assert_eq!(execute(&mut rtnetlink, &batch), [None]);
@@ -239,7 +239,7 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();
-        // IPv6 routes need a link that is up.
+        // An IPv6 route needs a link that is up.
         rtnetlink.set_link_state(DUMMY, LinkState::Up).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
         for family in [Family::Inet, Family::Inet6] {
@@ -259,7 +259,7 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert!(addresses(&mut rtnetlink, link, family).len() <= 1);
         }
-        // When a link loses its last IPv4 address, the kernel removes its IPv4 routes.
+        // When a link loses its last IPv4 address, the kernel removes the link's IPv4 routes.
         let mut batch = Batch::new();
         Address::host(link, ip("127.107.0.1")).push_new(&mut batch);
         execute(&mut rtnetlink, &batch);
@@ -283,7 +283,7 @@ fn thousands_of_addresses_and_routes_are_written_at_once() {
     });
 }
 
-/// Returns the source that the kernel chooses for packets to an address.
+/// Returns the source address that the kernel chooses for packets to an address.
 fn source(to: IpAddr) -> IpAddr {
     let socket = UdpSocket::bind("[::]:0").unwrap();
     socket.connect((to, 9)).unwrap();
@@ -298,7 +298,7 @@ fn a_tentative_address_is_no_source_until_it_has_its_route() {
         rtnetlink.create_dummy(DUMMY).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap();
         assert!(!link.resolves_neighbours);
-        // On the lab's only CPU, the kernel's workers run only while this thread waits.
+        // The lab has one CPU, so the kernel's workers run only while this thread waits.
         let script = "ip link set lo up; ip link add name dummy8 up type dummy
             ip address add fd35::1/64 dev dummy8 nodad; ip -6 route add default dev dummy8
             exec chrt --fifo --pid 1";
@@ -321,7 +321,7 @@ fn a_tentative_address_is_no_source_until_it_has_its_route() {
                     LocalRoute::KERNEL,
                 )
             };
-            // On several CPUs, the route may exist at once.
+            // With several CPUs, the route may exist at once.
             assert!(before == ip("fd35::1") || local().contains(&address));
             let mut missing = BTreeSet::from([address]);
             let patience = Duration::from_secs(5);
@@ -346,7 +346,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
-        // The receive buffer is too small for the notifications.
+        // The receive buffer has no room for all notifications, so some are lost.
         let subscription = KernelRoutes::subscribe(0).unwrap();
         let mut missing: BTreeSet<_> = many(Family::Inet6, 3_000).collect();
         let mut batch = Batch::new();
@@ -359,7 +359,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
             .wait(&mut rtnetlink, &mut missing, patience)
             .unwrap();
         assert_eq!(missing.len(), 0);
-        // A missing address prolongs the wait only by the given time.
+        // An address without a route prolongs the wait only by the given time.
         let mut missing = BTreeSet::from([ip("fd97::1")]);
         let patience = Duration::from_millis(20);
         subscription
@@ -369,7 +369,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
     });
 }
 
-/// Returns the events within a second, or until `is_enough`.
+/// Returns the events of the next second. Returns early if `is_enough` accepts them.
 fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
     let deadline = Instant::now() + Duration::from_secs(1);
     let mut told = Vec::new();
@@ -439,7 +439,7 @@ fn lost_address_events_are_reported() {
         execute(&mut rtnetlink, &batch);
         let all = told(&subscription, |told| told.contains(&Event::Lost));
         assert!(all.contains(&Event::Lost), "{all:?}");
-        // The subscription continues after the error.
+        // The subscription still works after the error.
         while subscription.receive().is_ok() {}
         let last = Address::host(LOOPBACK, ip("10.1.0.1"));
         let mut batch = Batch::new();
