@@ -4,10 +4,10 @@
 //! cargo build -p conntrack-netlink --example capture_flows
 //! unshare --net target/debug/examples/capture_flows crates/conntrack-netlink/tests/data
 //! ```
-//! Needs root, `conntrack` and `strace`. `replies.hex` contains the kernel's messages for the flows
-//! of `FLOWS`, one line each, in order. `requests.hex` contains the messages that `conntrack -D`
-//! sends to delete each flow. A line is the message after its `nlmsghdr`, in hex. The preceding
-//! line with `#` is the flow in `conntrack -I`'s notation.
+//! Needs root, `conntrack` and `strace`. `replies.hex` has the kernel's messages for the flows of
+//! `FLOWS`, one per line, in order. `requests.hex` has the messages by which `conntrack -D` deletes
+//! each flow. A line is the message after its `nlmsghdr`, in hex. The line with `#` before it is
+//! the flow in `conntrack -I`'s notation.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,8 +25,8 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// Message type of a dump: a number of `linux/netfilter/nfnetlink_conntrack.h`, with the
-/// subsystem's number.
+/// Message type of a dump: the subsystem's number, then a number of
+/// `linux/netfilter/nfnetlink_conntrack.h`.
 const GET: u16 = 1 << 8 | 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,8 +84,8 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns the bytes of the last message in strace's dump, with lines such as ` | 00000  1c 00 00
-/// 00 ...  text |`.
+/// Returns the bytes of the last message in strace's dump. A line of the dump has the form ` |
+/// 00000 1c 00 00 00 ... text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix(" | ")) {

@@ -1,4 +1,4 @@
-//! Calls to the kernel that find and delete flows.
+//! Finds and deletes tracked flows in the kernel.
 
 use std::net::SocketAddr;
 
@@ -9,35 +9,35 @@ use crate::Error;
 use crate::flow::{Flow, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
-/// The kernel's table of tracked connections, in the network namespace of the thread that opened
-/// the connection.
+/// The kernel's table of tracked flows, in the network namespace of the thread that opened the
+/// connection.
 ///
-/// Calls block while the kernel works.
+/// Every call blocks while the kernel works.
 #[derive(Debug)]
 pub struct Conntrack {
     connection: Connection,
 }
 
-/// The result of a search through the table.
+/// Result of a search through the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundFlows {
-    /// The wanted flows, in no order.
+    /// Flows for which `is_wanted` returned true, in no meaningful order.
     pub flows: Vec<Flow>,
-    /// Number of examined flows of the requested family and protocol.
+    /// Number of flows of the requested family and protocol that the search examined.
     pub seen: usize,
 }
 
-/// The outcome of a flow's deletion.
+/// Outcome of the deletion of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The flow was deleted.
+    /// The kernel has deleted the flow.
     Deleted,
-    /// The flow had already ended. A newer flow with the same tuples stays.
+    /// The flow had already ended. A newer flow with the same addresses stays.
     Absent,
-    /// The kernel refused the deletion. `EBUSY`: the flow's packets bypass the kernel's network
-    /// stack (flow offload).
+    /// The kernel refused the deletion. `EBUSY`: the flow is offloaded, so its packets bypass the
+    /// kernel's network stack.
     Refused(Refusal),
-    /// The kernel's reply was lost. A dump shows whether the flow still exists.
+    /// The kernel's reply was lost. A dump shows if the flow still exists.
     Unknown,
 }
 
@@ -46,11 +46,11 @@ impl Conntrack {
     ///
     /// # Errors
     ///
-    /// The socket cannot be opened.
+    /// Fails if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         let connection = Connection::open(netlink_batch::Protocol::Netfilter);
         let connection = connection.map_err(|error| match error {
-            // The kernel has no nfnetlink either.
+            // The kernel has not even loaded nfnetlink.
             netlink_batch::Error::Open { source, .. }
                 if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
             {
@@ -61,18 +61,18 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family and protocol, in every zone, and returns the wanted flows.
-    /// `None` means any protocol. The table may have millions of flows, so it is read piece by
-    /// piece. Kernels since 5.8 filter by family and protocol. Older kernels send all protocols,
-    /// and this call filters them.
+    /// Examines all flows of one family and protocol, in every zone. Returns those that `is_wanted`
+    /// accepts. `None` as the protocol means any. The table may have millions of flows, so the
+    /// search reads it piece by piece. Kernels since 5.8 filter by family and protocol. Older
+    /// kernels send all flows, and this call filters them.
     ///
-    /// Flows that begin or end during the search may be missing. If the kernel reports a change of
-    /// the table, the search restarts, so `is_wanted` may see a flow more than once.
+    /// The search may miss flows that begin or end meanwhile. If the kernel reports a change of the
+    /// table, the search restarts, so `is_wanted` may see a flow more than once.
     ///
     /// # Errors
     ///
-    /// [`Error::NoConntrack`] without ctnetlink. Otherwise, the socket failed, the kernel refused
-    /// (`EPERM` without `CAP_NET_ADMIN`), or a reply is malformed.
+    /// Returns [`Error::NoConntrack`] if the kernel lacks ctnetlink. Also fails if the socket
+    /// fails, the kernel refuses (`EPERM` without `CAP_NET_ADMIN`), or a reply is malformed.
     pub fn find(
         &mut self,
         family: IpFamily,
@@ -101,12 +101,12 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// Returns the flow whose replies go from `source` to `destination`, in the default zone.
-    /// Returns `None` if no such flow exists. The kernel looks the flow up directly.
+    /// Returns the flow whose replies have this source and destination, in the default zone.
+    /// Returns `None` if there is no such flow. The kernel looks the flow up directly.
     ///
     /// # Errors
     ///
-    /// See [`find`](Self::find).
+    /// Fails like [`find`](Self::find).
     pub fn find_by_reply(
         &mut self,
         protocol: Protocol,
@@ -129,13 +129,13 @@ impl Conntrack {
         Ok(flow.transpose()?.flatten())
     }
 
-    /// Deletes these flows in as few sends as possible, and returns one [`Outcome`] for each, in
-    /// order. Newer flows with one of their tuples stay.
+    /// Deletes these flows with as few sends as possible. Returns one [`Outcome`] per flow, in
+    /// order. Newer flows with the same addresses stay.
     ///
     /// # Errors
     ///
-    /// The socket failed, or `CAP_NET_ADMIN` is missing. If the socket failed, any of the flows may
-    /// have been deleted.
+    /// Fails if the socket fails or `CAP_NET_ADMIN` is missing. If the socket fails, the kernel may
+    /// have deleted any of the flows.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
         let mut batch = Batch::new();
         for flow in flows {
@@ -179,7 +179,7 @@ fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // nfnetlink returns this error if it cannot load ctnetlink.
+        // nfnetlink returns this error if the kernel cannot load ctnetlink.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

@@ -1,12 +1,12 @@
-//! Errors of whole calls. A failure to delete one flow is an [`Outcome`](crate::Outcome).
+//! Errors of whole calls. For a failed deletion of one flow, see [`Outcome`](crate::Outcome).
 
 use netlink_batch::Malformed;
 
-/// The reason why a call failed.
+/// Reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no ctnetlink and did not load it.
+    /// The kernel has no ctnetlink, and could not load it.
     #[error(
         "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
     )]

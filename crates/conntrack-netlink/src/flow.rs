@@ -1,4 +1,4 @@
-//! Tracked flows, decoded from messages and encoded into requests.
+//! Tracked flows, as the kernel's messages and our requests encode them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,48 +7,50 @@ use netlink_batch::{Attributes, Malformed, Writer};
 
 use crate::wire::{HEADER, attr, ip, proto, tuple};
 
-/// The addresses of packets in one direction, as the packets arrive.
+/// Addresses and ports of packets in one direction, as the packets arrive at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address and port.
     pub source: SocketAddr,
     /// Destination address and port.
     pub destination: SocketAddr,
-    /// Zone of this direction only, or 0 (`CTA_TUPLE_ZONE`). iptables sets it by `CT --zone-orig`
-    /// and `--zone-reply`.
+    /// Conntrack zone of only this direction, or 0 (`CTA_TUPLE_ZONE`). iptables sets it by `CT
+    /// --zone-orig` and `--zone-reply`.
     pub zone: u16,
 }
 
 /// One tracked flow.
 ///
-/// Without NAT, the reply tuple is the reversed original tuple. With NAT, the reply's source is the
-/// host that replies, and its destination is the address that this host sees.
+/// Without NAT, `reply` is `original` with source and destination exchanged. With NAT, the reply's
+/// source is the host that replies, and the reply's destination is the client address that this
+/// host sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Protocol of both tuples.
+    /// Protocol of the packets in both directions.
     pub protocol: Protocol,
-    /// Packets of the client that opened the flow.
+    /// Addresses of the packets from the client that opened the flow.
     pub original: Tuple,
-    /// Packets of the reply.
+    /// Addresses of the packets that reply to the client.
     pub reply: Tuple,
-    /// Zone of both directions, 0 by default (`CTA_ZONE`).
+    /// Conntrack zone of both directions, by default 0 (`CTA_ZONE`).
     pub zone: u16,
-    /// Hash of the flow's tuples and its place in memory (`CTA_ID`). It distinguishes the flow from
-    /// an earlier flow with the same tuples, unless both were at the same place.
+    /// Hash of the flow's addresses and its place in memory (`CTA_ID`). It distinguishes the flow
+    /// from an earlier one with the same addresses, unless both were at the same place.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
-    /// Mark (`CTA_MARK`). 0 in kernels without marks.
+    /// Firewall mark (`CTA_MARK`). It is 0 if the kernel has no marks of flows.
     pub mark: u32,
 }
 
 impl Flow {
-    /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` for a
-    /// protocol that [`Protocol`] lacks. Ignores attributes without a field in [`Flow`].
+    /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` if
+    /// [`Protocol`] does not include the flow's protocol. Ignores attributes that have no field in
+    /// [`Flow`].
     ///
     /// # Errors
     ///
-    /// An attribute is missing, or has another size than the kernel's.
+    /// Fails if an attribute is missing, or has another size than in the kernel.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (mut original, mut reply, mut id) = (None, None, None);
         let (mut zone, mut status, mut mark) = (0, 0, 0);
@@ -81,12 +83,12 @@ impl Flow {
         }))
     }
 
-    /// Returns the family of the original tuple.
+    /// Returns the family of the client's packets.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.original.destination.ip())
     }
 
-    /// Writes the attributes that identify exactly this flow in a delete.
+    /// Writes the attributes by which a delete request identifies exactly this flow.
     pub(crate) fn write_key(&self, w: &mut Writer<'_>) {
         w.bytes(&header(self.family()));
         w.nest(attr::TUPLE_ORIG, |w| {
@@ -100,7 +102,8 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // The kernel accepts one zone: of both directions, or of the original direction.
+        // The kernel accepts only one zone: that of both directions, or that of the original
+        // direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);
         }
@@ -108,7 +111,7 @@ impl Flow {
     }
 }
 
-/// Writes the attributes of a query for the flow whose replies go from `source` to `destination`.
+/// Writes the attributes of a query for the flow whose replies have this source and destination.
 pub(crate) fn write_reply(
     w: &mut Writer<'_>,
     protocol: Protocol,
@@ -151,7 +154,7 @@ fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
     }
 }
 
-/// Reads a tuple. Returns `None` for a protocol without ports.
+/// Parses a tuple. Returns `None` for a protocol without ports.
 fn read_tuple(attributes: Attributes<'_>) -> Result<Option<(Protocol, Tuple)>, Malformed> {
     let (mut source, mut destination) = (None::<IpAddr>, None::<IpAddr>);
     let (mut number, mut from, mut to, mut zone) = (None, None, None, 0);

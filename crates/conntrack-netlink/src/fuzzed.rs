@@ -1,7 +1,7 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
-//! fuzzer may use them.
+//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
+//! must not use them.
 
-/// Parses a flow.
+/// Parses bytes as a flow.
 pub fn flow(bytes: &[u8]) {
     let _ = crate::Flow::decode(bytes);
 }

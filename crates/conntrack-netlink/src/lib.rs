@@ -19,11 +19,12 @@
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
-//! A delete names a flow by its original tuple, its zones and its [id](Flow::id). If the flow has
-//! ended and a new flow has its tuple, the new flow stays. One batch deletes any number of flows.
+//! A delete request names a flow by its original addresses, its zones and its [id](Flow::id). If
+//! the flow has ended and a new flow has the same addresses, the new flow stays. One batch deletes
+//! any number of flows.
 //!
-//! The crate handles flows of protocols with ports ([`Protocol`]). It does not create or change
-//! flows, and has no events, expectations, NAT, timeouts or flushing. No call deletes a flow
+//! The crate handles flows of protocols with ports ([`Protocol`]). It creates and changes no flows,
+//! and does not support events, expectations, NAT, timeouts or flushing. No call deletes a flow
 //! without naming it.
 //!
 //! Protocol: `linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_conntrack_netlink.c`.

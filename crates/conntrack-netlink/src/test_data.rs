@@ -1,4 +1,4 @@
-//! Bytes of `tests/data`, for unit tests.
+//! Reads the files of `tests/data`, for unit tests.
 
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
@@ -8,7 +8,7 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
     messages(REPLIES)
 }
 
-/// Returns the payloads of `conntrack`'s deletes, for the same flows in the same order.
+/// Returns the payloads of `conntrack`'s delete requests, for the same flows in the same order.
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     messages(REQUESTS)
 }

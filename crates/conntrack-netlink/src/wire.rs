@@ -8,7 +8,7 @@ pub(crate) const fn message(command: u16) -> u16 {
     NFNL_SUBSYS_CTNETLINK << 8 | command
 }
 
-/// Bytes of `struct nfgenmsg`: family, version, resource id.
+/// Size of `struct nfgenmsg` in bytes: family, version, resource id.
 pub(crate) const HEADER: usize = 4;
 
 pub(crate) mod command {
@@ -50,10 +50,10 @@ pub(crate) mod proto {
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside `attr::FILTER`: the parts of a tuple that have to be equal.
+/// Attributes inside `attr::FILTER`: the parts of a tuple that must be equal.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
-    /// Filter bit of the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).
+    /// Filter bit for the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).
     pub(crate) const PROTO_NUM: u32 = 1 << 3;
 }
 

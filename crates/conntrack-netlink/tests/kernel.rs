@@ -1,5 +1,5 @@
-//! Tests against the running kernel, each in a separate network namespace. `conntrack` creates the
-//! flows and lists the remaining ones.
+//! Tests with the running kernel, each in a separate network namespace. The program `conntrack`
+//! creates the flows, and lists those that remain.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -14,7 +14,7 @@ fn new_namespace() -> Conntrack {
     Conntrack::open().unwrap()
 }
 
-/// Runs `conntrack`, and returns its output without the parts that change with time.
+/// Runs `conntrack`. Returns its output without the parts that change with time.
 fn tool(arguments: &str) -> Vec<String> {
     let output = Command::new("conntrack")
         .args(arguments.split(' '))
@@ -26,7 +26,7 @@ fn tool(arguments: &str) -> Vec<String> {
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8(output.stdout).unwrap();
-    // Example of a line: udp      17 599 src=10.0.0.1 ...
+    // A line has the form `udp 17 599 src=10.0.0.1 ...`.
     let line = |line: &str| line.split_once(" src=").unwrap().1.to_owned();
     let mut lines: Vec<_> = text.lines().map(line).collect();
     lines.sort();
@@ -113,7 +113,7 @@ fn the_example_lists_the_same_flows_as_conntrack() {
     tool(
         "-I -p tcp -s 10.244.1.99 --sport 40003 -d 10.96.0.1 --dport 443 -t 600 --state ESTABLISHED",
     );
-    // The example omits state, timeout and use count.
+    // The example prints no state, timeout and use count.
     let flows = |lines: Vec<String>| -> Vec<_> {
         let flow = |line: &String| {
             let flow = line.split_once("src=").map_or("", |(_, flow)| flow);

@@ -1,4 +1,4 @@
-//! Measures the memory of a search through a large table of the running kernel, in a separate
+//! Measures the memory that a search through the running kernel's large table needs, in a separate
 //! process.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
@@ -12,7 +12,7 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// Allowed growth of the process's peak memory. The messages about the flows take 25 MB.
+/// Maximum growth of the process's peak memory, in KiB. The messages about the flows have 25 MB.
 const ROOM_KIB: u64 = 4_096;
 
 /// Returns the peak memory of this process, in KiB.
@@ -23,8 +23,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// A raised limit of the kernel's table, so that the flows fit. The first network namespace sets
-/// the limit for all namespaces. Drop restores the old limit.
+/// The old limit of the kernel's table. A test raises the limit so that its flows fit, and dropping
+/// this guard restores it. The initial network namespace sets the limit for all namespaces.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -13,7 +13,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     }
 }
 
-/// Returns the attributes of a message, without flag bits and padding.
+/// Returns the kind and the payload of each attribute, without flag bits and padding.
 fn attributes(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let attributes = Attributes::after(HEADER, payload).unwrap();
     attributes
@@ -79,7 +79,7 @@ fn decoded_flows_equal_the_created_ones() {
             id: 0xb350_de6d,
             ..udp
         }),
-        // The ICMP flow has no ports.
+        // The ICMP flow has no ports, so the crate skips it.
         None,
     ];
     let read: Vec<_> = replies()
@@ -102,7 +102,7 @@ fn a_delete_request_equals_the_conntrack_tools_request() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // Our request to delete a flow also has the flow's id. The request of `conntrack` does not.
+        // Our delete request also has the flow's id, which the request of `conntrack` lacks.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }
