@@ -1,4 +1,4 @@
-//! Sources of connections for a server.
+//! Sources from which a server accepts connections.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::connection_slots::Client;
 
-/// A source of connections.
+/// A listening socket, or another source of connections.
 pub trait Listen: Send + 'static {
     /// Byte stream of a connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -16,7 +16,8 @@ pub trait Listen: Send + 'static {
     ///
     /// # Errors
     ///
-    /// The peer has already closed the connection, or no file descriptor is free.
+    /// Fails if the peer has already closed the connection, or if the process has no free file
+    /// descriptor.
     fn accept(&self) -> impl Future<Output = io::Result<AcceptedConnection<Self::Stream>>> + Send;
 }
 
@@ -26,7 +27,7 @@ pub struct AcceptedConnection<S> {
     pub stream: S,
     /// Client that opened the connection.
     pub client: Client,
-    /// Reason for refusing the client, if it has no access. The reason is then the only response.
+    /// Reason for which the client has no access, if so. The server responds only with this reason.
     pub refusal: Option<String>,
 }
 

@@ -1,18 +1,20 @@
 //! Limits the connections to all HTTP servers of this process.
 //!
-//! Every host can connect to the ports, and a client may connect and stay silent. So a new
-//! connection is never refused and never waits. It evicts an old connection instead. Two limits
-//! select the evicted connection.
+//! Every host can connect to the ports, and a client may connect and stay silent. The server
+//! therefore never refuses a new connection and never lets it wait. Instead, a new connection
+//! evicts an old one. Two limits select the evicted connection:
 //!
-//! A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
-//! client's oldest idle connection. All servers together may have [`CONNECTIONS_MAX`] connections.
-//! A further connection evicts the oldest idle connection of the client with the most connections.
-//! A client with few connections, such as a probe or a scraper, loses a connection only if more
-//! clients exist than connections are allowed.
+//! - A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
+//!   client's oldest idle connection.
+//! - All servers together may have [`CONNECTIONS_MAX`] connections. A further connection evicts the
+//!   oldest idle connection of the client with the most connections.
+//!
+//! A client with few connections, such as a probe or a scraper, loses a connection only if there
+//! are more clients than allowed connections.
 //!
 //! A client is an IPv4 address or an IPv6 network of 64 bits, because the owner of such a network
 //! has all its addresses. All loopback addresses, 127.0.0.0/8 and `::1`, are one client. On a local
-//! socket each user is a client. All users without access to the socket are one client together,
+//! socket, each user is a client. All users without access to the socket are together one client,
 //! because one person may have many users.
 
 use std::cmp::Reverse;
@@ -28,16 +30,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-/// Largest number of connections to all servers together. A quarter of the file descriptor limit
-/// replaces it if that is lower. A connection needs limited buffers, and a response while it is
-/// sent.
+/// Maximum number of connections to all servers together. If a quarter of the file descriptor limit
+/// is lower, it replaces this number. A connection needs buffers of limited size, and, while the
+/// server sends it, a response.
 const CONNECTIONS_MAX: usize = 512;
-/// Largest number of connections of a client to one server.
+/// Maximum number of connections of one client to one server.
 const CLIENT_SHARE: usize = 32;
-/// Shortest time between two log lines about a client with too many connections.
+/// Shortest time between two warnings about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// The connections to the servers of this process.
+/// Connections to all servers of this process.
 static ALL: LazyLock<Arc<ConnectionSlots>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
@@ -53,13 +55,13 @@ pub(super) struct ConnectionSlots {
     most: usize,
     share: usize,
     held: Mutex<OpenConnections>,
-    /// Time from which the times of connections are counted.
+    /// Start of the clock for the times of connections.
     epoch: Instant,
 }
 
 #[derive(Debug, Default)]
 struct OpenConnections {
-    /// Connections, numbered in the order of their arrival.
+    /// Open connections, numbered in the order of their arrival.
     connections: HashMap<u64, Connection>,
     next: u64,
     told: Option<Instant>,
@@ -72,33 +74,33 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A client of the servers. The limit applies to all connections of one client together.
+/// A client of the servers, to whose connections together a limit applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
-    /// A remote address, or its network.
+    /// A remote IPv4 address, or the network of a remote IPv6 address.
     Network(IpAddr),
     /// This node, by its loopback addresses.
     Loopback,
-    /// A user on a local socket.
+    /// A user who connects to a local socket, by user id.
     Local(u32),
     /// All users without access to a local socket.
     Refused,
 }
 
-/// Idle time of a connection, and the signal of its eviction.
+/// Idle time of a connection, and the signal that evicts it.
 #[derive(Debug)]
 pub(super) struct Activity {
     epoch: Instant,
-    /// Start of the idle time in milliseconds since `epoch`, or [`BUSY`] during a request.
+    /// Start of the idle time, in milliseconds since `epoch`. [`BUSY`] during a request.
     idle_since: AtomicU64,
-    /// Signal that the connection is evicted.
+    /// Signal that evicts the connection.
     over: Notify,
 }
 
-/// Mark of a connection with a request in progress. As a number, it is later than any time.
+/// Value for a connection with a request in progress. As a number, it is later than any time.
 const BUSY: u64 = u64::MAX;
 
-/// A connection's entry in [`ConnectionSlots`]. Dropping it removes the entry.
+/// Entry of a connection in [`ConnectionSlots`]. Dropping it removes the entry.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     places: Arc<ConnectionSlots>,
@@ -116,7 +118,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// Returns the connections of this process.
+    /// Returns the connection slots of this process.
     pub(super) fn all() -> Arc<Self> {
         Arc::clone(&ALL)
     }
@@ -126,8 +128,8 @@ impl ConnectionSlots {
         self.lock().number()
     }
 
-    /// Adds a connection of `client`. A client with too many connections loses its oldest idle
-    /// connection. `what` is the server's name in the log.
+    /// Adds a connection of `client`. If the client has too many connections, evicts its oldest
+    /// idle connection. `what` is the server's name in the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
@@ -158,7 +160,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// Evicts one connection because no file descriptor is free.
+    /// Evicts one connection, because the process has no free file descriptor.
     pub(super) fn make_room(&self) {
         self.lock().shrink();
     }
@@ -194,8 +196,8 @@ impl OpenConnections {
         }
     }
 
-    /// Evicts a connection of the client with the most connections. Among clients with equally
-    /// many, chooses the client with the oldest connection.
+    /// Evicts a connection of the client with the most connections. If several clients have the
+    /// most, chooses the client with the oldest connection.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {
@@ -228,7 +230,7 @@ impl OpenConnections {
 }
 
 impl Client {
-    /// Returns the client at an address.
+    /// Returns the client to which an address belongs.
     pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         if peer.to_canonical().is_loopback() {
@@ -264,12 +266,12 @@ impl Activity {
         activity
     }
 
-    /// Records that a request is in progress.
+    /// Records that a request on the connection is in progress.
     pub(super) fn busy(&self) {
         self.idle_since.store(BUSY, Ordering::Relaxed);
     }
 
-    /// Records that the connection waits for a request from now on.
+    /// Records that the connection is idle from now on.
     pub(super) fn idle(&self) {
         let since = u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(BUSY);
         self.idle_since.store(since, Ordering::Relaxed);
@@ -285,7 +287,7 @@ impl Activity {
 }
 
 impl ConnectionSlot {
-    /// Waits until the connection is evicted.
+    /// Waits until the server evicts the connection.
     pub(super) async fn over(&self) {
         self.activity.over.notified().await;
     }
@@ -307,8 +309,8 @@ pub(super) mod tests {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
-    /// Returns an empty state with room for `most` connections. Each client may have `share`
-    /// connections.
+    /// Returns empty connection slots for `most` connections, of which each client may have
+    /// `share`.
     pub(in super::super) fn places(most: usize, share: usize) -> Arc<ConnectionSlots> {
         Arc::new(ConnectionSlots::new(most, share))
     }
@@ -361,7 +363,7 @@ pub(super) mod tests {
         let more = [admit(), admit()];
         let over: Vec<_> = all.iter().chain(&more).map(is_over).collect();
         assert_eq!(over, [false, true, true, false, false]);
-        // If no connection is idle, the oldest is evicted.
+        // If no connection is idle, the server evicts the oldest one.
         for place in &more {
             place.activity.busy();
         }
@@ -375,7 +377,7 @@ pub(super) mod tests {
         let server = places.server();
         let admit = |from: &str| places.admit(server, peer(from), &"tests");
         let few = [admit("10.0.0.1"), admit("10.0.0.2")];
-        // All addresses of one network are one client.
+        // All addresses of one IPv6 network are one client.
         let many: Vec<_> = (1..=4)
             .map(|last| admit(&format!("fd00::{last}")))
             .collect();
@@ -384,7 +386,7 @@ pub(super) mod tests {
         assert!(!few.iter().chain(&many[1..]).chain([&new]).any(is_over));
         places.make_room();
         assert!(is_over(&many[1]));
-        // Each client has one connection: the oldest is evicted.
+        // Each client now has one connection, so the server evicts the oldest one.
         drop(many);
         let rest: Vec<_> = (4..=6)
             .map(|last| admit(&format!("10.0.0.{last}")))

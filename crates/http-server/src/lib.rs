@@ -7,9 +7,9 @@
 //!
 //! Most pages are functions. A page that has to wait implements [`Respond`].
 //!
-//! Every host can connect to some of these ports. So `connection_slots` limits the number of
-//! connections, and `step_timeouts` limits the time of each step. Their memory is limited, too. The
-//! server does not read the bodies of requests.
+//! Every host can connect to some of these ports. Therefore `connection_slots` limits the number of
+//! connections, and `step_timeouts` limits the time of each step. The memory of a connection is
+//! limited, too. The server does not read the bodies of requests.
 
 mod accept;
 mod connection_slots;
@@ -47,22 +47,23 @@ pub use listen::{Unspecified, listen_on};
 use step_timeouts::TimedStream;
 pub use thread::HttpThread;
 
-/// Largest head of a request, in bytes. Every probe sends less, and each connection may use this
-/// amount of memory.
+/// Maximum size of a request's head, in bytes. Every probe sends less, and each connection may use
+/// this amount of memory.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Pause after a failed accept, for example without free file descriptors.
+/// Pause after a failed accept, for example if the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Interval between attempts to bind an address that another process has bound, as upstream.
+/// Interval between attempts to bind an address that another process has bound, the same as in
+/// upstream.
 const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Responds to requests. A function that returns a response without waiting also implements this
+/// Responds to requests. Every function that returns a response without waiting implements this
 /// trait.
 pub trait Respond: Send + Sync + 'static {
-    /// Returns the response to a request with this head.
+    /// Returns the response to a request with this head (method, path and headers).
     fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
 }
 
@@ -75,7 +76,7 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
 /// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Returns a response. Forbids browsers to guess another content type.
+/// Returns a response. Its headers forbid browsers to guess another content type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -94,7 +95,7 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// Returns the response for a client without access. The connection is closed after it.
+/// Returns the response to a client without access. The server closes the connection after it.
 fn refused(why: &str) -> Answer {
     let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
     let close = HeaderValue::from_static("close");
@@ -107,18 +108,18 @@ pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// A server's name and flag, for the log.
+/// Name and flag of a server, for the log.
 #[derive(Debug, Clone, Copy)]
 pub struct Purpose {
-    /// Name in the log, for example `health`.
+    /// Name of the server in the log, for example `health`.
     pub name: &'static str,
-    /// Flag that sets the server's address, without dashes.
+    /// Name of the flag that sets the server's address, without dashes.
     pub flag: &'static str,
-    /// Reason of the Kubernetes event if the server cannot listen.
+    /// Reason of the Kubernetes event that reports that the server cannot listen.
     pub event: &'static str,
 }
 
-/// Failure to bind an address, if the failure ends the process.
+/// Error of an address that cannot be bound, if this error ends the process.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. Find the process on the port (ss -ltnp), or \
          set another --{}", .purpose.name, .purpose.flag)]
@@ -128,10 +129,10 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// A server. Dropping it ends the server.
+/// A running server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Server {
-    /// Bound address, or the reason why it is not bound yet.
+    /// Address that the server has bound, or the reason for which it is not bound yet.
     pub address: Result<SocketAddr, ListenError>,
     task: JoinHandle<()>,
 }
@@ -142,20 +143,20 @@ impl Drop for Server {
     }
 }
 
-/// Reaction to an address that another process has bound.
+/// Reaction if another process has bound the server's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConflictPolicy {
-    /// Retry until the address is free.
+    /// Retries until the address is free.
     Retry,
-    /// Fail (`--bind-address-hard-fail`).
+    /// Fails at once (`--bind-address-hard-fail`).
     Fail,
 }
 
-/// Starts a server.
+/// Starts a server on an address.
 ///
 /// # Errors
 ///
-/// The address cannot be bound and `when_taken` is `Fail`.
+/// Fails if the address cannot be bound and `when_taken` is `Fail`.
 pub fn start(
     purpose: Purpose,
     at: SocketAddr,
@@ -203,8 +204,8 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
     }
 }
 
-/// Accepts connections and responds to requests until the task is aborted, which closes the
-/// connections. `what` is the server's name in the log.
+/// Accepts connections and responds to their requests until the task is aborted. The abort closes
+/// the connections. `what` is the server's name in the log.
 pub async fn serve(
     listener: impl Listen,
     what: impl std::fmt::Display,
@@ -228,7 +229,7 @@ async fn serve_within(
                     let place = places.admit(server, accepted.client, &what);
                     connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
-                // The peer has closed the connection before it was accepted.
+                // The peer closed the connection before the server accepted it.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");
@@ -241,8 +242,8 @@ async fn serve_within(
     }
 }
 
-/// Responds to the requests of one connection until the peer closes it, exceeds a time limit, or is
-/// evicted.
+/// Responds to the requests of one connection until the peer closes it or exceeds a time limit, or
+/// the server evicts it.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
     accepted: AcceptedConnection<S>,
     place: ConnectionSlot,

@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Longest queue of connections that wait for `accept`. The kernel may allow fewer
+/// Maximum number of connections that wait for `accept`. The kernel may allow fewer
 /// (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
 
 /// Listens on an address. As in Go, an unspecified address (`0.0.0.0` or `::`) covers both families
-/// if the kernel has both.
+/// if the kernel supports both.
 pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if !at.ip().is_unspecified() {
         return listen_on(at, Unspecified::Both);
@@ -31,7 +31,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Families that an IPv6 socket on `::` covers.
+/// Families that an IPv6 socket on the address `::` covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspecified {
     /// Both families.
@@ -44,13 +44,14 @@ pub enum Unspecified {
 ///
 /// # Errors
 ///
-/// Another process has bound the address, or the address does not belong to this node.
+/// Fails if another process has bound the address, or if the address does not belong to this node.
 pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpListener> {
     let socket = match at {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // The result must not depend on the sysctl bindv6only.
+            // Sets the option explicitly, so that the result does not depend on the sysctl
+            // bindv6only.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

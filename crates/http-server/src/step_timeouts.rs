@@ -1,4 +1,4 @@
-//! A stream with a time limit for each step of the peer.
+//! A stream with a time limit for each step that the peer must make.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,13 +11,13 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection_slots::Activity;
 
-/// Time limit for a request's head. The time starts with the connection for the first request, and
-/// with the first byte for later requests.
+/// Time limit for a request's head. For the first request, the time starts with the connection. For
+/// later requests, it starts with their first byte.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Time limit for the next request on a connection. Scrapers and load balancers send requests more
-/// often.
+/// Time limit for the next request on an idle connection. Scrapers and load balancers send requests
+/// more often.
 const IDLE_PATIENCE: Duration = Duration::from_mins(3);
-/// Time limit for sending a response, once the socket's buffer is full.
+/// Time limit for the peer to take a response, from the moment when the socket's buffer is full.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A stream whose reads and writes fail if the peer exceeds a time limit.
@@ -29,7 +29,7 @@ pub(super) struct TimedStream<S> {
     limit: Pin<Box<Sleep>>,
 }
 
-/// Next step of the peer.
+/// Next step that the peer must make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PeerStep {
     /// Send the rest of a head, or the whole head of the first request.
@@ -55,7 +55,7 @@ impl<S> TimedStream<S> {
         self.limit.as_mut().reset(Instant::now() + time);
     }
 
-    /// Returns an error once the time limit has passed.
+    /// Returns an error if the time limit has passed. Otherwise stays pending.
     fn patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         ready!(self.limit.as_mut().poll(context));
         let late = format!("the peer took too long (awaited: {:?})", self.awaits);
@@ -70,7 +70,7 @@ impl<S> TimedStream<S> {
         if result.is_ready() {
             return result;
         }
-        // A peer that takes the response byte by byte gets no more time.
+        // A peer that takes the response byte by byte gets no additional time.
         if self.awaits != PeerStep::Taking {
             self.await_for(PeerStep::Taking, ANSWER_PATIENCE);
         }
@@ -122,7 +122,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Records that the response is sent, because hyper flushes only after the whole response.
+    /// Records that the response has been sent. hyper flushes only after the whole response.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {

@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 
 use super::Server;
 
-/// Sends a request to a server on this node, and returns the head and body of the response. Panics
-/// without a response.
+/// Sends a request to a server on this node. Returns the head and the body of the response. Panics
+/// if no response arrives.
 pub async fn get(server: &Server, request: &str) -> (String, String) {
     let address = *server.address.as_ref().expect("it listens");
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());

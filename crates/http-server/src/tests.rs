@@ -42,7 +42,7 @@ async fn the_unspecified_address_listens_on_both_ip_families() {
         .unwrap();
 }
 
-/// Listener that treats each address of this node as a separate remote client.
+/// A listener that treats each address of this node as a separate remote client.
 struct ByAddress(TcpListener);
 
 impl Listen for ByAddress {
@@ -58,7 +58,7 @@ impl Listen for ByAddress {
     }
 }
 
-/// Starts a server with separate connection limits.
+/// Starts a server with its own connection slots.
 fn small(places: Arc<ConnectionSlots>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
     let address = listener.local_addr().unwrap();
@@ -97,7 +97,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut byte).await, Ok(0) | Err(_))
 }
 
-/// Probes a server like the kubelet and load balancers, with a new connection each time.
+/// Probes a server as the kubelet and load balancers do: with a new connection each time.
 async fn is_probed(to: SocketAddr) {
     let probe = async {
         let mut stream = connect_from([127, 0, 0, 1], to).await;
@@ -118,13 +118,13 @@ async fn idle_connections_do_not_block_health_probes() {
         [127, 9, high, low]
     };
     for from in [one, many] {
-        // The limits equal the daemon's. Connections of other tests are counted separately.
+        // The limits are the daemon's. Connections of other tests do not count.
         let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
         let mut idle = Vec::new();
         for number in 1..=600 {
             let mut stream = connect_from(from(number), to).await;
             if number % 2 == 0 {
-                // The server must keep this connection open.
+                // The server must not evict this connection, because a request is in progress.
                 stream
                     .write_all(b"GET / HTTP/1.1\r\nX-Slow: ")
                     .await
@@ -198,7 +198,7 @@ async fn a_slow_request_head_times_out() {
         began.elapsed().as_secs()
     };
     let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
-    // The connection was accepted before the clock stopped.
+    // The server accepted the connection before the test stopped the clock.
     assert!((4..=5).contains(&silent), "{silent}");
     assert!((5..=8).contains(&dripped), "{dripped}");
     assert_eq!(begun, 5);
@@ -227,7 +227,7 @@ async fn an_unread_response_times_out() {
         .unwrap();
     sleep(Duration::from_millis(100)).await;
     tokio::time::pause();
-    // The client reads only a few bytes from time to time.
+    // From time to time, the client reads only a few bytes.
     let mut bytes = vec![0; 1 << 20];
     let mut taken = 0;
     let began = tokio::time::Instant::now();

@@ -1,16 +1,16 @@
-//! The thread that responds to HTTP requests. It does no work for the kernel, so it responds to a
-//! probe even while the daemon's loop is busy.
+//! The thread that responds to HTTP requests. It does no kernel I/O, so it responds to a probe even
+//! while the daemon's loop is busy.
 
 use std::io;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with a separate runtime. Dropping it ends the thread and all its tasks.
+/// A thread with its own runtime. Dropping it ends the thread and all tasks on it.
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,
-    /// Sender that ends the thread when it is dropped.
+    /// Sender whose drop ends the thread.
     _running: oneshot::Sender<()>,
 }
 
@@ -19,13 +19,13 @@ impl HttpThread {
     ///
     /// # Errors
     ///
-    /// The system cannot create the thread or the runtime.
+    /// Fails if the system cannot create the thread or the runtime.
     pub fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (running, ended) = oneshot::channel();
         let answer = move || {
-            // The thread waits here until the sender is dropped.
+            // The thread waits here until `_running` is dropped.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };
@@ -38,12 +38,13 @@ impl HttpThread {
         })
     }
 
-    /// Returns the runtime, for servers that start later.
+    /// Returns the thread's runtime, for servers that start later.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Enters the runtime. Servers that start before the guard is dropped run on this thread.
+    /// Enters the thread's runtime. Servers that start before the guard is dropped run on this
+    /// thread.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

@@ -24,7 +24,7 @@ impl IpFamily {
         }
     }
 
-    /// Returns the loopback address.
+    /// Returns the loopback address of the family.
     pub const fn localhost(self) -> IpAddr {
         match self {
             Self::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -42,7 +42,7 @@ impl fmt::Display for IpFamily {
     }
 }
 
-/// A transport protocol with ports. Its value is the IANA number.
+/// A transport protocol with ports. The numeric value is its IANA number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Protocol {

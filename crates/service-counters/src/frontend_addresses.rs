@@ -1,5 +1,5 @@
-//! Finds the addresses and ports at which a Service port is served. All code that finds the Service
-//! of an address uses this module.
+//! Finds the addresses and ports at which a Service port is served. All code that looks up the
+//! Service of an address uses this module.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use proxy::{NodePorts, Protocol, Service, ServicePort};
 
 use crate::At;
 
-/// A service address or a node port at which a Service port is served.
+/// A Service address, or a node port, at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrontendAddress {
-    /// An address of the Service, with the port.
+    /// An address of the Service, with the Service port's number.
     At(At),
-    /// Port at the node's NodePort addresses. A Service does not list these addresses.
+    /// A port at the node's NodePort addresses, which the Service does not list.
     NodePort(u16, Protocol),
 }
 
@@ -23,7 +23,7 @@ pub fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
     all.chain(&service.ingress_ips).copied()
 }
 
-/// Returns the addresses and node ports at which a Service's port is served.
+/// Returns the addresses and node ports at which a Service port is served.
 pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = FrontendAddress> {
     let (number, protocol) = (port.port, port.protocol);
     let cluster = service.cluster_ips.iter().copied();
@@ -40,8 +40,8 @@ pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Fro
     at.chain(node_port.map(|number| FrontendAddress::NodePort(number, protocol)))
 }
 
-/// Reports whether NodePorts are served at an address. The unspecified address represents all
-/// NodePort addresses. At other addresses of the node, another program may have the port.
+/// Returns true if NodePorts are served at an address. The unspecified address represents all
+/// NodePort addresses. At another address of the node, another program may listen on the port.
 pub fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
     address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))
 }

@@ -1,6 +1,6 @@
-//! Counters of Services for observers. The kernel keeps the counters. In userspace mode, the relay
-//! keeps them. Observers read the counters through separate blocking sockets, so that the kernel
-//! threads of a mode do not wait for a read.
+//! Traffic counters of Services. The kernel keeps them, or, in userspace mode, the relay. Observers
+//! read them through separate blocking sockets, so that a mode's worker threads (kernel I/O) do not
+//! wait for a read.
 //!
 //! | mode | by | connections | packets, bytes | active |
 //! |---|---|---|---|---|
@@ -19,15 +19,15 @@ use anyhow::Result;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
-/// An address at which a Service port is served. A NodePort is listed under each node address that
-/// serves it. iptables mode has one rule for all node addresses, so in that mode the NodePort is
-/// listed under the unspecified address.
+/// An address at which a Service port is served. A NodePort has an entry for each node address that
+/// serves it. In iptables mode, one rule covers all node addresses, so the NodePort's entry has the
+/// unspecified address.
 pub use proxy::ServiceAddress as At;
 
-/// Selection of the counters to read.
+/// Selection of the counters that a read returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CounterSelection<'a> {
-    /// All addresses, without endpoints. Needs one dump.
+    /// All addresses, without endpoints. The read needs one dump.
     Addresses,
     /// All addresses with their endpoints.
     All,
@@ -35,66 +35,68 @@ pub enum CounterSelection<'a> {
     Of(&'a [At]),
 }
 
-/// Counters from one read. They may include virtual servers of other programs.
+/// Counters from one read. They may include virtual servers that belong to other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CounterSamples {
     /// Counters by address.
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters by firewall mark, in IPVS mode, of virtual servers of other programs. Connections by a
-    /// mark of this mode are counted at an address of their Service.
+    /// Counters by firewall mark: virtual servers of other programs, in IPVS mode. Connections by a
+    /// mark of this program count at an address of their Service.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
-    /// ports, regardless of the selection.
+    /// Service ports, whatever the selection.
     pub ports: HashMap<ServicePortName, Count>,
     /// Counters by Service port and endpoint, in userspace mode.
     pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
-    /// Note for the reader about counters that this mode lacks, with the reason.
+    /// Note for the reader about counters that this mode does not have, with the reason.
     pub note: Option<&'static str>,
 }
 
-/// Counters of an address.
+/// Counters of one address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfAddress {
-    /// Scheduler, in IPVS mode.
+    /// Scheduler of the virtual server, in IPVS mode.
     pub scheduler: Option<String>,
-    /// Counters.
+    /// Counters of the address.
     pub count: Count,
 }
 
-/// Counters of an endpoint at an address.
+/// Counters of one endpoint at an address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OfEndpoint {
-    /// Weight, in IPVS mode.
+    /// Weight of the destination, in IPVS mode.
     pub weight: Option<u32>,
-    /// Counters.
+    /// Counters of the endpoint.
     pub count: Count,
 }
 
-/// Counters since the entry was created. A counter that the mode lacks is `None`.
+/// Counters since the creation of the kernel's or relay's entry. `None`: the mode does not have
+/// this counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Opened connections.
+    /// Number of opened connections.
     pub connections: u64,
-    /// Packets towards the endpoint.
+    /// Number of packets towards the endpoint.
     pub packets_in: Option<u64>,
-    /// Packets from the endpoint.
+    /// Number of packets from the endpoint.
     pub packets_out: Option<u64>,
-    /// Bytes towards the endpoint.
+    /// Number of bytes towards the endpoint.
     pub bytes_in: Option<u64>,
-    /// Bytes from the endpoint.
+    /// Number of bytes from the endpoint.
     pub bytes_out: Option<u64>,
-    /// Open connections.
+    /// Number of open connections.
     pub active: Option<u64>,
-    /// Closed connections that the kernel still stores, in IPVS mode.
+    /// Number of closed connections that the kernel still stores, in IPVS mode.
     pub inactive: Option<u64>,
-    /// Clients that are bound to this endpoint by session affinity (persistence templates in IPVS).
+    /// Number of clients that session affinity binds to this endpoint (persistence templates in
+    /// IPVS).
     pub persistent: Option<u64>,
 }
 
 impl Count {
-    /// Adds the counters of another entry. A counter that both entries lack stays `None`.
+    /// Adds the counters of another entry. A counter that neither entry has stays `None`.
     pub fn add(&mut self, other: &Self) {
         let add = |one: &mut Option<u64>, other: Option<u64>| {
             if let Some(other) = other {
@@ -112,7 +114,7 @@ impl Count {
     }
 }
 
-/// A counter sample of one entry.
+/// Counters of one entry, as a mode reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CounterSample<'a> {
     /// Sample of an address, with its scheduler in IPVS mode.
@@ -128,47 +130,48 @@ pub enum CounterSample<'a> {
 }
 
 /// Number of a listening port among all that this process has opened. A Service port may have
-/// several listening ports.
+/// several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u64);
 
-/// The Service port and endpoints behind a listening port of this process.
+/// Service port and endpoints to which the relay connects the clients of a listening port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayedPort {
-    /// Service port that the listening port belongs to.
+    /// Service port to which the listening port belongs.
     pub name: ServicePortName,
-    /// Endpoints that the listening port connects to, in turn.
+    /// Endpoints to which the relay connects clients, in turn.
     pub endpoints: Vec<SocketAddr>,
-    /// Networks of the accepted clients, or `None` if every client is accepted.
+    /// Networks whose clients the relay accepts. `None`: it accepts every client.
     pub sources: Option<Vec<IpNet>>,
 }
 
 /// Reads the counters of a mode.
 pub trait ReadCounters: Send {
-    /// Reads the selected counters and passes each sample to `take`. Stores no sample. Blocks.
+    /// Reads the selected counters, and passes each sample to `take`. Stores no sample. Blocks.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read. The error has the reason and the next step.
+    /// Fails if the kernel cannot be read. The error has the reason and the next step.
     fn tell(
         &mut self,
         which: CounterSelection<'_>,
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()>;
 
-    /// Reports whether [`CounterSelection::Of`] returns more counters of an address than
-    /// [`CounterSelection::Addresses`]. If true, callers should request only the addresses that
-    /// they need. If false, [`CounterSelection::All`] is not slower.
+    /// Returns true if [`CounterSelection::Of`] gives more counters of an address than
+    /// [`CounterSelection::Addresses`]. Callers should then request only the addresses that they
+    /// need. If false, [`CounterSelection::All`] is not slower.
     fn tells_more_of_single(&self) -> bool {
         false
     }
 
-    /// Returns a note about counters that this mode lacks, with the reason.
+    /// Returns a note about counters that this mode does not have, with the reason.
     fn note(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the Service port behind a listening port of this process, in userspace mode.
+    /// Returns the Service port to which a listening port of this process belongs, in userspace
+    /// mode.
     fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<RelayedPort> {
         None
     }
@@ -177,7 +180,7 @@ pub trait ReadCounters: Send {
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read. The error has the reason and the next step.
+    /// Fails if the kernel cannot be read. The error has the reason and the next step.
     fn read(&mut self, which: CounterSelection<'_>) -> Result<CounterSamples> {
         let mut all = CounterSamples {
             note: self.note(),
@@ -217,16 +220,17 @@ impl CounterSamples {
     }
 }
 
-/// Counters of the current mode, for observers on any thread. Clones share one reader and take
-/// turns.
+/// Counters of the current mode, for observers on any thread. Clones share one reader,
+/// which serves one caller at a time.
 #[derive(Clone, Default)]
 pub struct Counters(Arc<CurrentReader>);
 
 #[derive(Default)]
 struct CurrentReader {
-    /// Reader of the current mode, until the next read uses it. The lock is held only briefly.
+    /// Reader of the current mode, until the next read begins to use it. The lock is held only
+    /// briefly.
     next: Mutex<Option<Box<dyn ReadCounters>>>,
-    /// Reader in use. The lock is held during a read.
+    /// Reader in use. The lock is held during a whole read.
     reader: Mutex<Option<Box<dyn ReadCounters>>>,
 }
 
@@ -240,19 +244,19 @@ impl Counters {
         }
     }
 
-    /// Returns the mode's note about counters that it lacks.
+    /// Returns the mode's note about counters that it does not have.
     pub fn note(&self) -> Option<String> {
         self.with(|reader| reader.note().map(str::to_owned))
             .flatten()
     }
 
-    /// Runs `work` with the reader, one caller at a time. Blocks. Returns `None` before the first
-    /// mode is set.
+    /// Runs `work` with the reader, for one caller at a time. Blocks. Returns `None` before the
+    /// first mode has set its reader.
     pub fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
-        // Dropping the old mode's reader closes its sockets.
+        // Drops the old mode's reader, if the mode has changed, which closes its sockets.
         self.0.take_over(&mut held);
         done
     }
@@ -271,21 +275,21 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counters with one reader for each kind of caller, so that the callers do not wait for each
-/// other.
+/// Readers of the counters, one for each kind of caller, so that callers of different kinds do not
+/// wait for each other.
 #[derive(Debug, Clone, Default)]
 pub struct SeparateReaders {
-    /// Reader for slow requests.
+    /// Reader for slow requests of operators.
     pub asked: Counters,
     /// Reader for the node's status.
     pub status: Counters,
     /// Reader for `/metrics`.
     pub scraped: Counters,
-    /// Reader for the daemon's internal work.
+    /// Reader for the daemon's own work.
     pub own: Counters,
 }
 
-/// One reader for each kind of caller.
+/// New readers, one for each kind of caller.
 pub type Readers = [Box<dyn ReadCounters>; 4];
 
 impl SeparateReaders {

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A fake reader whose note is its name. A read lasts until the channel ends it.
+/// A fake reader, whose note is its name. Its read lasts until the channel ends it.
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {
@@ -38,7 +38,7 @@ fn the_last_mode_set_during_a_read_is_read_next() {
         read.flatten()
     });
     begins.recv().unwrap();
-    // This thread does not wait for the read in progress.
+    // This thread must not wait for the read in progress.
     counters.set(Box::new(NamedReader("second", None)));
     counters.set(Box::new(NamedReader("third", None)));
     go_on.send(()).unwrap();
