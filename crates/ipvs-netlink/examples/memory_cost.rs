@@ -1,5 +1,5 @@
-//! Measures the kernel memory of virtual servers with very many destinations, as many as one
-//! Kubernetes Service may have.
+//! Measures the kernel memory of virtual servers with very many destinations, as many as
+//! a single large service may have.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
