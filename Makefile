@@ -78,7 +78,7 @@ soak: deps ## Run hours of churn under traffic in the lab, and report growing fi
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/soak --mode $(MODE) \
 		--minutes "$$(awk 'BEGIN { print 60 * $(or $(HOURS),2) }')" --out "$(or $(OUT),$(TARGET)/../soak)"
 
-# Without IMAGE=ARCHIVE, the cluster uses an image of the debug binary, which is built in seconds instead of minutes.
+# Unless IMAGE=ARCHIVE is set, the cluster uses an image of the debug binary, which takes seconds to build instead of minutes.
 cluster_image = $(or $(IMAGE),$(TARGET)/image/kube-proxy-ipvs-v$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1).tar)
 cluster_run = $(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(TARGET)/cluster $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)") \
 	--image "$(cluster_image)" --mode $(MODE) $(if $(NODES),--nodes $(NODES)) $(if $(MEMORY),--memory $(MEMORY)) $(if $(MINUTES),--minutes $(MINUTES)) --out "$(or $(OUT),$(TARGET)/../cluster)"

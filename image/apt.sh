@@ -1,7 +1,7 @@
-# Functions to name an architecture's tools, and to fetch its packages of this machine's Debian release. They need no root, and install
-# nothing but missing tools. image/build and image/cross source this file, and define `die` and `say`.
+# Functions that name an architecture's tools, and fetch its packages from this machine's Debian release. They need no root, and
+# install nothing but missing tools. image/build and image/cross source this file, and define `die` and `say`.
 #
-# Packages come from DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR. apt-get checks them with Debian's keys.
+# Packages come from DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR. apt-get checks their signatures with Debian's keys.
 # shellcheck shell=bash
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 # shellcheck source=/dev/null
@@ -19,7 +19,7 @@ target_of() { # architecture
   triple=${prefix/-linux/-unknown-linux}
 }
 
-# Installs each PACKAGE whose COMMAND or FILE this machine lacks: COMMAND:PACKAGE or FILE:PACKAGE.
+# Installs the packages that this machine lacks. Arguments: COMMAND:PACKAGE or FILE:PACKAGE.
 need() {
   local pair missing=() as_root=()
   for pair; do
@@ -66,7 +66,7 @@ CONF
   apt-get -qq update || die "cannot read the package lists; set DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR to mirrors within reach"
 }
 
-# Fetches packages with their dependencies, and further packages without dependencies. Prints the files of this call only.
+# Fetches packages with their dependencies, and further packages without. Prints only the files that this call has fetched.
 fetch_packages() { # architecture's folder, packages, packages without dependencies
   local apt file wanted files=()
   apt=$(cd "$1" && pwd)
@@ -80,7 +80,7 @@ fetch_packages() { # architecture's folder, packages, packages without dependenc
   # shellcheck disable=SC2086
   [ -z "$3" ] || (cd "$apt/archives" && apt-get -qq download $3)
   while read -r file; do
-    # `download` encodes a file's name (`%3a`) as the cache does.
+    # `apt-get download` encodes a file's name (`%3a`) as the cache does.
     [ -e "$apt/archives/$file" ] || die "apt-get did not leave $file"
     files+=("$apt/archives/$file")
   done < <(cut -d' ' -f2 <<<"$wanted" | sort -u)

@@ -1,22 +1,22 @@
-# Starts containerd and then the kubelet of one node, in its network and UTS namespaces. Both share one mount namespace, so that
-# containers see the volumes that the kubelet mounts.
+# Starts containerd and then the kubelet of one node, in the node's network and UTS namespaces. Both programs share one mount
+# namespace, so that containers see the volumes that the kubelet mounts.
 #   sh node.sh NAME STATE RUN LOGS IP KUBERNETES ARCHIVE...
 set -eu
 name=$1 state=$2 run=$3 logs=$4 ip=$5 kubernetes=$6
 shift 6
 mount --make-rshared /
-# Pods in the node's own network report this name.
+# Pods that use the node's own network report this name.
 echo "$name" >/proc/sys/kernel/hostname
 # `ip netns exec` has mounted the namespace's sysfs, which hides earlier mounts in /sys.
 mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# The kubelet needs a CPU clock speed to start, and User Mode Linux reports none.
+# The kubelet does not start without a CPU clock speed, and User Mode Linux reports none.
 if ! grep -q '^cpu MHz' /proc/cpuinfo; then
   sed '/^processor/a cpu MHz\t\t: 1000.000' /proc/cpuinfo >"$state/cpuinfo"
   mount --bind "$state/cpuinfo" /proc/cpuinfo
 fi
 mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
 main=$$
-# Runs a program of the node in the background. If it ends, the node also ends, and prints the last lines of the program's log.
+# Runs a program of the node in the background. If the program ends, the node prints the last lines of its log and ends, too.
 keep() { # name, command...
   program=$1
   shift
