@@ -55,7 +55,7 @@ privileged: true
 privileged: false
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
-# As root, the bounding set below is passed on to iptables; Kubernetes has no ambient capabilities.
+# As root, the daemon passes the bounding set below on to iptables. (Kubernetes has no ambient capabilities.)
 runAsUser: 0
 runAsGroup: 0
 capabilities:
