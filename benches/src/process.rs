@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use lab::{Signal, process};
 use rustix::process::{Pid, kill_process};
 
-/// A running program. Its output goes to a file. It is killed on drop.
+/// A running program, whose output goes to a file. Dropping it kills the program.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,

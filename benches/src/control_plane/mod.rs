@@ -85,7 +85,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
-        // Durations that are measured under strace mean nothing.
+        // strace slows the subject down, so durations under strace mean nothing.
         measured = CellFigures {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
@@ -485,7 +485,8 @@ fn until_served(
     }
 }
 
-/// Ends an axis whose steps were each seen in the kernel. Compares the whole state once more.
+/// Finishes an axis after its steps, each of which a look at the kernel has confirmed. Compares the
+/// whole state once more.
 fn finish(
     stage: &mut Stage,
     mut subject: Process,
@@ -517,7 +518,7 @@ fn finish(
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Ends an axis that consists of one step.
+/// Finishes an axis that has only one step.
 fn whole(
     stage: &mut Stage,
     subject: &mut Process,

@@ -74,7 +74,7 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A client of the servers, to whose connections together a limit applies.
+/// A client of the servers. A limit applies to all connections of one client together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
     /// A remote IPv4 address, or the network of a remote IPv6 address.

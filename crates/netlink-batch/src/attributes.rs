@@ -176,7 +176,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn u8(&self) -> Result<u8, Malformed> {
         self.array().map(|[byte]| byte)
     }
@@ -185,7 +185,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn u16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_ne_bytes)
     }
@@ -194,7 +194,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn u32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_ne_bytes)
     }
@@ -203,7 +203,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn u64(&self) -> Result<u64, Malformed> {
         self.array().map(u64::from_ne_bytes)
     }
@@ -212,7 +212,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn be16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_be_bytes)
     }
@@ -221,7 +221,7 @@ impl<'a> Attribute<'a> {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`] if the payload has another size.
+    /// Returns [`Malformed::Size`] if the payload has another size.
     pub fn be32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_be_bytes)
     }

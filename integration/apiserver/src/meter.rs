@@ -16,8 +16,7 @@ pub(crate) struct MeteredStream<S> {
     meter: Meter,
 }
 
-/// The request that a connection currently serves, whose byte counter increases. Clones share the
-/// request.
+/// The request that a connection serves now. Sent bytes count for this request. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 

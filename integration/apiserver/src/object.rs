@@ -53,7 +53,7 @@ impl Object {
     ///
     /// # Errors
     ///
-    /// [`TypeMismatch`] names the first field whose value has the wrong type.
+    /// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
     pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, TypeMismatch> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {

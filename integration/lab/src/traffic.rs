@@ -215,7 +215,7 @@ impl Traffic {
     /// Fails if a client could not enter its network namespace.
     ///
     /// # Panics
-    /// If a client has panicked.
+    /// Panics if a client has panicked.
     pub fn stop(&mut self) -> io::Result<()> {
         match self.clients.stop() {
             Ok(ends) => ends.into_iter().collect(),

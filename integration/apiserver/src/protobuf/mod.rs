@@ -52,7 +52,7 @@ pub(crate) struct TypeMismatch(String);
 ///
 /// # Errors
 ///
-/// [`TypeMismatch`] names the first field whose value has the wrong type.
+/// Returns [`TypeMismatch`] with the first field whose value has the wrong type.
 pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, TypeMismatch> {
     encoded(schema::of(kind), value)
 }
