@@ -75,9 +75,9 @@ impl Nat {
     }
 }
 
-/// Makes the allocator keep freed memory. A table of 50,000 Services has 140 MB and is read
-/// repeatedly while a subject works. In User Mode Linux, fresh pages for the table would take ten
-/// times as long as the read itself.
+/// Makes the allocator keep freed memory. A table of 50,000 Services has 140 MB, and the program
+/// reads it repeatedly while a subject works. In User Mode Linux, fresh pages for the table would
+/// take ten times as long as the read itself.
 #[allow(unsafe_code, reason = "no crate offers glibc's settings")]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]

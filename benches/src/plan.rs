@@ -109,7 +109,7 @@ struct Point {
 }
 
 impl Point {
-    /// Returns how often a subject is measured at this point.
+    /// Returns how often the run measures a subject at this point.
     fn often(&self, subject: &SubjectKind) -> Often {
         if self.is_asked {
             self.often
@@ -326,7 +326,7 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
         || (point.axis == Axis::Change && of_axis.min() == Some(point.size))
 }
 
-/// Returns true if a subject is measured on an axis.
+/// Returns true if the run measures a subject on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
         // The anatomy axis has the parts of the shims and of nftables tables.
@@ -409,7 +409,8 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a subject's system calls are counted on an axis. Each mode has such a subject.
+/// Returns true if the run counts a subject's system calls on an axis. Each mode has such a
+/// subject.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)

@@ -442,7 +442,7 @@ impl Run {
     }
 }
 
-/// Cells that are skipped, and the reasons.
+/// Cells that the run skips, and the reasons.
 #[derive(Debug, Default)]
 struct SkippedCells {
     /// Subjects that do not support their mode or flags.

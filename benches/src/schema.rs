@@ -32,7 +32,7 @@ pub(crate) enum Axis {
     Change,
     /// Replacement of 100 endpoints, one object after another without waiting.
     Rolling,
-    /// Time until all Services are removed from the kernel.
+    /// Time until the subject has removed all Services from the kernel.
     Delete,
     /// CPU time and wakeups of an idle daemon.
     Idle,
@@ -549,7 +549,7 @@ pub(crate) struct Other {
     pub(crate) name: String,
     /// Output of `--version`; empty without output.
     pub(crate) version: String,
-    /// SHA-256 of the file in hex. Empty if the file cannot be read.
+    /// SHA-256 of the binary in hex. Empty if the binary is unreadable.
     pub(crate) sha256: String,
 }
 

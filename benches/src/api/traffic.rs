@@ -20,7 +20,7 @@ pub(super) struct Traffic {
     count: usize,
 }
 
-/// A point in the fixture's log, from which later traffic is counted.
+/// A point in the fixture's log, from which a later read counts the traffic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     sent_bytes: u64,

@@ -227,7 +227,7 @@ fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     }
 }
 
-/// Returns the complete modes that are measured next to the parts of a subject, in the same kernel.
+/// Returns the complete modes to measure in the same kernel as the parts of a subject.
 fn beside(subject: &Subject) -> Vec<Subject> {
     let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
         return Vec::new();

@@ -47,7 +47,7 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
 /// Name of the series of packets sent directly to the pod, without a Service.
 const DIRECT: &str = "direct";
-/// Pause before packets are measured, so that the subject's sync can finish.
+/// Pause before the first measured packet, so that the subject's sync can finish.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Flows in a block of first packets. The number is small enough for IPVS' connection table (4096
 /// buckets): its chains stay short.

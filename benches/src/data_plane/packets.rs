@@ -56,7 +56,7 @@ impl ClientSocket {
 #[derive(Debug)]
 pub(crate) struct Sender {
     arrivals: Arrivals,
-    /// Source port of the next new flow. No port is used twice in a VM.
+    /// Source port of the next new flow. Every flow in a VM has another port.
     port: u16,
 }
 
@@ -147,8 +147,8 @@ impl Arrivals {
         let mut text = [0; 2048];
         let length = self.0.read_at(&mut text, 0)?;
         let text = std::str::from_utf8(text.get(..length).unwrap_or_default())?;
-        // The first such line has the names (`Ip: Forwarding DefaultTTL InReceives ...`), the second
-        // one the values.
+        // The first such line has the names (`Ip: Forwarding DefaultTTL InReceives ...`), the
+        // second one the values.
         let values = text.lines().filter(|line| line.starts_with("Ip:")).nth(1);
         values
             .and_then(|values| values.split_whitespace().nth(3)?.parse().ok())

@@ -76,7 +76,7 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
 #[derive(Clone, Copy)]
 pub(super) struct FigureSource {
     statistic: &'static str,
-    /// Names of the series or figure. The first existing name is used.
+    /// Names of the series or figure, with `/` between them. The first name that exists counts.
     names: &'static str,
 }
 

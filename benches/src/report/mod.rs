@@ -404,7 +404,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
-    // The columns, and the subjects with which our subjects are compared.
+    // Names of the columns, and of the subjects with which the table compares ours.
     let others = comparison::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),

@@ -127,7 +127,7 @@ pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     names.filter(|name| has(name)).collect()
 }
 
-/// Returns the sizes at which an axis was measured.
+/// Returns the sizes at which the run measured an axis.
 pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     let of_axis = report
         .measurements

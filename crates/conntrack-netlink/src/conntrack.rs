@@ -37,7 +37,7 @@ pub enum Outcome {
     /// The kernel refused the deletion. `EBUSY`: the flow is offloaded, so its packets bypass the
     /// kernel's network stack.
     Refused(Refusal),
-    /// The kernel's reply was lost. A dump shows if the flow still exists.
+    /// The kernel's reply was lost. A dump shows whether the flow still exists.
     Unknown,
 }
 

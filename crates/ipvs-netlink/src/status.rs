@@ -27,7 +27,7 @@ pub struct Status {
     pub services: Option<u64>,
     /// Hash table of virtual servers.
     pub service_table: GrowingTable,
-    /// Lines with unknown labels, which a later kernel may add. They are stored unchanged.
+    /// Lines with unknown labels, which a later kernel may add. The lines are unchanged.
     pub others: Vec<String>,
 }
 

@@ -72,8 +72,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the microseconds for a packet and its reply in three cases: no local route was added,
-/// one was added on the node, and one more in the client's namespace.
+/// Measures the microseconds for a packet and its reply in three cases: without an added local
+/// route, with one on the node, and with one more in the client's namespace.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;

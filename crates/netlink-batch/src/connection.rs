@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Sends all messages. Returns one [`Reply`] per message, by index. A send has at most 128 KiB
-    /// and 512 messages; a larger message is sent alone. Only the last message of each send
+    /// and 512 messages; a larger message has its own send. Only the last message of each send
     /// requests an acknowledgement. If the kernel refuses a message, it still handles the following
     /// ones.
     ///

@@ -98,7 +98,7 @@ fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Ma
 
 /// Result of one read from the socket's receive queue.
 enum QueueRead {
-    /// A datagram was stored in `Exchange::datagram`.
+    /// `Exchange::datagram` now has a datagram.
     Datagram,
     /// The kernel has dropped replies (`ENOBUFS`), or a datagram was larger than the buffer.
     Loss,

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A fake reader, whose note is its name. Its read lasts until the channel ends it.
+/// A fake reader. Its note is its name, and its read lasts until the channel ends it.
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {

@@ -268,7 +268,7 @@ pub(crate) struct StoredCluster {
 struct Collection {
     objects: BTreeMap<Key, Arc<Object>>,
     changes: VecDeque<Change>,
-    /// Resource version of the last change that was removed from `changes`.
+    /// Resource version of the last change that `changes` no longer has.
     dropped: u64,
 }
 

@@ -27,7 +27,7 @@ const NONE: &str = "NaN";
 pub struct Series {
     /// Labels of the series, by name.
     pub labels: BTreeMap<String, String>,
-    /// Points: seconds since the epoch, and value. NaN values are dropped.
+    /// Points: seconds since the epoch, and value. Excludes NaN values.
     pub points: Vec<(f64, f64)>,
 }
 

@@ -464,7 +464,8 @@ impl<'a> Node<'a> {
     }
 
     /// Waits until the tables have the state of a phase and keep it, or until the timeout. Returns
-    /// the differences. Modes other than nftables mode are compared only at the end of the case.
+    /// the differences. In modes other than nftables mode, only the end of the case has a
+    /// comparison.
     fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
         if !self.program.is_nftables() {
             return Ok(String::new());

@@ -56,7 +56,7 @@ const ANY_ORDER: [&str; 5] = [
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
 impl Table {
-    /// Tables of nftables mode, which are compared after each phase.
+    /// Tables of nftables mode, which the test compares after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
     /// Tables with the names of their files in a case.

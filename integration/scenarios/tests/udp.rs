@@ -380,7 +380,7 @@ fn a_restart_deletes_only_stale_flows(c: &mut Cluster) -> Outcome {
     assert!(!c.said().contains("stale UDP flows deleted"));
     assert_eq!(flows(c)?, before);
 
-    // The endpoint is replaced while no daemon runs.
+    // Replaces the endpoint while no daemon runs.
     c.stop()?;
     c.apply(&dns().endpoints(FAR))?;
     until_all_ask(&mut clients, "near", scenarios::SOON)?;
@@ -401,9 +401,9 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// A Service loses its last endpoint, then is deleted, and later is deleted while no daemon runs
-/// (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets get
-/// replies again. Flows of other Services stay.
+/// Deletes the last endpoint of a Service, then the Service, and later a Service while no daemon
+/// runs (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets
+/// get replies again. Flows of other Services stay.
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
@@ -495,7 +495,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     until_all_ask(&mut lost, "near", scenarios::SOON)?;
     kept.append(&mut lost);
 
-    // The Service is deleted while no daemon runs.
+    // Deletes the Service while no daemon runs.
     c.stop()?;
     c.delete("dns")?;
     c.start(flags)?;

@@ -223,7 +223,7 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Paths of the programs that write rules. They are moved away until this guard is dropped.
+/// Paths of the programs that write rules. Dropping this guard moves the programs back.
 struct Away(Vec<(PathBuf, PathBuf)>);
 
 impl Away {

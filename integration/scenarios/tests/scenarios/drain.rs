@@ -142,8 +142,7 @@ pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// One endpoint is removed and added while the other stays. Meanwhile, other Services are added and
-/// removed.
+/// Removes and adds one endpoint while the other stays. Meanwhile, adds and removes other Services.
 pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (
