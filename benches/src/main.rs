@@ -77,6 +77,14 @@ enum Verb {
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
         into: PathBuf,
     },
+    /// Put the memory and CPU times of a report.json into the page about sizing
+    Sizing {
+        /// The file
+        json: PathBuf,
+        /// Page with the markers of the tables
+        #[arg(long, value_name = "FILE", default_value = "docs/sizing.md")]
+        into: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -88,6 +96,7 @@ fn main() -> ExitCode {
         Verb::Report { json } => read(&json)
             .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")), true)),
         Verb::Publish { json, into } => publish(&json, &into),
+        Verb::Sizing { json, into } => sizing(&json, &into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -149,6 +158,13 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     let copy = folder.join("report.json");
     let text = serde_json::to_vec_pretty(&report)?;
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
+}
+
+/// Replaces the tables of the page about sizing.
+fn sizing(json: &Path, page: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    let text = report::sizing::page(&read(json)?, &text).context(page.display().to_string())?;
+    std::fs::write(page, text).with_context(|| page.display().to_string())
 }
 
 /// Returns the reason if another kube-proxy rejected its flags: this kube-proxy does not support

@@ -250,6 +250,7 @@ mod tests {
         Cell::Point(Point {
             median,
             best: median,
+            worst: median,
             spread,
             repeats: 1,
             tried: 1,

@@ -10,6 +10,7 @@ mod api;
 mod axes;
 mod comparison;
 mod point;
+pub(crate) mod sizing;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -230,7 +231,7 @@ fn about(report: &Report) -> String {
 fn not_shown(report: &Report) -> String {
     let mut text = "Each cell has a fresh kernel. A figure counts only if the kernel, read back, holds the expected state. Figures are \
         medians of the repeats. *Best* is the least (of rates: the most). *Spread* is (max − min) / median. \
-        *StopSignal 120 s* means incomplete after 120 s.\n\n\
+        *Over 120 s* means incomplete after 120 s.\n\n\
         **Limits of these figures.** "
         .to_owned();
     if report.about.lane != "host" {

@@ -76,6 +76,8 @@ pub(super) struct Point {
     pub(super) median: f64,
     /// The best repeat: the maximum of rates, otherwise the minimum.
     pub(super) best: f64,
+    /// The worst repeat: the minimum of rates, otherwise the maximum.
+    pub(super) worst: f64,
     /// Relative spread: (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
@@ -110,6 +112,13 @@ impl Cell {
     pub(super) fn best(&self) -> Option<f64> {
         match self {
             Self::Point(point) => Some(point.best),
+            _ => None,
+        }
+    }
+
+    pub(super) fn worst(&self) -> Option<f64> {
+        match self {
+            Self::Point(point) => Some(point.worst),
             _ => None,
         }
     }
@@ -198,6 +207,7 @@ fn point(mut values: Vec<f64>, tried: usize, unit: Unit) -> Option<Point> {
     Some(Point {
         median,
         best: if unit.is_rate() { max } else { min },
+        worst: if unit.is_rate() { min } else { max },
         spread: if median > 0.0 {
             (max - min) / median
         } else {

@@ -1,0 +1,155 @@
+//! The page docs/sizing.md: memory and CPU time by Services × endpoints, and resource requests.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result};
+
+use super::axes::{COLD, SHOWN};
+use super::point::{Metric, cell, sizes, subjects};
+use super::table::{count, full, table};
+use super::{about, services};
+use crate::schema::{Axis, Report, Size};
+
+/// Lines of the page that enclose the generated tables.
+const MARKERS: [&str; 2] = [
+    "<!-- begin: `bench sizing` writes these tables -->\n",
+    "<!-- end -->",
+];
+/// Headings of the page, each with an axis and the start of a figure's title. The first figure sets
+/// the memory requests.
+const FIGURES: [(&str, Axis, &str); 5] = [
+    ("Peak memory, MB", Axis::Cold, "peak memory"),
+    ("CPU time of a cold start, s", Axis::Cold, CPU),
+    ("Duration of a cold start, s", Axis::Cold, COLD),
+    ("CPU time of one changed endpoint, ms", Axis::Change, CPU),
+    ("CPU time when idle, ms per min", Axis::Idle, "CPU time"),
+];
+/// Start of the titles of CPU times.
+const CPU: &str = "CPU time of the program";
+/// Factor between the highest measured peak and the memory request.
+const RESERVE: f64 = 1.25;
+/// Step to which the memory request is rounded up, in MB.
+const STEP: f64 = 16.0;
+
+/// Returns the page with the tables of this report between its markers.
+///
+/// # Errors
+///
+/// The page has no markers, or the report has no memory figure.
+pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
+    let [begin, end] = MARKERS;
+    let (head, rest) = page
+        .split_once(begin)
+        .with_context(|| format!("the page has no line {begin:?}"))?;
+    let (_, tail) = rest
+        .split_once(end)
+        .with_context(|| format!("the page has no line {end:?}"))?;
+    let tables = tables(report)?;
+    Ok(format!("{head}{begin}\n{tables}{end}{tail}"))
+}
+
+fn tables(report: &Report) -> Result<String> {
+    let mut text = requests(report)?;
+    for (heading, axis, title) in FIGURES {
+        let metric = metric(axis, title).context("a figure that axes.txt lacks")?;
+        let names = subjects(report, axis);
+        let sizes = sizes(report, axis);
+        let mut head = vec!["Services × endpoints".to_owned()];
+        head.extend(names.iter().map(|&name| name.to_owned()));
+        let rows: Vec<Vec<String>> = sizes
+            .iter()
+            .map(|&size| {
+                let figures = names
+                    .iter()
+                    .map(|name| full(&cell(report, metric, name, size)));
+                std::iter::once(services(size)).chain(figures).collect()
+            })
+            .collect();
+        if !rows.is_empty() {
+            _ = write!(text, "### {heading}\n\n{}", table(&head, &rows));
+        }
+    }
+    _ = write!(text, "### The run\n\n{}", about(report));
+    Ok(text)
+}
+
+fn metric(axis: Axis, title: &str) -> Option<&'static Metric> {
+    SHOWN
+        .iter()
+        .find(|one| one.axis == axis && one.title.starts_with(title))
+}
+
+/// Returns a table of memory requests, by size and subject.
+fn requests(report: &Report) -> Result<String> {
+    let [(_, axis, title), ..] = FIGURES;
+    let metric = metric(axis, title).context("a figure that axes.txt lacks")?;
+    let names = subjects(report, axis);
+    let request = |name: &str, size: Size| {
+        let peak = cell(report, metric, name, size).worst()?;
+        Some(format!("{:.0} MB", (peak * RESERVE / STEP).ceil() * STEP))
+    };
+    let mut head = vec!["at most".to_owned()];
+    head.extend(names.iter().map(|&name| name.to_owned()));
+    let rows: Vec<Vec<String>> = sizes(report, axis)
+        .into_iter()
+        .map(|size| {
+            let figures = names
+                .iter()
+                .map(|name| request(name, size).unwrap_or_else(|| "–".into()));
+            std::iter::once(format!(
+                "{} Services with {} endpoints each",
+                count(size.services),
+                count(size.endpoints)
+            ))
+            .chain(figures)
+            .collect()
+        })
+        .collect();
+    anyhow::ensure!(!rows.is_empty(), "the report has no memory figure");
+    Ok(format!(
+        "### Memory requests\n\nThe highest peak of the repeats, and 25 % more, rounded up to {STEP} MB:\n\n{}",
+        table(&head, &rows)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let measurement = |repeat: u32, peak_kib: u64| {
+            serde_json::json!({
+                "axis": "cold", "size": {"services": 1000, "endpoints": 2}, "repeat": repeat,
+                "is_counting": false, "limit_s": 1, "changes": 1, "idle_s": 1,
+                "subject": {"name": "ipvs", "kind": "kube-proxy", "path": "/x", "mode": "ipvs",
+                    "flags": [], "is_ours": true},
+                "outcome": "measured", "peak_kib": peak_kib, "took_s": 1.0,
+            })
+        };
+        serde_json::from_value(serde_json::json!({
+            "version": 1,
+            "about": {"subjects": ["ipvs"]},
+            "measurements": [measurement(0, 20_000), measurement(1, 24_000)],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_page_keeps_its_text_around_the_figures() {
+        let [begin, end] = MARKERS;
+        let before = format!("# Sizing\n\n{begin}earlier{end}\n\nLast.\n");
+        let after = page(&report(), &before).unwrap();
+        assert!(
+            after.starts_with("# Sizing\n\n") && after.ends_with("\n\nLast.\n"),
+            "{after}"
+        );
+        assert!(!after.contains("earlier"), "{after}");
+        // 24,000 KiB are 24.6 MB; 25 % more are 30.7 MB.
+        assert!(
+            after.contains("| 1,000 Services with 2 endpoints each | 32 MB |"),
+            "{after}"
+        );
+        assert_eq!(page(&report(), &after).unwrap(), after);
+        assert!(page(&report(), "# Sizing\n").is_err());
+    }
+}
