@@ -356,7 +356,7 @@ impl Recorder {
         self.queue(event, None);
     }
 
-    /// Queues the last event before the process ends. Waits up to [`LAST_EVENT_PATIENCE`] until the
+    /// Queues the last event before the process ends. Waits up to `LAST_EVENT_PATIENCE` until the
     /// event is sent.
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();

@@ -65,7 +65,7 @@ pub struct Nft<R> {
 }
 
 /// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
-/// again, up to [`ATTEMPTS`] times in total. The last response may mix two states.
+/// again, up to five times in total. The last response may mix two states.
 ///
 /// # Errors
 ///

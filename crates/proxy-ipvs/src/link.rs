@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay between a removal by this proxy and the kernel's event about it.
+/// Longest delay between an address's removal by this proxy and the kernel's event about it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Changes by this proxy to the link whose events have not arrived yet.

@@ -205,7 +205,7 @@ const UPSTREAM: usize = 17;
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Returns every set of upstream, in the order of [`ROWS`].
+    /// Returns every set of upstream, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::every().take(UPSTREAM)
     }

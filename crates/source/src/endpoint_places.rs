@@ -418,8 +418,7 @@ mod tests {
         assert_eq!(found.endpoints.len(), 2);
     }
 
-    /// Checks the time for a large folder. With 1,200 Services it once took 2 s, so the page showed
-    /// no pod names.
+    /// To decode a whole folder with 1,200 Services once took 2 s, so the page showed no pod names.
     #[test]
     fn only_manifests_that_contain_the_services_name_are_decoded() {
         for (text, name, wanted) in [

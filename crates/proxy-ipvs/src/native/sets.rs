@@ -67,7 +67,7 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
     key.address(address).protocol(protocol.number()).port(port)
 }
 
-/// Returns the set for ranges with this prefix length.
+/// Returns the name of the set for ranges with this prefix length.
 pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }

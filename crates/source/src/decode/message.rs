@@ -126,7 +126,7 @@ impl<'a> Value<'a> {
         self.number().map(|number| number != 0)
     }
 
-    /// Merges a message that may arrive in several parts.
+    /// Merges one part of a message that may arrive in several parts.
     pub(crate) fn merge<M: Message<'a>>(self, into: &mut Option<M>) -> Result<(), Malformed> {
         merge(into.get_or_insert_default(), self.bytes()?)
     }
