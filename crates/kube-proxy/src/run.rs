@@ -1,4 +1,9 @@
 //! The start of the daemon up to its loop, and the resources that the start opens.
+//!
+//! ```text
+//!   source ─▶ gather: the first lists ──────┐
+//!   open the kernel, sysctls, servers ──────┴─▶ Daemon: its loop ─▶ end
+//! ```
 
 mod answers;
 mod api_server;
