@@ -6,7 +6,7 @@ use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// Note that rules were removed from the response.
+/// Text of the note about rules that were removed from the response.
 pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
                                    explain as root on the node to see them";
 /// Rules that a response may quote.

@@ -1,4 +1,4 @@
-//! A node on the strict fake kernel, for short test scenarios.
+//! A node on the strict fake kernel, for short tests.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
