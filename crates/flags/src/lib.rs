@@ -1,8 +1,9 @@
 //! The command line of kube-proxy: a field for each flag.
 //!
-//! Spelling and defaults are upstream kube-proxy's, so an existing DaemonSet starts this binary
-//! unchanged. A flag is one field of [`Flags`]: its name, default, parser and help. Each part of the
-//! daemon has a type for the flags that it reads. `options` of the daemon puts these types together.
+//! Names and defaults of the flags are those of upstream's kube-proxy, so an existing DaemonSet
+//! starts this binary unchanged. A flag is one field of [`Flags`]: its name, default, parser and
+//! help. Each part of the daemon has a type for the flags that it reads. The daemon's module
+//! `options` combines these types.
 //!
 //! The crate does not depend on the code that reads the flags.
 

@@ -21,18 +21,18 @@ use crate::sets::{Member, Set};
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Create the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need it up.
+    /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need it up.
     CreateLink,
-    /// Create a set with room for this number of members. If a smaller set exists, a larger one
+    /// Creates a set with room for this number of members. If a smaller set exists, a larger one
     /// with the same members replaces it.
     CreateSet(Set, u32),
-    /// Remove an empty set that no rule matches.
+    /// Removes an empty set that no rule matches.
     RemoveSet(Set),
-    /// Add a member.
+    /// Adds a member.
     AddMember(Set, Member),
-    /// Remove a member.
+    /// Removes a member.
     RemoveMember(Set, Member),
-    /// Change the shim from `installed` to `wanted`, by one `iptables-restore` or one nftables
+    /// Changes the shim from `installed` to `wanted`, by one `iptables-restore` or one nftables
     /// transaction.
     WriteRules {
         /// Shim after the write.
@@ -40,31 +40,31 @@ pub enum Op {
         /// Shim before the write.
         installed: Arc<Rules>,
     },
-    /// Add a virtual server without destinations.
+    /// Adds a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Change scheduler, flags or timeout. Connections and destinations stay.
+    /// Changes scheduler, flags or timeout. Connections and destinations stay.
     SetServer(VirtualServerKey, Properties),
-    /// Remove a virtual server with its destinations.
+    /// Removes a virtual server with its destinations.
     RemoveServer(VirtualServerKey),
-    /// Add a destination.
+    /// Adds a destination.
     AddDestination(VirtualServerKey, RealServer),
-    /// Change weight or thresholds of a destination. Its connections stay.
+    /// Changes weight or thresholds of a destination. Its connections stay.
     SetDestination(VirtualServerKey, RealServer),
-    /// Remove a destination.
+    /// Removes a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind a service address to `kube-ipvs0`, in the form of `--ipvs-vip-mode`. Addresses have the
-    /// full prefix length.
+    /// Binds a service address to `kube-ipvs0`, in the form of `--ipvs-vip-mode`. Addresses have
+    /// the full prefix length.
     BindAddress(IpAddr),
-    /// Unbind a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
+    /// Unbinds a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
     UnbindAddress(IpAddr),
-    /// Unbind a service address from `kube-ipvs0`, in the form that `--ipvs-vip-mode` does not
+    /// Unbinds a service address from `kube-ipvs0`, in the form that `--ipvs-vip-mode` does not
     /// choose.
     UnbindOtherwise(IpAddr),
-    /// Make the addresses of a network local, by a route on `kube-ipvs0`.
+    /// Makes the addresses of a network local, by a route on `kube-ipvs0`.
     BindRange(IpNet),
-    /// Remove the route of a network from `kube-ipvs0`.
+    /// Removes the route of a network from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Remove leftovers of another mode, or those in the other iptables backend. Needs at most one
+    /// Removes leftovers of another mode, or those in the other iptables backend. Needs at most one
     /// `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }

@@ -44,15 +44,15 @@ const DEPRECATED: [(&str, &str); 2] = [
 /// The action that a command line requests.
 #[derive(Debug)]
 pub enum Command {
-    /// Run the daemon.
+    /// Runs the daemon.
     Run(Box<Options>),
-    /// Check a start without changes, and exit.
+    /// Checks a start without changes, and exits.
     Check(Box<Options>, StartQuestion),
-    /// Remove the entries of all modes (`--cleanup`), and exit.
+    /// Removes the entries of all modes (`--cleanup`), and exits.
     Cleanup(Box<Options>),
-    /// Print a text (help, version, completions) to standard output, and exit with 0.
+    /// Prints a text (help, version, completions) to standard output, and exits with 0.
     Print(String),
-    /// Write this text to the file, and exit with 0.
+    /// Writes this text to the file, and exits with 0.
     Write(PathBuf, String),
 }
 

@@ -33,12 +33,12 @@ static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 /// Step of this process that needs kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Prepare the node and exit (`--init-only`). A daemon that starts later may lack the
+    /// Prepares the node and exits (`--init-only`). A daemon that starts later may lack the
     /// permission to write these settings.
     Prepare,
-    /// Start to serve.
+    /// Starts to serve.
     Start,
-    /// Continue to serve, with changed options.
+    /// Continues to serve, with changed options.
     GoOn,
 }
 

@@ -50,9 +50,9 @@ struct Wanted {
 /// Condition for opening the modes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// Open the modes again only if their settings changed.
+    /// Opens the modes again only if their settings changed.
     AsSettingsSay,
-    /// Open the modes again, even with equal settings.
+    /// Opens the modes again, even with equal settings.
     Anew,
 }
 

@@ -32,7 +32,7 @@ pub(super) enum Clients {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replace the packet's mark with the member's mark. IPVS compares the whole mark.
+    /// Replaces the packet's mark with the member's mark. IPVS compares the whole mark.
     Mark,
 }
 
