@@ -104,8 +104,8 @@ fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node is healthy if other programs have virtual servers with the keys of all missing ones. It is
-/// not healthy if the kernel refuses any other virtual server.
+/// A node is healthy if other programs have virtual servers with the keys of all missing ones. It
+/// is not healthy if the kernel refuses any other virtual server.
 #[test]
 fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
