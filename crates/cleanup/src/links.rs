@@ -337,8 +337,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether an address may belong to a Service or to the node. Loopback and link-local
-/// addresses are never evidence.
+/// Reports whether an address may belong to a Service or to the node. The cleanup ignores loopback
+/// addresses and IPv6 link-local addresses.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

@@ -75,7 +75,7 @@ impl NeededAddresses {
         needed
     }
 
-    /// Reports whether every address of this family is needed.
+    /// Reports whether draining virtual servers may need every address of this family.
     pub(crate) fn is_whole(&self, family: IpFamily) -> bool {
         self.whole_families.contains(&family)
     }

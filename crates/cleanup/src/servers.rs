@@ -17,9 +17,9 @@ use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 /// File with the kernel's list of virtual servers. It exists only while IPVS is loaded, whereas a
 /// netlink request would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
-/// Number of bytes at the beginning of the file that contain the whole header.
+/// Number of bytes at the beginning of the list that contain the whole header.
 const HEAD: u64 = 1024;
-/// Number of header lines at the beginning of the file.
+/// Number of header lines at the beginning of the list.
 const HEAD_LINES: usize = 3;
 
 /// A virtual server of another program.

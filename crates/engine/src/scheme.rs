@@ -162,7 +162,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// engine must read all addresses.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
-    /// Starts to compare the kernel with the recorded state. Called once in each sync period.
+    /// Starts to compare the kernel with the recorded state. The daemon requests this once in each
+    /// sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- next work ----
@@ -218,7 +219,7 @@ pub trait Scheme: Sized + Send + 'static {
         false
     }
 
-    /// Completes a read after the content of all its parts was applied.
+    /// Completes a read, after the engine has applied the content of all its parts.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Applies the result of a plan.

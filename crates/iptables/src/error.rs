@@ -303,8 +303,8 @@ impl IptablesError {
     }
 }
 
-/// Returns the error of a program's run. `line` returns an input line by its number, counted from
-/// 1.
+/// Returns the error of a failed run of a program. `line` returns an input line by its number,
+/// counted from 1.
 pub(crate) fn failure(
     program: &Program,
     result: io::Result<ProgramExit>,

@@ -28,7 +28,7 @@ pub fn message(bytes: &[u8]) {
     let _ = crate::subscription::events(bytes);
 }
 
-/// Objects as which a message can be decoded.
+/// Objects that a fuzz target decoded from one message: at most one of each kind.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// A chain, if the message decodes as one.

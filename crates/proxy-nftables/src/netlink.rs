@@ -24,7 +24,7 @@ use crate::snapshot::seconds;
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// Sockets of this program. Its subscriptions ignore their changes.
+    /// Netlink sockets of this program. Its subscriptions ignore changes that these sockets make.
     own: Arc<OwnSockets>,
     /// Names of the links that modes create. Addresses on these links are not addresses of the
     /// node.

@@ -41,8 +41,8 @@ pub trait Mode: Send {
     /// Handles a notification that the kernel sent.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Starts comparing the kernel with the recorded state, part by part. Called once per sync
-    /// period.
+    /// Starts to compare the kernel with the recorded state, part by part. The daemon calls this
+    /// method once in each sync period.
     fn check(&mut self, now: Instant);
 
     /// Starts all pending work on idle worker threads, which read and write the kernel. Returns at

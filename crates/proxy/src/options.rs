@@ -62,7 +62,7 @@ pub trait OptionValue: Sized {
     /// Returns the allowed values, as text for the user.
     fn allowed() -> String;
 
-    /// Returns the value in the form of the annotation.
+    /// Returns the value in the notation of the annotation.
     fn text(&self) -> String;
 
     /// Returns the reason why this scheduler ignores the value, or `None` if it does not.

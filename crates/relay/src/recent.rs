@@ -28,7 +28,7 @@ struct Entry<V> {
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time at which the entry was last used before it got this place.
+    /// Time of the entry's last use before it got this place.
     seen: Instant,
 }
 
