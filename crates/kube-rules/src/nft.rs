@@ -476,7 +476,7 @@ impl Line {
         self.random(count).look_up(map, LookupFor::Verdict)
     }
 
-    // ---- ends ----
+    // ---- ends of rules ----
 
     /// Returns the completed rule, without a comment.
     pub fn rule(self) -> Rule {

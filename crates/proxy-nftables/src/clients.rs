@@ -16,11 +16,11 @@ pub(crate) struct Clients {
 /// Memory that the kernel reserves for a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetMemory {
-    /// Memory for a hash table of the size that the clients need.
+    /// Memory for the hash table that the current number of clients needs.
     AsNeeded,
     /// Memory for 131,072 buckets or 2 MiB, even if the set is empty. Up to version 0.1, this
-    /// program created sets with a size, for which the kernel reserves this memory. It releases the
-    /// memory when an element is removed.
+    /// program created sets with a size, for which the kernel reserves this memory. The kernel
+    /// releases it when an element is removed.
     Reserved,
 }
 

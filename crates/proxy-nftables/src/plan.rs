@@ -80,7 +80,7 @@ pub(crate) enum ExistingObject {
 /// Kernel support for a changed timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// Unknown, because the mode has not changed a timeout yet.
+    /// The support is unknown, because the mode has not changed a timeout yet.
     #[default]
     Unknown,
     /// The kernel applies a changed timeout (Linux 6.5, and current 6.1).

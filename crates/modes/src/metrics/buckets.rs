@@ -6,11 +6,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 /// Upper bounds of a histogram's buckets.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// From 1 ms, doubled up to 16 s.
+    /// From 1 ms to 16 s; each bound is twice the previous one.
     Sync,
     /// In steps of 0.25 s, then of 1 s, 5 s and 30 s, up to 5 minutes.
     NetworkProgramming,
-    /// From 0.25 ms, doubled up to 33 s.
+    /// From 0.25 ms to 33 s; each bound is twice the previous one.
     Programming,
     /// Buckets of client-go for request durations, in seconds.
     Request,
