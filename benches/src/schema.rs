@@ -176,7 +176,7 @@ pub(crate) enum SubjectKind {
 /// Prefix of `anatomy` series from a node that a daemon has programmed. The name of the daemon's
 /// subject follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
-/// The series of the axis `anatomy` with address translation enabled and no translating rule.
+/// Name of the `anatomy` series in which address translation is enabled but no rule translates.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
 /// Reason for skipping a cell that would not finish within the run's time limit.
 pub(crate) const NO_TIME: &str =
@@ -461,7 +461,7 @@ pub(crate) struct Counts {
     pub(crate) netlink_messages: u64,
     /// Netlink messages that change the kernel's state.
     pub(crate) netlink_writes: u64,
-    /// Netlink messages that write, grouped by command or type.
+    /// Numbers of netlink messages that write, by command or type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
     /// Tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes over
@@ -470,7 +470,7 @@ pub(crate) struct Counts {
     pub(crate) table_writes: u64,
     /// Programs that the subject started (`execve`).
     pub(crate) processes: u64,
-    /// The most expensive system calls: name, and number of calls.
+    /// Numbers of calls of the most expensive system calls, by name.
     #[serde(default)]
     pub(crate) by_name: BTreeMap<String, u64>,
 }

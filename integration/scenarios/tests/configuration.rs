@@ -308,8 +308,8 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// Adds a default route to node1. In iptables mode, Service addresses are not local, so the node's
-/// own packets to them need a route.
+/// Adds a default route to node1. In iptables mode, Service addresses are not bound on the
+/// node, so its own packets to a Service need a route.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

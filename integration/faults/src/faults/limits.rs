@@ -68,7 +68,7 @@ pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
 pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     let until_ready = |s: &mut Stage<'_>| {
         let ready = s.until_ready()?;
-        // Opens more connections than the daemon may have file descriptors.
+        // Opens more connections than the daemon's limit of file descriptors allows.
         let mut idle = Vec::new();
         for _ in 0..100 {
             let connect = || TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1));

@@ -66,7 +66,7 @@ fn is_in_tests(story: &str) -> bool {
     story == rows
 }
 
-/// The lab's time limit. Each test has a shorter one.
+/// Time limit of the lab run. Each test has a shorter limit.
 const LIMIT: Duration = Duration::from_mins(15);
 
 fn main() {
