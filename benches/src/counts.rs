@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::schema::Counts;
 
-/// Number of system calls that the report names.
+/// Number of most frequent system calls that the report names.
 const NAMED: usize = 12;
 
 /// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. The number of started

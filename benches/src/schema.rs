@@ -470,7 +470,7 @@ pub(crate) struct Counts {
     pub(crate) table_writes: u64,
     /// Programs that the subject started (`execve`).
     pub(crate) processes: u64,
-    /// Numbers of calls of the most expensive system calls, by name.
+    /// Numbers of calls of the most frequent system calls, by name.
     #[serde(default)]
     pub(crate) by_name: BTreeMap<String, u64>,
 }
