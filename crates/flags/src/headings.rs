@@ -61,6 +61,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
             "ipvs-service-cidrs",
             "ipvs-semantics",
             "ipvs-mark-bits",
+            "ipvs-answer-ping",
         ],
     ),
     (

@@ -426,6 +426,10 @@ pub struct Flags {
     )]
     pub ipvs_mark_bits: String,
 
+    /// Reply to ping at the addresses of Services in IPVS mode; no effect in other modes
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub ipvs_answer_ping: bool,
+
     /// Conntrack entries for each CPU (sysctl nf_conntrack_max); 0 keeps the kernel's limit, also with
     /// --conntrack-min
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]

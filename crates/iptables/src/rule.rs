@@ -27,6 +27,10 @@ pub enum Match {
     NotInInterface(String),
     /// The packet has this transport protocol.
     Protocol(Protocol),
+    /// The packet is ICMP of this family.
+    Icmp(IpFamily),
+    /// The ICMP packet of this family is an echo request. The rule must match ICMP first.
+    EchoRequest(IpFamily),
     /// Always true. Shows a comment to readers of the rules.
     Comment(Cow<'static, str>),
     /// The destination port of this protocol.
@@ -184,7 +188,7 @@ impl Match {
             Self::Source(_) | Self::NotSource(_) => 0,
             Self::Destination(_) | Self::NotDestination(_) => 1,
             Self::InInterface(_) | Self::NotInInterface(_) => 2,
-            Self::Protocol(_) => 3,
+            Self::Protocol(_) | Self::Icmp(_) => 3,
             _ => 4,
         }
     }
@@ -322,6 +326,10 @@ impl fmt::Display for Match {
             Self::InInterface(name) => write!(f, "-i {name}"),
             Self::NotInInterface(name) => write!(f, "! -i {name}"),
             Self::Protocol(protocol) => write!(f, "-p {}", protocol.lower()),
+            Self::Icmp(IpFamily::V4) => f.write_str("-p icmp"),
+            Self::Icmp(IpFamily::V6) => f.write_str("-p ipv6-icmp"),
+            Self::EchoRequest(IpFamily::V4) => f.write_str("-m icmp --icmp-type 8"),
+            Self::EchoRequest(IpFamily::V6) => f.write_str("-m icmp6 --icmpv6-type 128"),
             Self::Comment(text) => {
                 f.write_str("-m comment --comment \"")?;
                 escaped(text, f)?;

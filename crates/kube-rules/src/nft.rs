@@ -307,6 +307,20 @@ impl Line {
             .push([compare(Comparison::Equal, with)])
     }
 
+    /// Matches requests of `ping`: `meta l4proto icmp icmp type echo-request`, or `meta l4proto
+    /// ipv6-icmp icmpv6 type echo-request`.
+    pub fn echo_request(self) -> Self {
+        // IPPROTO_ICMP and ICMP_ECHO; IPPROTO_ICMPV6 and ICMPV6_ECHO_REQUEST.
+        let (protocol, kind) = match self.family {
+            IpFamily::V4 => (1, 8),
+            IpFamily::V6 => (58, 128),
+        };
+        let is = |byte: u8| compare(Comparison::Equal, Bytes::from_slice(&[byte]));
+        let load = payload(PayloadBase::Transport, 0, 1, Register::FIRST);
+        self.load(&[Field::Protocol], 0)
+            .push([is(protocol), load, is(kind)])
+    }
+
     // ---- statements ----
 
     /// Applies the verdict that a map has for a key: `ip daddr . meta l4proto . th dport vmap

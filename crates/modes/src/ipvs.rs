@@ -87,6 +87,7 @@ impl Definition for IpvsMode {
             "ipvs-vip-mode" ipvs_vip_mode,
             "ipvs-service-cidrs" ipvs_service_cidrs,
         }
+            "ipvs-answer-ping" ipvs_answer_ping,
     }
 
     fn periods(&self, flags: &Flags) -> Periods {

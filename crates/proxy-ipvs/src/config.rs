@@ -142,6 +142,8 @@ pub struct Config {
     pub shim: ShimStyle,
     /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
+    /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
+    pub answers_ping: bool,
     /// Addresses of the marks in use, which readers of counters need. Only this mode writes them.
     pub mark_addresses: MarkAddresses,
     /// Source port of masqueraded packets.
@@ -170,6 +172,7 @@ impl Default for Config {
             service_cidrs: Vec::new(),
             shim: ShimStyle::default(),
             semantics: Semantics::default(),
+            answers_ping: false,
             mark_addresses: MarkAddresses::default(),
             source_port: SourcePort::Random,
         }

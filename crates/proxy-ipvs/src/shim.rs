@@ -92,6 +92,22 @@ impl Shim {
         Match::NotInSet(set.name(self.family).into(), fields)
     }
 
+    /// Returns the rule that lets `ping` reach service addresses (`--ipvs-answer-ping`), if it is
+    /// needed. The kernel replies at every local address. Unused addresses of a range stay rejected.
+    fn ping_rule(&self, config: &Config) -> Option<Rule> {
+        let matches = [
+            Match::Icmp(self.family),
+            Match::EchoRequest(self.family),
+            self.in_set(Set::IpvsIps, DST),
+        ];
+        self.lets_ping_pass(config)
+            .then(|| Rule::new(matches, Target::Return))
+    }
+
+    fn lets_ping_pass(&self, config: &Config) -> bool {
+        config.answers_ping && self.is_filled(Set::IpvsIps)
+    }
+
     /// Returns the last rules of an access filter's chain. They reject packets to ranges, whose
     /// addresses are in no set. `exposed` matches packets to ports without a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {

@@ -166,6 +166,7 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                     let wanted = shim.rules(&Config {
                         detector: detector.clone(),
                         semantics,
+                        answers_ping: semantics.is_exact(),
                         ..Config::default()
                     });
                     let restore = format!("{program}-{backend}-restore -w 5 --noflush");

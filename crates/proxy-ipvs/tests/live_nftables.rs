@@ -41,6 +41,7 @@ fn config(family: IpFamily) -> Config {
     Config {
         detector: LocalDetector::SourceNet(pods.parse().unwrap()),
         shim: ShimStyle::Nftables,
+        answers_ping: true,
         ..Config::default()
     }
 }

@@ -17,6 +17,7 @@
 mod api;
 mod asking;
 mod cluster;
+mod echo;
 mod faults;
 pub mod hostile;
 mod kernel;
@@ -31,6 +32,7 @@ mod traffic;
 pub use api::{ApiServer, InvalidApiServer};
 pub use asking::{ask, ask_json};
 pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
+pub use echo::{ping, request_timestamp};
 pub use faults::{Fault, Faults};
 pub use kernel::{VirtualServer, VirtualServers, members, virtual_servers};
 pub use modules::{Modprobe, is_module};

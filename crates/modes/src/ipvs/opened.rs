@@ -295,6 +295,7 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
         service_cidrs: own.service_cidrs(family),
         shim: shim.style,
         semantics: own.semantics,
+        answers_ping: own.answers_ping,
         drain_timeout: own.drain_timeout,
         source_port: shim.source_port(),
     }

@@ -50,6 +50,8 @@ pub struct Settings {
     pub service_cidrs: Vec<IpNet>,
     /// Rules by which endpoints and source addresses are chosen for packets.
     pub semantics: Semantics,
+    /// True if service addresses reply to `ping`.
+    pub answers_ping: bool,
 }
 
 /// Timeouts of IPVS connections. Zero leaves the kernel's value unchanged.
@@ -91,6 +93,7 @@ impl Settings {
             } else {
                 Semantics::Upstream
             },
+            answers_ping: flags.ipvs_answer_ping,
         })
     }
 

@@ -58,7 +58,7 @@ impl Shim {
                 self.if_filled(Set::HealthCheckNodePort, DST, Target::Accept)
             }
             (Table::Filter, "KUBE-PROXY-FIREWALL") => self.lean_firewall(),
-            (Table::Filter, "KUBE-IPVS-FILTER") => self.lean_access_filter(),
+            (Table::Filter, "KUBE-IPVS-FILTER") => self.lean_access_filter(config),
             (Table::Filter, "KUBE-IPVS-OUT-FILTER") => self.out_filter(config),
             _ => Vec::new(),
         };
@@ -153,7 +153,7 @@ impl Shim {
         )]
     }
 
-    fn lean_access_filter(&self) -> Vec<Rule> {
+    fn lean_access_filter(&self, config: &Config) -> Vec<Rule> {
         let others = [
             (Set::LoadBalancer, DST_DST),
             (Set::ExternalIp, DST_DST),
@@ -164,7 +164,7 @@ impl Shim {
         let others = others.filter_map(|(set, fields)| self.unless(set, fields));
         let others: Vec<Match> = others.collect();
         let of_cluster_ips = self.unless(Set::ClusterIp, DST_DST);
-        let mut chain = Vec::new();
+        let mut chain: Vec<Rule> = self.ping_rule(config).into_iter().collect();
         if self.is_filled(Set::IpvsIps) {
             let matches = [NEW]
                 .into_iter()

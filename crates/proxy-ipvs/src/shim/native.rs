@@ -29,7 +29,7 @@ use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use super::early::{Clients, EarlyAction, EarlyHook, EarlyRule, LOOPBACK};
 use super::words::{
-    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, flip_mark,
+    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, destination, echo_request, flip_mark,
     from_interface, in_set, in_set_by_prefix, keep_destination, mark_by, marked, masquerade,
     new_flow, not_local, port_in_set, port_not_in_set, reject, restore_mark, set_mark, source,
     to_local, verdict,
@@ -113,7 +113,7 @@ impl Shim {
                 chain(LOAD_BALANCER, self.native_load_balancers(config)),
                 chain(NODE_PORT, self.native_node_ports(config)),
                 chain(SOURCE_RANGES, self.native_source_ranges(prefixes)),
-                chain(ACCESS, self.native_access_filter()),
+                chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
             // With exact semantics, the source ranges alone decide, so no address is forbidden to
@@ -351,7 +351,7 @@ impl Shim {
 
     /// Protects the node's own processes. Service addresses are local, so packets to a port without
     /// a Service would reach these processes (k/k#72236).
-    fn native_access_filter(&self) -> Vec<Rule> {
+    fn native_access_filter(&self, config: &Config) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();
         }
@@ -377,6 +377,12 @@ impl Shim {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
             }));
+        }
+        if self.lets_ping_pass(config) {
+            let to_service = address_in_set(self.family, self.set_name(Set::IpvsIps));
+            let pass = verdict(Verdict::Return);
+            let why = "service addresses answer ping";
+            rules.push(rule([echo_request(self.family), to_service, pass], why));
         }
         rules.push(rule([reject(self.family)], "no Service exposes this port"));
         rules

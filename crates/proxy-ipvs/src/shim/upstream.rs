@@ -43,7 +43,7 @@ impl Shim {
                 "KUBE-SOURCE-RANGES-FIREWALL",
             ),
             (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
-            (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
+            (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(config),
             _ => self.out_filter(config),
         }
     }
@@ -150,7 +150,7 @@ impl Shim {
 
     /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to ports
     /// of no Service must not reach the node's own processes (k/k#72236).
-    fn access_filter(&self) -> Vec<Rule> {
+    fn access_filter(&self, config: &Config) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),
             (Set::ClusterIp, DST_DST),
@@ -162,6 +162,7 @@ impl Shim {
             .into_iter()
             .map(|(set, fields)| Rule::new([self.in_set(set, fields)], Target::Return))
             .collect();
+        chain.extend(self.ping_rule(config));
         let rest = [NEW, self.in_set(Set::IpvsIps, DST)];
         chain.push(Rule::new(rest, Target::Reject(self.family)));
         chain.extend(self.range_rules(&[]));

@@ -67,6 +67,11 @@ pub(super) fn destination(family: IpFamily, net: &IpNet) -> Clause {
     })
 }
 
+/// Matches requests of `ping`: `meta l4proto icmp icmp type echo-request`.
+pub(super) fn echo_request(family: IpFamily) -> Clause {
+    clause(family, Line::echo_request)
+}
+
 /// Matches packets that do not come from this node's pods.
 pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     let line = Line::new(family).pod_traffic(Sense::IsNot, detector);

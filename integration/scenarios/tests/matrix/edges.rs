@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use lab::{Place, Transport};
-use scenarios::{Cluster, Outcome, at};
+use scenarios::{Cluster, Outcome, at, ping};
 
 use crate::clients::{
     Mode, PLACES, WAYS, answers_come_back, carried, is_flat, named, place, policies, service,
     start, transports, v4, v6,
 };
-use crate::echo::ping;
 use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 

@@ -7,7 +7,6 @@
 
 mod answers;
 mod clients;
-mod echo;
 mod edges;
 mod explained;
 mod matrix;

@@ -97,7 +97,8 @@ modes. For userspace mode, G applies.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout, in userspace mode a reset. The node is allowed if a range contains an address of
   its Node object.
-- **ICMP echo** to a service address: port unreachable in IPVS mode, and in nftables mode at
+- **ICMP echo** to a service address: port unreachable in IPVS mode (unless
+  [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set), and in nftables mode at
   ClusterIPs. An address of the node always answers. In other cases, the network decides.
 ";
 

@@ -1,8 +1,10 @@
 //! Tests Service addresses that are local by a device address, and by a route.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use scenarios::{Cluster, Outcome, Service, at, tcp};
+use anyhow::ensure;
+use scenarios::{Cluster, Outcome, Service, at, ping, request_timestamp, tcp};
 
 const ROUTES: &str = "--ipvs-vip-mode=route";
 const RANGES: &str = "--ipvs-vip-mode=range";
@@ -232,5 +234,66 @@ pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
             c.stop()?;
         }
     }
+    Ok(())
+}
+
+/// Service addresses reply to `ping` only with `--ipvs-answer-ping`, in each form and with each
+/// shim. Unused addresses, other ICMP requests and unexposed ports stay refused.
+pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outcome {
+    const VIPS: [&str; 4] = ["10.96.0.10", "fd96::10", "192.0.2.20", "2001:db8::20"];
+    const UNUSED: [&str; 2] = ["10.96.0.77", "fd96::77"];
+    const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+    c.apply(&web())?;
+    c.write("cidr.yaml", &service_cidr("10.96.0.0/12, \"fd96::/112\""))?;
+    // The kernel normally limits errors to one per second and client.
+    c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
+    let mut shims = vec!["upstream", "lean"];
+    if crate::has_nft() {
+        shims.push("nftables");
+    }
+    for shim in shims {
+        let shim = format!("--ipvs-shim={shim}");
+        for form in [
+            "--ipvs-vip-mode=address",
+            ROUTES,
+            RANGES,
+            "--ipvs-semantics=exact",
+        ] {
+            for (flag, expected) in [
+                ("--ipvs-answer-ping=true", "answered"),
+                ("--ipvs-answer-ping=false", "refused"),
+            ] {
+                c.start(&[&shim, form, flag])?;
+                c.until_answered(&c.client, "10.96.0.10:80")?;
+                c.until_answered(&c.client, "[fd96::10]:80")?;
+                let unused = UNUSED.iter().filter(|_| form == RANGES);
+                let addresses = VIPS.iter().map(|vip| (vip, expected));
+                let addresses = addresses.chain(unused.map(|unused| (unused, "refused")));
+                for (to, expected) in addresses {
+                    let address: IpAddr = to.parse()?;
+                    for (name, from) in [
+                        ("a pod", &c.client),
+                        ("the node", &*c.node1),
+                        ("a host", &c.outside),
+                    ] {
+                        let seen = ping(from, address, expected);
+                        ensure!(
+                            seen == expected,
+                            "{shim} {form} {flag}: {name} pings {to}: {seen}"
+                        );
+                    }
+                }
+                let seen = request_timestamp(&c.client, CLUSTER_IP);
+                ensure!(seen == "refused", "{shim} {form} {flag}: timestamp: {seen}");
+                c.refuses(&c.client, "10.96.0.10:10256")?;
+                c.refuses(&c.client, "[fd96::10]:10256")?;
+                c.stop()?;
+            }
+        }
+    }
+    // The test's request is valid: a node address replies to it.
+    let node = Ipv4Addr::new(172, 35, 0, 100);
+    let seen = request_timestamp(&c.client, node);
+    ensure!(seen == "answered", "timestamp of the node: {seen}");
     Ok(())
 }

@@ -107,6 +107,7 @@ fn defaults_without_flags_equal_upstreams() {
                     drain_timeout: None,
                     vip_mode: VipMode::Address,
                     semantics: Semantics::Upstream,
+                    answers_ping: false,
                 },
                 nftables: modes::nftables::settings::Settings {
                     masquerade_all: false,
@@ -251,7 +252,8 @@ fn each_flag_of_upstream_is_accepted_with_its_default() {
             "ipvs-vip-mode",
             "ipvs-service-cidrs",
             "ipvs-semantics",
-            "ipvs-mark-bits"
+            "ipvs-mark-bits",
+            "ipvs-answer-ping"
         ]
     );
 }
@@ -334,6 +336,10 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
         (
             "--ipvs-vip-mode=route",
             &["--ipvs-vip-mode has", "ipvs mode"],
+        ),
+        (
+            "--ipvs-answer-ping",
+            &["--ipvs-answer-ping has", "ipvs mode"],
         ),
         (
             "--log-flush-frequency=1s",
@@ -724,6 +730,9 @@ fn each_flag_sets_its_option() {
             of.semantics == Semantics::Exact(MarkBits::DEFAULT)
                 && of.vip_mode == VipMode::Route
                 && of.shim == ShimChoice::Auto
+        }),
+        (&["--ipvs-answer-ping", "--ipvs-answer-ping=true"], |o| {
+            o.modes.ipvs.answers_ping
         }),
         (&["--ipvs-vip-mode=route"], |o| {
             o.modes.ipvs.vip_mode == VipMode::Route

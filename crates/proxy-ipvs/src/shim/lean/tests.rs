@@ -422,3 +422,53 @@ fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
     let text = lean.restore_text(&Rules::default()).replace("-I ", "-A ");
     assert_eq!(Rules::parse(&text), lean);
 }
+
+/// With `--ipvs-answer-ping`, one more rule precedes the first rule that rejects packets.
+#[test]
+fn only_echo_requests_to_service_addresses_pass_the_access_filter() {
+    for (family, net, rule) in [
+        (
+            IpFamily::V4,
+            "10.96.0.0/12",
+            "-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-IPS dst -j RETURN",
+        ),
+        (
+            IpFamily::V6,
+            "fd96::/112",
+            "-A KUBE-IPVS-FILTER -p ipv6-icmp -m icmp6 --icmpv6-type 128 -m set --match-set KUBE-6-IPVS-IPS dst -j RETURN",
+        ),
+    ] {
+        let lines = |shim: ShimStyle, filled: &[Set], answers_ping| -> Vec<String> {
+            let ranges = Ranges {
+                nets: [net.parse().unwrap()].into(),
+                ..Ranges::default()
+            };
+            let rules = Shim {
+                family,
+                filled: filled.iter().copied().collect(),
+                forbidden_to_node: BTreeSet::new(),
+                ranges,
+            }
+            .rules(&Config {
+                shim,
+                answers_ping,
+                ..Config::default()
+            });
+            let text = rules.restore_text(&Rules::default());
+            let lines = text
+                .lines()
+                .filter(|line| line.starts_with("-A KUBE-IPVS-FILTER"));
+            lines.map(str::to_owned).collect()
+        };
+        for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
+            let filled = [Set::ClusterIp, Set::IpvsIps];
+            let mut expected = lines(shim, &filled, false);
+            let rejects = |line: &String| line.contains("-j REJECT");
+            let at = expected.iter().position(rejects).unwrap();
+            expected.insert(at, rule.to_owned());
+            assert_eq!(lines(shim, &filled, true), expected);
+            // Without a service address, no address answers.
+            assert_eq!(lines(shim, &[], true), lines(shim, &[], false));
+        }
+    }
+}
