@@ -415,6 +415,9 @@ impl Addresses {
         let mut batch = Batch::new();
         for op in run {
             match op {
+                Op::BindAddress(address) if is_route && self.replaces_route(address) => {
+                    route(*address).push_replace(&mut batch)
+                }
                 // Routes: an address in the other form (on the link) has a second route to the same
                 // destination, which the kernel created.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
@@ -472,6 +475,7 @@ impl Addresses {
                 if sets_landmark {
                     self.landmark = landmark(replies.pop());
                 }
+                self.forget_replaced(run, &replies);
                 if let Some(subscription) = subscription {
                     let new = run.iter().zip(&replies).filter_map(|(op, reply)| match op {
                         Op::BindAddress(address) if *reply == Reply::Done => Some(*address),
@@ -485,6 +489,20 @@ impl Addresses {
                     .collect()
             }
             Err(error) => run.iter().map(|_| unsent(&error)).collect(),
+        }
+    }
+
+    /// True if a new route must replace one with another source. IPv6 refuses two (`EEXIST`).
+    fn replaces_route(&self, address: &IpAddr) -> bool {
+        address.is_ipv6() && self.of_other_source.contains_key(address)
+    }
+
+    /// Forgets the routes that a new one has replaced. There is nothing left to remove.
+    fn forget_replaced(&mut self, run: &[Op], replies: &[Reply]) {
+        for (op, reply) in run.iter().zip(replies) {
+            if let (Op::BindAddress(address @ IpAddr::V6(_)), Reply::Done) = (op, reply) {
+                self.of_other_source.remove(address);
+            }
         }
     }
 
