@@ -17,6 +17,7 @@ use flags::gates::IPVS_MODE;
 use proxy::IpFamily;
 use service_counters::ReadCounters;
 use source::ServiceCidrWatch;
+use tracing::warn;
 
 use super::definition::{
     Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules, own_flags,
@@ -108,6 +109,9 @@ impl Definition for IpvsMode {
         if access == Access::Write {
             proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
             opened.set_timeouts(settings.ipvs.timeouts)?;
+            if let Some(conflict) = shim::mark_conflict(settings) {
+                warn!("{conflict}");
+            }
         }
         Ok(Box::new(opened))
     }

@@ -25,6 +25,7 @@ use iptables::{Backend, Iptables, Table};
 use modes::families::Access;
 use modes::footprints;
 use modes::ipvs::foresee_scheduler;
+use modes::ipvs::shim::mark_conflict;
 use modes::programs::Programs;
 use modes::settings::Settings;
 use proxy::{IpFamily, Model};
@@ -128,6 +129,8 @@ pub(super) fn look(
     let mut findings = modules::judge(&wanted, &found, seen.is_some());
     if mode.name() == "ipvs" {
         findings.push(scheduler(&options.modes));
+        let conflict = mark_conflict(&options.modes);
+        findings.extend(conflict.map(|message| Finding::warn("marks", message)));
     }
     let chosen = mode
         .uses_iptables(&options.modes)

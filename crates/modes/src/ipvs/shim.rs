@@ -2,7 +2,7 @@
 //! rules are in iptables or in nftables.
 
 use anyhow::{Context as _, Result, anyhow};
-use iptables::{Iptables, IptablesError, SourcePort};
+use iptables::{Backend, Iptables, IptablesError, SourcePort, Table};
 use proxy::IpFamily;
 use proxy_ipvs::{Carrier, OpenError, ProbeError, ShimStyle};
 use tracing::info;
@@ -32,6 +32,9 @@ pub(super) struct ChosenShim {
 /// Match extension for rules that use sets. The revision is the first that supports `-m set !
 /// --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
+
+/// Chain in which Calico's Felix changes packet marks at hook input.
+const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
 
 impl ChosenShim {
     /// Chooses the shim. Blocks. Loads the modules of IPVS together with those of iptables.
@@ -157,6 +160,27 @@ impl ChosenShim {
             Carrier::Nftables => Ok(proxy_ipvs::probe_nftables(family)?),
         }
     }
+}
+
+/// Returns a warning if Calico's Felix changes the marks of exact semantics before IPVS compares
+/// them. In iptables, only table mangle can set our marks, and Felix changes marks in table filter.
+/// The shim in nftables sets them behind table filter.
+pub fn mark_conflict(settings: &Settings) -> Option<&'static str> {
+    let sets_marks_first = settings.ipvs.semantics.is_exact() && !is_in_nftables(settings);
+    let is_there = |backend: Backend| {
+        let mut families = IpFamily::ALL.into_iter();
+        families.any(|family| has_felix(&backend.chains(family).unwrap_or_default()))
+    };
+    (sets_marks_first && Backend::ALL.into_iter().any(is_there)).then_some(
+        "Calico's Felix changes packet marks (chain cali-INPUT): requests from outside the cluster \
+         to Services with externalTrafficPolicy: Local time out with --ipvs-semantics=exact and \
+         rules in iptables; set --ipvs-shim=nftables, or --ipvs-semantics=upstream",
+    )
+}
+
+fn has_felix(chains: &[(Table, String)]) -> bool {
+    let mut chains = chains.iter();
+    chains.any(|(table, name)| (*table, name.as_str()) == FELIX)
 }
 
 /// Returns the error of a kernel without nftables. `None`: the kernel has nftables.

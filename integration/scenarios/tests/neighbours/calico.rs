@@ -131,7 +131,19 @@ const FIRST: &str = "
     done";
 
 pub(crate) fn network_policies_of_calico_apply_to_services(c: &mut Cluster) -> Outcome {
-    policies_apply(c, |form| form.name != EXACT)
+    policies_apply(c, |form| form.name != EXACT)?;
+    // The log of a start warns, as `kube-proxy check` does.
+    c.launch(&[
+        "--proxy-mode=ipvs",
+        "--ipvs-semantics=exact",
+        "--ipvs-shim=lean",
+    ])?;
+    let line = c.await_line("cali-INPUT")?;
+    ensure!(
+        line.starts_with('W') && line.contains("set --ipvs-shim=nftables"),
+        "{line}"
+    );
+    c.stop()
 }
 
 pub(crate) fn network_policies_of_calico_apply_with_exact_semantics(c: &mut Cluster) -> Outcome {
@@ -160,7 +172,10 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
         );
         // The lean shim sets our mark in table mangle, before Felix's rules. Felix adds its bits to
         // the mark, so IPVS finds no virtual server for the mark (docs/neighbours.md).
-        if form.name != "ipvs, exact, lean shim" {
+        let has_conflict = form.name == "ipvs, exact, lean shim";
+        let checked = c.check(form.flags)?;
+        ensure!(checked.contains("cali-INPUT") == has_conflict, "{checked}");
+        if !has_conflict {
             // Clients outside reach only the endpoint on this node. The endpoint sees the client's
             // own address.
             let answers = tally(&c.outside, Transport::Tcp, at("192.0.2.13:80"), 4)?;
