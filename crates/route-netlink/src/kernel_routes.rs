@@ -110,28 +110,31 @@ impl KernelRoutes {
     }
 
     fn receive(&self, within: Duration) -> Result<Received, Error> {
-        // The kernel reads a timeout of 0 as no limit.
-        let within = within.max(Duration::from_millis(1));
-        let received = SockRef::from(&self.0)
-            .set_read_timeout(Some(within))
-            .and_then(|()| self.0.recv_from_full());
-        match received {
-            Ok((datagram, _)) => Ok(added(&datagram)),
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),
-            Err(error) if is_timeout(&error) => Ok(Received::Timeout),
-            Err(source) => Err(Error::Io {
-                doing: "receive",
-                source,
-            }),
+        let end = Instant::now() + within;
+        loop {
+            // The kernel reads a timeout of 0 as no limit.
+            let left = end.saturating_duration_since(Instant::now());
+            let left = left.max(Duration::from_millis(1));
+            let received = SockRef::from(&self.0)
+                .set_read_timeout(Some(left))
+                .and_then(|()| self.0.recv_from_full());
+            return match received {
+                Ok((datagram, _)) => Ok(added(&datagram)),
+                // The kernel interrupts a read with a timeout at signals, also at a stop (signal(7)).
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),
+                Err(error) if is_timeout(&error) => Ok(Received::Timeout),
+                Err(source) => Err(Error::Io {
+                    doing: "receive",
+                    source,
+                }),
+            };
         }
     }
 }
 
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
 /// Returns the addresses for which the kernel has added local routes.
@@ -158,9 +161,33 @@ fn address(message: Message<'_>) -> Result<Option<IpAddr>, Malformed> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{self, Command};
+
     use netlink_batch::Batch;
 
     use super::*;
+
+    /// A stop of the process interrupts a read that has a timeout (signal(7)).
+    #[test]
+    fn a_stop_of_the_process_does_not_end_a_wait() {
+        let routes = KernelRoutes::subscribe(0).unwrap();
+        let within = Duration::from_secs(2);
+        let begin = Instant::now();
+        let script = format!(
+            "sleep 0.3; kill -STOP {0}; sleep 0.1; kill -CONT {0}",
+            process::id()
+        );
+        let mut stop = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        // Another program may add a route meanwhile.
+        while begin.elapsed() < within {
+            let left = within.saturating_sub(begin.elapsed());
+            if let Received::Timeout = routes.receive(left).unwrap() {
+                break;
+            }
+        }
+        assert!(begin.elapsed() >= within, "{:?}", begin.elapsed());
+        assert!(stop.wait().unwrap().success());
+    }
 
     #[test]
     fn only_new_host_routes_of_the_kernel_count() {
