@@ -43,6 +43,14 @@ impl Drain {
         })
     }
 
+    /// Returns the families whose service addresses all stay, because no set names the firewall mark
+    /// of a draining virtual server.
+    pub fn families_with_all_addresses(&self) -> impl Iterator<Item = IpFamily> + use<> {
+        let needed = NeededAddresses::of(&self.servers);
+        let families = IpFamily::ALL.into_iter();
+        families.filter(move |family| needed.is_whole(*family))
+    }
+
     /// Removes the virtual servers whose last connection has ended, with their addresses. Returns
     /// true once none is left. The cleanup after the drain then removes the last addresses. Costs
     /// O(draining virtual servers).
@@ -85,5 +93,34 @@ impl Drain {
         let mut released = NeededAddresses::of(&ended).named;
         released.retain(|ip| !needed.contains(*ip));
         Ok(released)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipvs_netlink::ServiceKey;
+
+    use super::*;
+
+    #[test]
+    fn a_firewall_mark_without_addresses_keeps_the_addresses_of_its_family() {
+        let server = |mark, addresses: &[&str]| DrainingServer {
+            key: ServiceKey::Fwmark {
+                family: IpFamily::V4,
+                mark,
+            },
+            addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+            connections: 1,
+        };
+        let families = |servers: &[DrainingServer]| -> Vec<IpFamily> {
+            let drain = Drain {
+                modes: &[],
+                servers: servers.to_vec(),
+            };
+            drain.families_with_all_addresses().collect()
+        };
+        let named = server(1, &["192.0.2.1"]);
+        assert_eq!(families(std::slice::from_ref(&named)), []);
+        assert_eq!(families(&[named, server(2, &[])]), [IpFamily::V4]);
     }
 }

@@ -54,6 +54,12 @@ impl Predecessor {
             limit = ?self.drain_timeout,
             "virtual servers of another mode keep their open connections and get no new ones; they are removed with the last connection"
         );
+        for family in drain.families_with_all_addresses() {
+            info!(
+                %family,
+                "all service addresses of this family stay local during the drain, because no set names the firewall mark of a virtual server: --ipvs-drain-timeout limits the time"
+            );
+        }
         Some(PredecessorDrain {
             drain,
             serving: self.serving,
