@@ -259,7 +259,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
         "ipvs.syncPeriod: 30s (in use: 50s)",
         "metricsBindAddress: 127.0.0.1:9 (in use: 127.0.0.1:10249)",
         "mode: iptables (in use: ipvs)",
-        "kubectl -n kube-system rollout restart daemonset kube-proxy",
+        "kubectl -n kube-system rollout restart daemonset NAME` (kubeadm: kube-proxy;",
     ] {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }

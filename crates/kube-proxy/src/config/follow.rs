@@ -100,7 +100,8 @@ impl PendingRestart {
         let note = format!(
             "the configuration file {file} has changes that need a restart of kube-proxy and are \
              not in effect: {}; to apply them, restart kube-proxy, in a cluster node by node: \
-             `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+             `kubectl -n kube-system rollout restart daemonset NAME` (kubeadm: kube-proxy; this \
+             project's manifests and chart: kube-proxy-ipvs)",
             fields.join(", ")
         );
         warn!("{note}");

@@ -69,7 +69,7 @@ impl SysctlError {
             _ => {
                 "set it on the node itself, or let this process, or one before it with --init-only, \
                  write /proc/sys and /sys (where an init container does, \
-                 `kubectl -n kube-system rollout restart daemonset kube-proxy` runs it)"
+                 `kubectl -n kube-system rollout restart daemonset NAME` runs it)"
             }
         }
     }
