@@ -146,8 +146,10 @@ pub fn tell_left_out(left_out: &[SkippedFamily]) {
     } in left_out
     {
         match usual {
-            ReasonFrequency::Yes => info!(%family, %reason, "this family is left out"),
-            ReasonFrequency::No => warn!(%family, %reason, "this family is left out"),
+            ReasonFrequency::Yes => {
+                info!(%family, %reason, "kube-proxy does not serve this family");
+            }
+            ReasonFrequency::No => warn!(%family, %reason, "kube-proxy does not serve this family"),
         }
     }
 }

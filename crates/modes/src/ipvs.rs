@@ -87,8 +87,8 @@ impl Definition for IpvsMode {
             "ipvs-mark-bits" ipvs_mark_bits,
             "ipvs-vip-mode" ipvs_vip_mode,
             "ipvs-service-cidrs" ipvs_service_cidrs,
-        }
             "ipvs-answer-ping" ipvs_answer_ping,
+        }
     }
 
     fn periods(&self, flags: &Flags) -> Periods {

@@ -154,7 +154,7 @@ pub enum Registry {
 #[derive(Debug, thiserror::Error)]
 pub enum WhereaboutsError {
     /// The API server refuses the request.
-    #[error("the API server does not tell its EndpointSlices: {0}")]
+    #[error("cannot list the Service's EndpointSlices: {0}")]
     Api(#[from] kube::Error),
     /// The response is invalid.
     #[error("the API server's answer cannot be read: {0}")]

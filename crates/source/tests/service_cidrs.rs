@@ -129,7 +129,7 @@ async fn an_api_server_without_service_cidrs_delays_no_list() {
                 .filter(|line| line.contains(part))
                 .count()
         };
-        assert_eq!(lines("does not tell of ServiceCIDRs"), 1, "{}", log.text());
+        assert_eq!(lines("does not list ServiceCIDRs"), 1, "{}", log.text());
         assert_eq!(lines("refuses"), 0, "it is no outage");
 
         server.faults().clear();

@@ -45,7 +45,7 @@ impl Collector for Draining {
             ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
         }
         let name = "kubeproxy_draining_oldest_age_seconds";
-        let help = "How long the endpoint that has drained longest has; 0 where none does.";
+        let help = "Age of the oldest draining endpoint; 0 without one.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (_, oldest)) in &all {
             let labels = modes::metrics::FamilyLabels { ip_family };

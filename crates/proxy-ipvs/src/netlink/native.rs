@@ -313,9 +313,9 @@ impl Native {
             Ok(()) => Outcome::Done,
             Err(failure) if is_missing(&failure) => match run.direction {
                 Direction::Goes => Outcome::Done,
-                Direction::Comes => {
-                    surprise(format!("there is no set {name} any more; it is made again"))
-                }
+                Direction::Comes => surprise(format!(
+                    "set {name} no longer exists; kube-proxy creates it again"
+                )),
             },
             Err(failure) => failure.outcome(name),
         }

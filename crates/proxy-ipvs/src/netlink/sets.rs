@@ -205,7 +205,7 @@ impl Sets {
                 refused(format!("{name}: {reason}; it could not be made as needed"))
             }
             (Action::Add, Reason::NoSuchSet) => {
-                surprise(format!("{name}: {reason}; it is made again"))
+                surprise(format!("{name}: {reason}; kube-proxy creates it again"))
             }
             (_, Reason::Full | Reason::TypeMismatch) => surprise(format!(
                 "{name}: {reason}: somebody else has made it anew; the kernel is read again"

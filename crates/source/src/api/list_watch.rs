@@ -318,7 +318,7 @@ impl ListWatch {
         }
         let name = kind_name(kind);
         if let Need::Optional { right, since } = self.resource.need {
-            let beginning = format!("the API server does not tell of {name}s");
+            let beginning = format!("the API server does not list {name}s");
             let end = "features that need them are off, and everything else is served; they are \
                        requested again with back-off";
             if code == 404 {

@@ -39,7 +39,7 @@ pub(super) fn outcome(op: &Op, reply: Reply) -> Outcome {
         )),
         (_, libc::ENODEV) => surprise(said(
             &refusal,
-            "the link kube-ipvs0 is gone; it is made again",
+            "the link kube-ipvs0 no longer exists; kube-proxy creates it again",
         )),
         (Op::BindAddress(IpAddr::V6(_)), libc::EACCES) => refused(said(
             &refusal,
@@ -55,7 +55,7 @@ pub(super) fn outcome(op: &Op, reply: Reply) -> Outcome {
         )),
         (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => wrong(said(
             &refusal,
-            "it is no address that a node can have: correct the Service",
+            "a node cannot have this address: correct the Service",
         )),
         _ => refused_or_wrong(&refusal, "try it with `ip address` on kube-ipvs0 by hand"),
     }

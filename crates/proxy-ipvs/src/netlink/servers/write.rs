@@ -233,7 +233,7 @@ fn may_mean_the_note(refusal: &Refusal) -> bool {
 }
 
 fn outcome(op: &Op, refusal: &Refusal, missing: &BTreeSet<VirtualServerKey>) -> Outcome {
-    let gone = "the virtual server is gone; it is made again";
+    let gone = "the virtual server is gone; it is added again";
     match (op, refusal.errno) {
         (Op::RemoveServer(_), libc::ESRCH)
         | (Op::RemoveDestination(..), libc::ENOENT | libc::ESRCH) => Outcome::Done,
@@ -248,7 +248,7 @@ fn outcome(op: &Op, refusal: &Refusal, missing: &BTreeSet<VirtualServerKey>) -> 
             surprise(said(refusal, gone))
         }
         (Op::SetDestination(..), libc::ENOENT) => {
-            surprise(said(refusal, "the destination is gone; it is made again"))
+            surprise(said(refusal, "the destination is gone; it is added again"))
         }
         (
             Op::AddServer(_, Properties { scheduler, .. })
