@@ -1107,7 +1107,7 @@ fn flags_are_logged_like_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 13);
+    assert_eq!(told.len(), UPSTREAM.len() + 14);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [
