@@ -2,14 +2,16 @@
 
 mod damage;
 mod gate;
+mod marks;
 mod real;
+mod switch;
 mod verdicts;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use chance::Chance;
@@ -17,18 +19,20 @@ use ipnet::IpNet;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
-    Config, Ipvs as Scheme, LeftoverPlace, Member, Rules, Set, ShimStyle, Snapshot, VipMode,
-    VirtualServer, VirtualServerKey,
+    Config, Ipvs as Scheme, LeftoverPlace, MarkAddresses, Member, Rules, Semantics, Set, ShimStyle,
+    Snapshot, VipMode, VirtualServer, VirtualServerKey,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
-use crate::stepped_threads::{Front, SteppedThread, Write};
+use crate::stepped_threads::{ClientLocation, Front, SteppedThread, Write};
 use crate::subject::{
     Damage, Entries, FreshStart, Subject, detector, run_afresh, start, toggle_address,
 };
 use crate::verdict::{SeenClient, Verdicts, accepted};
+use marks::{mark_at, marked, marked_address};
 use real::RealKernel;
+use switch::EXACT;
 
 /// Creates the form of this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
@@ -57,9 +61,11 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         _ if form.contains("nftables") => ShimStyle::Nftables,
         _ => ShimStyle::Upstream,
     };
+    let exact = form.contains("exact").then_some(EXACT);
     let vip_mode = match form {
-        _ if form.contains("route") => VipMode::Route,
         _ if form.contains("range") => VipMode::Range,
+        // Exact semantics need routes.
+        _ if form.contains("route") || exact.is_some() => VipMode::Route,
         _ => VipMode::Address,
     };
     let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
@@ -73,6 +79,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
             vip_mode,
             service_cidrs: vec![cluster_ips(family)],
             detector: detector(family),
+            semantics: exact.unwrap_or_default(),
             ..Config::default()
         },
         foreign: BTreeMap::new(),
@@ -84,6 +91,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
             VipMode::Range => VipMode::Range,
             VipMode::Address | VipMode::Route => VipMode::Route,
         },
+        exact,
         has_forbidden: false,
         asks_rules: true,
         real: None,
@@ -116,6 +124,8 @@ struct Ipvs {
     had_link: bool,
     /// Value of `--ipvs-vip-mode` that replaces [`VipMode::Address`] at a switch.
     routed: VipMode,
+    /// Value of `--ipvs-semantics` that a switch sets or replaces, or `None` if none does.
+    exact: Option<Semantics>,
     /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
     /// True if verdicts include rules and sets. This is false on a real kernel, whose rules are not
@@ -131,6 +141,8 @@ impl Ipvs {
     fn foreign_key(&self, chance: &mut Chance) -> VirtualServerKey {
         let family = self.family;
         match chance.small(4) {
+            // No other program may use the bits of `--ipvs-mark-bits`.
+            3 if self.exact.is_some() => VirtualServerKey::Mark { family, mark: 0x83 },
             3 => VirtualServerKey::Mark { family, mark: 3 },
             host => ServiceAddress::new(at(family, [172, 31, 0, host]), 80, Protocol::Tcp).into(),
         }
@@ -173,15 +185,26 @@ impl Ipvs {
 
     fn entries(&self, there: &Snapshot) -> Entries {
         let mut ours = Entries::new();
+        let marked = marked(there);
         for (key, server) in &there.servers {
             if !self.foreign.contains_key(key) {
                 let server = self.without_stuck(server);
-                ours.insert(format!("server {key}"), format!("{server:?}"));
+                // A start may give another mark. The marked addresses tell the virtual server.
+                let name = match key {
+                    VirtualServerKey::Mark { mark, .. } => marked.get(mark),
+                    VirtualServerKey::Address(_) => None,
+                };
+                let name = name.map_or_else(|| key.to_string(), |at| format!("by mark {at:?}"));
+                ours.insert(format!("server {name}"), format!("{server:?}"));
             }
         }
         for (set, members) in &there.sets {
             for member in members {
-                ours.insert(format!("member {set:?} {member}"), String::new());
+                let name = match marked_address(member) {
+                    Some((at, _)) => at.to_string(),
+                    None => member.to_string(),
+                };
+                ours.insert(format!("member {set:?} {name}"), String::new());
             }
         }
         for address in &there.bound {
@@ -249,54 +272,7 @@ impl Subject for Ipvs {
     }
 
     fn switch(&mut self, chance: &mut Chance) -> Option<String> {
-        let is_real = self.is_real();
-        let mut state = self.kernel.state();
-        if chance.is_one_in(2) {
-            let before = self.config.vip_mode;
-            self.config.vip_mode = match before {
-                VipMode::Address => self.routed,
-                VipMode::Range if chance.is_one_in(2) => VipMode::Route,
-                VipMode::Route | VipMode::Range => VipMode::Address,
-            };
-            if before.uses_routes() != self.config.vip_mode.uses_routes() {
-                let there = &mut state.snapshot;
-                mem::swap(&mut there.bound, &mut there.bound_otherwise);
-            }
-            return Some(format!("--ipvs-vip-mode={:?}", self.config.vip_mode));
-        }
-        let styles = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
-        let before = self.config.shim;
-        let style = *chance.one_of(&styles)?;
-        let real = self.real.as_ref();
-        if style == before || real.is_some_and(|real| !real.borrow().has(style)) {
-            return None;
-        }
-        self.config.shim = style;
-        state.shim = style;
-        let is_native = |style| style == ShimStyle::Nftables;
-        if !is_real && is_native(before) != is_native(self.config.shim) {
-            // Moves the present sets to `former` and records them as leftovers of the other shim.
-            // If leftovers of an earlier switch still exist, they become the present sets again.
-            let there = &mut state.snapshot;
-            let is_left = there.leftovers.iter().flatten().next().is_some();
-            let mut other = if is_left {
-                mem::take(&mut self.former)
-            } else {
-                (BTreeMap::new(), BTreeMap::new(), Rules::default())
-            };
-            mem::swap(&mut there.sets, &mut other.0);
-            mem::swap(&mut there.set_sizes, &mut other.1);
-            let rules = there.rules.get_or_insert_default();
-            mem::swap(rules, &mut other.2);
-            self.former = other;
-            let place = if is_native(before) {
-                LeftoverPlace::OwnTable
-            } else {
-                LeftoverPlace::Ipsets
-            };
-            there.leftovers = Some([(place, Arc::default())].into());
-        }
-        Some(format!("--ipvs-shim={:?}", self.config.shim))
+        self.switch_settings(chance)
     }
 
     fn addresses(&self) -> BTreeSet<IpAddr> {
@@ -317,8 +293,14 @@ impl Subject for Ipvs {
         };
         let mut served = Verdicts::new();
         for front in fronts {
-            let key = ServiceAddress::new(front.address, front.port, front.protocol).into();
-            let server = there.servers.get(&key);
+            let at = ServiceAddress::new(front.address, front.port, front.protocol);
+            // A set gives the packets of clients outside a mark. IPVS looks for the mark first.
+            let is_outside = front.from == ClientLocation::Outside;
+            let mark = is_outside.then(|| mark_at(there, at)).flatten();
+            let family = self.family;
+            let by_mark = mark.map(|mark| VirtualServerKey::Mark { family, mark });
+            let by_mark = by_mark.and_then(|key| there.servers.get(&key));
+            let server = by_mark.or_else(|| there.servers.get(&at.into()));
             let Some(server) = server.filter(|_| is_local(&front.address)) else {
                 continue;
             };
@@ -483,7 +465,11 @@ impl Subject for Ipvs {
             state.shim = self.config.shim;
             state.forbidden.clone_from(&self.kernel.state().forbidden);
         }
-        let (config, node) = (self.config.clone(), self.node());
+        let config = Config {
+            mark_addresses: MarkAddresses::default(),
+            ..self.config.clone()
+        };
+        let node = self.node();
         let pending = run_afresh::<Scheme, _>(config, node, || kernel.clone(), model);
         let subject = Box::new(self.recorded(kernel));
         FreshStart { subject, pending }

@@ -166,7 +166,7 @@ impl RealKernel {
             (false, Some(Backend::Legacy)) => "ip6tables-legacy-restore",
             (false, _) => "ip6tables-nft-restore",
         };
-        let tables = "*nat\\nCOMMIT\\n*filter\\nCOMMIT\\n";
+        let tables = "*nat\\nCOMMIT\\n*filter\\nCOMMIT\\n*mangle\\nCOMMIT\\n";
         let flushed = shell(&format!("printf '{tables}' | {program} -w 5"));
         assert!(flushed.is_some(), "{program} flushes the tables");
     }

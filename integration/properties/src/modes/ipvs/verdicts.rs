@@ -8,7 +8,7 @@ use ipvs_netlink::{DestinationEntry, Flags, ServiceEntry, ServiceKey, Statistics
 use packet_path::nft::{InMemoryTables, Nft};
 use packet_path::{Interface, Server, Xtables};
 use proxy_ipvs::fake::State;
-use proxy_ipvs::{Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
+use proxy_ipvs::{Member, Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
 
 use crate::packets;
 use crate::stepped_threads::Front;
@@ -61,7 +61,7 @@ fn node(state: &State) -> packet_path::Snapshot {
                 SetKind::AddressPortNet => "hash:ip,port,net",
                 SetKind::Port => "bitmap:port",
             };
-            let members = members.iter().map(ToString::to_string).collect();
+            let members = members.iter().map(saved_member).collect();
             (set.name(state.family), (kind.to_owned(), members))
         });
         node.sets = sets.collect();
@@ -73,6 +73,17 @@ fn node(state: &State) -> packet_path::Snapshot {
     let conntrack = ("net/ipv4/vs/conntrack".to_owned(), "1".to_owned());
     node.settings.extend([conntrack]);
     node
+}
+
+/// Formats a member as `ipset save` does.
+fn saved_member(member: &Member) -> String {
+    match member {
+        Member::AddressPortMark(address, protocol, port, mark) => {
+            let plain = Member::AddressPort(*address, *protocol, *port);
+            format!("{plain} skbmark {mark:#x}")
+        }
+        _ => member.to_string(),
+    }
 }
 
 fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, Server)> {

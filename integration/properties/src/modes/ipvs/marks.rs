@@ -1,0 +1,37 @@
+//! Marks of packets, as the set KUBE-LOCAL-MARK gives them (`--ipvs-semantics=exact`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proxy::ServiceAddress;
+use proxy_ipvs::{Member, Set, Snapshot};
+
+/// Returns the address and the mark of a member that gives packets a mark.
+pub(super) fn marked_address(member: &Member) -> Option<(ServiceAddress, u32)> {
+    match *member {
+        Member::AddressPortMark(address, protocol, port, mark) => {
+            Some((ServiceAddress::new(address, port, protocol), mark))
+        }
+        _ => None,
+    }
+}
+
+/// Returns all addresses that give packets a mark, with the mark.
+fn marks(there: &Snapshot) -> impl Iterator<Item = (ServiceAddress, u32)> {
+    let members = there.sets.get(&Set::LocalMark).into_iter().flatten();
+    members.filter_map(marked_address)
+}
+
+/// Returns the addresses of each mark.
+pub(super) fn marked(there: &Snapshot) -> BTreeMap<u32, BTreeSet<String>> {
+    let mut all = BTreeMap::<u32, BTreeSet<String>>::new();
+    for (at, mark) in marks(there) {
+        all.entry(mark).or_default().insert(at.to_string());
+    }
+    all
+}
+
+/// Returns the mark that packets to an address get.
+pub(super) fn mark_at(there: &Snapshot, wanted: ServiceAddress) -> Option<u32> {
+    let mut all = marks(there);
+    all.find_map(|(at, mark)| (at == wanted).then_some(mark))
+}
