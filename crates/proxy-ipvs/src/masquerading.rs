@@ -127,15 +127,17 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_there(&key))
 }
 
-/// True if a virtual server exists and has an endpoint for new connections, or wants none. While it
-/// drains, its weights are 0. A virtual server whose write fails also counts, so that no entry
-/// waits for it.
+/// True if a virtual server exists and sends new connections only to wanted endpoints, if any are
+/// wanted. While it drains, its weights are 0. After a change of its Service, it has the former
+/// endpoints for a while. A virtual server whose write fails also counts, so that no entry waits for
+/// it.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
     let wants_any = servers.wanted(key).is_some_and(serves);
     let actual = servers.actual(key);
-    servers.is_failing(key) || actual.is_some_and(|actual| !wants_any || serves(actual))
+    let is_made = actual.is_some_and(|actual| !wants_any || serves(actual));
+    servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
 /// Returns the writes that remove unwanted marks and exemptions of addresses. If an address gets
@@ -152,7 +154,7 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
     let at = |member: &Member| Set::LocalMark.service_address(member);
     let awaited: HashSet<_> = wanted.into_iter().filter(awaits).filter_map(at).collect();
     let is_free = |member: &&Member| {
-        at(member).is_none_or(|at| !awaited.contains(&at) && !loses_endpoints(tables, at))
+        at(member).is_none_or(|at| !awaited.contains(&at) && !loses_endpoints(tables, &at.into()))
     };
     let ended = sorted(unwanted.into_iter().filter(is_free)).into_iter();
     ended
@@ -160,25 +162,23 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if the virtual server at an address still sends new connections to unwanted endpoints.
-/// While it does, packets from outside keep their mark.
-fn loses_endpoints(tables: &Tables, at: ServiceAddress) -> bool {
-    let (key, servers) = (VirtualServerKey::from(at), &tables.servers);
-    let (Some(actual), Some(wanted)) = (servers.actual(&key), servers.wanted(&key)) else {
+/// True if a virtual server still sends new connections to unwanted endpoints. While the one at an
+/// address does, packets from outside keep their mark.
+fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let servers = &tables.servers;
+    let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
         return false;
     };
     let mut pairs = actual.destinations.beside(&wanted.destinations);
     let serves = |real: Option<RealServer>| real.is_some_and(|real| real.weight > 0);
-    !servers.is_failing(&key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
+    !servers.is_failing(key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
 }
 
 /// True if any virtual server at an address still sends new connections to unwanted endpoints.
 pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
-    let mut at = tables
-        .servers
-        .pending()
-        .filter_map(VirtualServerKey::address);
-    at.any(|at| loses_endpoints(tables, at))
+    let pending = tables.servers.pending();
+    let mut at = pending.filter(|key| key.address().is_some());
+    at.any(|key| loses_endpoints(tables, key))
 }
 
 /// True if an unwanted mark must stay, and with it the rules that set marks. While the virtual
@@ -188,7 +188,7 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let mut there = table.iter_actual().map(|(member, ())| member);
     there.any(|member| {
         let at = Set::LocalMark.service_address(member);
-        let loses = || at.is_some_and(|at| loses_endpoints(tables, at));
+        let loses = || at.is_some_and(|at| loses_endpoints(tables, &at.into()));
         table.wanted(member).is_none() && (!knows_servers || loses())
     })
 }

@@ -327,6 +327,27 @@ fn a_changed_policy_keeps_the_connections_by_mark() {
 }
 
 #[test]
+fn a_new_address_gets_its_mark_once_the_former_endpoints_get_no_packets() {
+    let mut world = web();
+    world.work();
+    world.service(Service {
+        ingress_ips: [10, 11].map(|number| [192, 0, 2, number].into()).into(),
+        ..exposed("default/web", 10, true)
+    });
+    world.slice(slice("default/web", &["10.244.1.6@node1"]));
+    synced(&mut world);
+    assert_eq!(marks(&world), [marked(10, 1), marked(11, 1)]);
+    assert_order(
+        &world.written(),
+        &[
+            "add destination 10.244.1.6:8080 to FWM 1",
+            "set destination 10.244.1.5:8080 of FWM 1 to weight 0",
+            "add 192.0.2.11,tcp:80,0x1 to set KUBE-LOCAL-MARK",
+        ],
+    );
+}
+
+#[test]
 fn a_deleted_service_loses_its_virtual_server_by_mark_with_the_address() {
     for was_former in [false, true] {
         let counted = proxy_ipvs::MarkAddresses::default();
