@@ -23,18 +23,24 @@ const HEAD: &str = "\
 For operators who want to know the cost of a fault on a node. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
 writes this page; `FAULT=name` replaces only the rows of that fault.
 
-Each row is one fault on a node of the lab under traffic. Clients open TCP connections on five paths, at most 40 per second on each: from a pod to a \
-ClusterIP of each family, from outside to a node port and to a load-balancer address, and from the node. Six open connections each carry ten \
-requests per second.
+Each row is one fault on a node of the lab under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
+
+* from a pod to a ClusterIP, over IPv4 and over IPv6,
+* from outside to a node port and to a load-balancer address,
+* from the node itself.
+
+Six other connections stay open, and each carries ten requests per second.
 
 | column | meaning |
 |---|---|
-| until repaired | time from the fault, or from its end, until the state is correct; the longest of several modes. The sync period is 30 s (default). Without damage to our state: time of the next change or start |
-| requests, failed | a failed request gets no answer within 0.9 s, before TCP retransmits. *Not judged*: the guest stood still for more than 0.15 s |
-| lost | open connections that were reset, or silent for 20 s, of the number in parentheses |
+| time until repaired | time from the fault, or from its end, until the kernel's state is correct; the longest of the row's modes. If kube-proxy's entries were not damaged: time of the next change or start. –: no repair was necessary. The sync period is 30 s |
+| failed requests | requests without an answer within 0.9 s, before TCP retransmits. *Not judged*: requests during which the guest stood still for more than 0.15 s |
+| lost connections | open connections that were reset, or silent for 20 s. Parentheses: connections that were open at the fault |
 
 A fault must cost no request and no open connection, unless another program removes the entries that carry them. In that case, the repair time has a \
-limit. The command fails if a row breaks this promise.
+limit. `make faults` fails if a row breaks this promise.
+
+Lane A is Debian's User Mode Linux, with legacy iptables. Lane B is our own build of Linux, with nf_tables.
 ";
 
 /// Returns two lines that summarize all rows.
@@ -68,7 +74,7 @@ fn is_free(row: &Row) -> bool {
 
 /// Returns a table with a line for each fault. Modes without loss share a line.
 fn table(rows: &[Row]) -> String {
-    let mut text = "| fault | modes | until repaired | requests | failed | lost |\n|---|---|--:|--:|--:|--:|\n".to_owned();
+    let mut text = "| fault | modes | time until repaired | requests | failed requests | lost connections |\n|---|---|--:|--:|--:|--:|\n".to_owned();
     for group in
         rows.chunk_by(|one, other| one.fault == other.fault && is_free(one) && is_free(other))
     {
@@ -152,11 +158,11 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
         });
         let missing: Vec<String> = missing.collect();
         if !missing.is_empty() {
-            let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
+            let _ = writeln!(text, "\nNot run on this kernel: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nIn parentheses: log lines, and the entries that kube-proxy counted as drift (“another program has changed …” in the log).\n\n\
-             | fault | what happens, and what must follow | kube-proxy |\n|---|---|---|\n";
+    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses in the last column: log lines, and numbers of entries that kube-proxy counted as drift (“another program has changed …” in the log).\n\n\
+             | fault | what happens, and what must follow | what kube-proxy did |\n|---|---|---|\n";
     for fault in ALL {
         let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);
         let mut rows = parts.iter().flat_map(|part| &part.rows);
@@ -189,7 +195,7 @@ mod tests {
         };
         let page = page(&[part]);
         assert!(page.contains("## Linux 6.1 (lane A)"));
-        assert!(page.contains("Not run there: upgrade and back (ipvs), "));
+        assert!(page.contains("Not run on this kernel: upgrade and back (ipvs), "));
         assert!(!page.contains("(nftables)"), "that kernel may not have it");
         for fault in ALL {
             assert!(page.contains(&format!("| **{}** | ", fault.name)));

@@ -109,53 +109,53 @@ pub(crate) fn modes() -> impl Iterator<Item = &'static Mode> {
 /// connection is lost.
 pub(crate) const ALL: &[Fault] = faults! {
     operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
-        "SIGTERM and a new start, several times.";
+        "kube-proxy gets SIGTERM and starts again, several times.";
     operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other twice.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "Scheduler, sync period, masquerading and address form change from start to start.";
+        "Each start has another scheduler, sync period, masquerading and `--ipvs-vip-mode`.";
     operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
-        "The configuration file changes under the running daemon: scheduler, masqueradeAll, sync period.";
+        "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
-        "kill -9 once ready, and a new start, 20 times.";
+        "20 times, kill -9 ends kube-proxy as soon as it is ready, and kube-proxy starts again.";
     kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
-        "A start on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";
+        "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
-        "kill -9 at all points while endpoints change.";
+        "While endpoints change, kill -9 ends kube-proxy at a different point each time.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
-        "A set of source ranges grows beyond 65,536 members, so kube-proxy swaps in a larger set under kill -9. The traffic needs a member of this set.";
+        "A set of source ranges grows beyond 65,536 members, so kube-proxy replaces it with a larger set; kill -9 interrupts this. The traffic needs a member of this set.";
     kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
-        "SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, the exit may wait 6 s for iptables-restore.";
+        "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, the exit may wait 6 s for iptables-restore.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
-        "SIGSTOP for 30 s while endpoints change.";
+        "SIGSTOP stops kube-proxy for 30 s while endpoints change.";
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
-        "All iptables chains are flushed and deleted, as by a reload of firewalld. Traffic that needs rules fails until the repair within the sync period.";
+        "Another program flushes and deletes all iptables chains, as a reload of firewalld does. Traffic that needs rules fails until the repair within the sync period.";
     foreign::flush_ruleset, "nft flush ruleset", EVERY, NEVER, has_nft,
-        "The whole nf_tables ruleset is flushed. The repair comes at once if the kernel reports the change, otherwise within the sync period.";
+        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs it at once if the kernel reports the change, otherwise within the sync period.";
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
-        "One set is destroyed together with its rule, and another set is emptied.";
+        "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D`. kube-proxy polls the number of virtual servers: repair within 2 s.";
+        "`ipvsadm -D` deletes a virtual server. kube-proxy polls the number of virtual servers, and repairs within 2 s.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
-        "All virtual servers are deleted: repair within 2 s.";
+        "`ipvsadm -C` deletes all virtual servers. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -d`. Connections to this destination break, and other destinations serve: repair within the sync period.";
+        "`ipvsadm -d` deletes a destination. Its connections break, and other destinations serve. kube-proxy repairs within the sync period.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
-        "One weight is set to 0, another to 5: repair within the sync period.";
+        "Another program sets one weight to 0 and another to 5. kube-proxy repairs within the sync period.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
-        "An address is deleted from `kube-ipvs0`. The kernel reports the change: repair at once.";
+        "Another program deletes an address from `kube-ipvs0`. The kernel reports the change, so kube-proxy repairs at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
-        "The link is deleted with all service addresses. The kernel reports the change: repair at once.";
+        "Another program deletes the link with all service addresses. The kernel reports the change, so kube-proxy repairs at once.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
-        "The jump to our chains is deleted: repair within the sync period.";
+        "Another program deletes the jump to kube-proxy's chains. kube-proxy repairs within the sync period.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "The rules in our table are flushed. The kernel reports the transaction: repair at once.";
+        "Another program flushes the rules in kube-proxy's table. The kernel reports the transaction, so kube-proxy repairs at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also that of a deleted service address.";
+        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also the one of a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
-        "Foreign addresses, sets, virtual servers and rules change continuously, so the kernel marks dumps as inconsistent. Endpoints change, and checks run.";
+        "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Meanwhile endpoints change, and kube-proxy runs its periodic checks.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
-        "Socket buffers have the kernel's minimum size. Endpoints change among many Services.";
+        "Socket buffers of kube-proxy have the kernel's minimum size while endpoints of many Services change.";
     kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, has_memory_groups,
         "A memory cgroup leaves 4 MB free while endpoints change. The cgroup also counts socket buffers.";
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
@@ -167,13 +167,13 @@ pub(crate) const ALL: &[Fault] = faults! {
     kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
         "The clock jumps ten years ahead, to 1971, and back, while endpoints change.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The disk for log and temporary files is full at the start, and while endpoints change.";
+        "The disk for log and temporary files is full when kube-proxy starts, and while endpoints change.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
-        "A restart on a prepared node; then endpoints change.";
+        "/run and /proc/sys are read-only, and all sysctls already have the wanted values. kube-proxy restarts; then endpoints change.";
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy may open 64 files, while clients hold connections to its pages.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
-        "A start in a memory cgroup without swap; then endpoints change. Services are single-stack with two endpoints.";
+        "kube-proxy starts in a memory cgroup without swap; then endpoints change. Services are single-stack with two endpoints.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and no history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
@@ -183,7 +183,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The watches stay open but silent. kube-proxy must reopen them after 90 s without event or bookmark.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "For a minute, EndpointSlices of 1,000 Services change at this rate. The kernel must soon hold the last state.";
+        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. The kernel must have the last state soon afterwards.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };
