@@ -35,40 +35,43 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "Each service address is also an address of the node, so the kernel uses the service address as source of the node's \
-         own packets. Only IPVS mode must rewrite this source.",
+        "Each service address is also an address of the node, so the kernel uses the service address as source of the \
+         node's own packets. Only IPVS mode must rewrite this source.",
     ),
     (
         "B",
-        "A virtual server has one list of destinations for all clients. So clients inside the cluster reach only the local \
-         endpoint, as upstream ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)), and in iptables mode any \
+        "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, \
+         clients inside the cluster, too, reach only the local endpoint, as in upstream \
+         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, they reach any \
          endpoint.",
     ),
     (
         "C",
         "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
-         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards outside clients, as \
-         upstream. iptables mode drops their packets.",
+         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets of \
+         outside clients, as in upstream. iptables mode drops them.",
     ),
     (
         "D",
-        "As C. With externalTrafficPolicy Local, IPVS mode never masquerades packets to external addresses, as upstream.",
+        "The virtual server gets the remote endpoints (C). With externalTrafficPolicy Local, IPVS mode never \
+         masquerades packets to external addresses, as in upstream.",
     ),
     (
         "E",
-        "As D, and the source is the service address (A), to which the other node does not answer. As upstream.",
+        "IPVS mode forwards the packet to another node with the service address as its source (A, D). That node sends \
+         no reply to a service address, so the client times out, as in upstream.",
     ),
     (
         "F",
-        "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. Without \
-         external addresses, the virtual server has no destination, and IPVS refuses at once. As upstream. iptables mode drops \
-         in both cases.",
+        "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. \
+         Without external addresses, its virtual server has no destination, and IPVS refuses the connection at once, \
+         as in upstream. iptables mode drops the packets in both cases.",
     ),
     (
         "G",
-        "Userspace mode chooses the endpoints of iptables and nftables mode. The endpoint sees the node's address, because \
-         kube-proxy connects to the endpoint. Without an endpoint, kube-proxy **resets** a TCP client that it has accepted, \
-         and a UDP client gets no answer.",
+        "kube-proxy chooses the same endpoints as in iptables and nftables mode. The endpoint sees the node's address, \
+         because kube-proxy connects to the endpoint. Without an endpoint, kube-proxy **resets** a TCP client that it \
+         has accepted, and a UDP client gets no answer.",
     ),
 ];
 
@@ -76,30 +79,31 @@ const REASONS: [(&str, &str); 7] = [
 const BESIDE: &str = "
 ## Beside the table
 
-These results hold for all policies, clients and addresses unless stated, in both families and all
-modes. For userspace mode, G applies.
+These results hold in every mode and IP family, for every policy, client and address, unless an item
+names an exception. In userspace mode, the endpoint sees the node's address (G).
 
-- **UDP, SCTP and IPv6** behave as TCP over IPv4. Userspace mode does not support SCTP.
-- **No endpoints**: refused at once. Clients get an ICMP port unreachable; after a burst, the kernel
-  sends each client at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a UDP client's
-  send fails. Only in nftables mode with upstream's layout, sends to a node port succeed.
-- **Unexposed ports of a Service**, also node ports at a service address: refused at once by
-  KUBE-IPVS-FILTER, even if a process on the node listens
-  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode refuses only
-  at ClusterIPs. Iptables and userspace mode leave the packets to the network.
-- **An unused address of the ServiceCIDRs**: dropped in nftables mode, refused in IPVS mode with
-  `--ipvs-vip-mode=range`. Other modes ignore ServiceCIDRs.
-- **A pod that is the only endpoint of a Service** reaches itself, masqueraded, by every address and
-  policy.
-- **Terminating endpoints** that still serve answer if no endpoint is ready (policy Local: no
-  endpoint on this node). Without both, policy Local leads IPVS mode to all other endpoints (C, F);
-  nftables mode drops, and userspace mode resets.
+- **UDP, SCTP and IPv6** give the results of TCP over IPv4. Userspace mode does not support SCTP.
+- **A Service without endpoints**: the kernel refuses at once. Clients get an ICMP port unreachable;
+  after a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a
+  UDP client's send fails. Only in nftables mode with upstream's layout, a send to a node port
+  succeeds.
+- **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode,
+  KUBE-IPVS-FILTER rejects packets at once, even if a process on the node listens
+  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects them
+  only at ClusterIPs. In iptables and userspace mode, the network decides.
+- **An unused address of the ServiceCIDRs**: nftables mode drops packets; IPVS mode with
+  `--ipvs-vip-mode=range` refuses them. Other modes ignore ServiceCIDRs.
+- **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
+  rules masquerade its packets.
+- **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
+  if none on this node is ready). If no endpoint on this node serves, policy Local leads IPVS mode
+  to all other endpoints (C, F). nftables mode drops the packets; userspace mode resets clients.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
-  gets a timeout, in userspace mode a reset. The node is allowed if a range contains an address of
+  gets a timeout, in userspace mode a reset. The node may connect if a range contains an address of
   its Node object.
-- **ICMP echo** to a service address: port unreachable in IPVS mode (unless
-  [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set), and in nftables mode at
-  ClusterIPs. An address of the node always answers. In other cases, the network decides.
+- **ICMP echo requests (ping)** to a service address: IPVS mode replies \"port unreachable\", unless
+  [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set. nftables mode does so only at ClusterIPs. An
+  address of the node always replies. In other cases, the network decides.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -344,14 +348,17 @@ impl Row {
 const INTRODUCTION: &str = "\
 # The packet matrix
 
-For operators who ask which endpoint a client reaches, and with which source address. Find the table
-of the Service's traffic policies, then the row of client and address.
+For operators who ask which endpoint a client reaches, and which client address the endpoint sees.
+Find the table of the Service's traffic policies, then the row with the client (*from*) and the
+address (*to*).
 
-The tables show IPVS mode with every `--ipvs-shim` (upstream, lean, nftables). Two more columns show
-different results of other modes; an empty cell means the same result:
+The first three columns of results show IPVS mode with every `--ipvs-shim` (upstream, lean,
+nftables). Two more columns show other modes. A cell with three results has one for each of the
+first three columns; an empty cell means the same results:
 
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
-  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). Column *why* has the reason.
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* names the
+  [reason](#why).
 * **userspace**: userspace mode, with redirects by nftables or iptables. The reason is G.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and with `kube-proxy
@@ -360,31 +367,35 @@ page.
 
 | word | meaning |
 |---|---|
-| from **pod**, **node**, **outside** | a pod on this node, the node itself, a host that routes the address to this node (answers return through this node) |
-| **detected**, **not detected**, **masquerade-all** | with `--cluster-cidr`, without `--cluster-cidr`, with `--masquerade-all` |
-| **local**, **remote**, **both** | the endpoint on this node answers, the endpoint on another node, both in turn |
-| **refused**, **timeout** | no endpoint answers: an error at once, or silence |
-| **kept**, **masq** | the endpoint sees the client's address, or an address of this node |
+| from **pod** | the client is a pod on this node |
+| from **node** | the client is a process on this node |
+| from **outside** | the client is a host that routes the address to this node; answers return through this node |
+| **detected**, **not detected** | kube-proxy runs with `--cluster-cidr`, or without |
+| **masquerade-all** | kube-proxy runs with `--masquerade-all` |
+| **local**, **remote**, **both** | the endpoint on this node answers, the one on another node, or both in turn |
+| **refused**, **reset**, **timeout** | no endpoint answers: the client gets an error at once, a reset after it has connected, or nothing |
+| **kept** | the endpoint sees the client's address |
+| **masq** | the endpoint sees an address of this node |
 | **vip** | the endpoint sees the service address, the source of the node's own packets |
 ";
 
 /// Results outside the tables that differ between exact semantics and iptables mode.
 const EXCEPTIONS: &str = "
-Outside these rows, `exact` differs from iptables mode where [the
+For packets outside these rows, `--ipvs-semantics=exact` differs from iptables mode where [the
 kernel](ipvs-shim.md#exact-semantics) forces it:
 
-| packets | iptables mode | exact |
+| packets | iptables mode | IPVS mode, exact |
 |---|---|---|
-| the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused |
-| clients outside with session affinity, external policy Local, and target ports that differ from the Service's | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change |
-| a Service without a free mark, external policy Local | all endpoints for clients inside | local endpoints, as B |
+| from the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused |
+| from clients outside to a Service with session affinity, external policy Local, and target ports other than its own ports | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change |
+| from clients inside to a Service with external policy Local, if no packet mark is free | reach all endpoints | reach only local endpoints, as B |
 ";
 
 /// Counts the rows of each mode that differ from iptables mode.
 fn differing_rows() -> String {
     let rows: Vec<Row> = SECTIONS.iter().flat_map(Section::rows).collect();
     let mut text = format!(
-        "\n| of {} rows | that differ from iptables mode |\n|---|--:|\n",
+        "\n| mode | rows, of {}, that differ from iptables mode |\n|---|--:|\n",
         rows.len()
     );
     for (name, mode) in [
