@@ -226,7 +226,7 @@ fn measure(descriptors: Option<u64>) {
         ("adaptive", Some(Carriage::Adaptive)),
     ];
     println!(
-        "| carried by | connections/s | MB/s | relay's CPU s/GB | round trips/s | idle connections | bytes each |"
+        "| method of the relay | new connections/s | throughput, MB/s | relay's CPU time, s/GB | round trips/s | idle connections | memory of each, bytes |"
     );
     println!("|---|---|---|---|---|---|---|");
     for (name, carriage) in all {
