@@ -41,7 +41,7 @@ pub(super) fn table(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["Aim", "this run", "result"].map(str::to_owned);
+    let head = ["Aim", "measured in this run", "result"].map(str::to_owned);
     let mut text = format!("### Aims\n\n{}", table::table(&head, &rows));
     let missing = all - rows.len();
     if missing > 0 {

@@ -41,7 +41,7 @@ pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
 }
 
 /// Title of the duration of a cold start.
-pub(super) const COLD: &str = "until the kernel holds everything";
+pub(super) const COLD: &str = "time until the kernel has all entries";
 
 /// Figures with separate tables. The first figure of an axis has the chart.
 pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {

@@ -116,17 +116,14 @@ pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
             String::new()
         };
         let list = if not_ahead.is_empty() {
-            "nowhere".to_owned()
+            " none.".to_owned()
         } else {
-            not_ahead.join("; ")
+            format!("\n\n* {}", not_ahead.join("\n* "))
         };
-        _ = writeln!(
+        _ = write!(
             text,
-            "- `{ours}` beside `{other}`: ahead in {ahead} of {all} figures{more}. **Not ahead**: {list}."
+            "`{ours}` compared with `{other}`: ahead in {ahead} of {all} figures{more}. **Not ahead** in:{list}\n\n"
         );
-    }
-    if !text.is_empty() {
-        text.push('\n');
     }
     text
 }
@@ -357,8 +354,8 @@ mod tests {
         });
         assert_eq!(
             not_ahead(&report, &figures),
-            "- `ipvs` beside `upstream-ipvs`: ahead in 2 of 3 figures (1 more cannot be compared). **Not ahead**: Cold start \
-             at 100 × 2: 2.00 against 1.00 s.\n\n"
+            "`ipvs` compared with `upstream-ipvs`: ahead in 2 of 3 figures (1 more cannot be compared). **Not ahead** in:\n\n* \
+             Cold start at 100 × 2: 2.00 against 1.00 s\n\n"
         );
     }
 }

@@ -51,23 +51,35 @@ const COLUMNS: [(&str, &str); 16] = [
         "nftables mode with `--nftables-layout=flat`",
     ),
     ("userspace", "our daemon in userspace mode"),
-    ("nft-floor", "a bare loader of the state of `nftables`"),
+    (
+        "nft-floor",
+        "a minimal program that only writes the state of `nftables`",
+    ),
     (
         "nft-flat-floor",
-        "a bare loader of the state of `nftables-flat`",
+        "a minimal program that only writes the state of `nftables-flat`",
     ),
-    ("floor", "a bare loader of IPVS mode's state"),
+    (
+        "floor",
+        "a minimal program that only writes IPVS mode's state (the lower bound)",
+    ),
     (
         "tools",
-        "`ipvsadm -R`, `ipset restore` and `ip -batch` with the same state",
+        "`ipvsadm -R`, `ipset restore` and `ip -batch`, which write the same state",
     ),
-    ("bare-ipvs", "virtual servers without sets and rules"),
-    ("direct", "the pod itself"),
+    (
+        "bare-ipvs",
+        "a node with virtual servers, but without sets and rules",
+    ),
+    (
+        "direct",
+        "the client connects to the pod's address, without a Service",
+    ),
 ];
 
 /// Text above the list of figures for which our daemon is not faster.
-const BESIDE: &str = "Our daemon beside other kube-proxies in the same mode, by the first figure of each axis at all sizes. *Ahead* means by more \
-    than 5 %, and by more than the spread of the repeats:\n\n";
+const BESIDE: &str = "Comparison of our daemon with other kube-proxies in the same mode, by the first table of each section, at all sizes. \
+    *Ahead* means better by more than 5 %, and by more than the spread of the repeats.\n\n";
 
 /// Reason for which a kube-proxy from the command line has no column in the report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
@@ -81,8 +93,8 @@ struct Figure {
 }
 
 /// Text of the page with the main figures. It links to all other figures.
-const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and this page the main figures. `bench report` draws all \
-    figures from a copy of [report.json](report.json).\n\n";
+const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and the page shows the main figures. `bench report` draws \
+    all figures from a copy of [report.json](report.json).\n\n";
 
 /// Writes `report.md` and its charts into `folder`. Without `is_whole`, writes only the main
 /// figures.
@@ -200,11 +212,11 @@ fn about(report: &Report) -> String {
     let about = &report.about;
     let rows = [
         ("Started", about.started.clone()),
-        ("Took", format!("{} min", about.seconds.div_ceil(60))),
+        ("Duration", format!("{} min", about.seconds.div_ceil(60))),
         ("Commit", about.commit.clone()),
         ("Command", format!("`bench {}`", about.command)),
         ("Kernel", format!("{} ({})", kernel(report), about.kernel)),
-        ("Lane of the lab", about.lane.clone()),
+        ("Lab kernel (`LAB_LANE`)", about.lane.clone()),
         ("CPU", format!("{}; each guest is pinned to one", about.cpu)),
         ("Memory of a guest", about.memory.clone()),
         ("Load of the host at the start", about.load.clone()),
@@ -218,32 +230,34 @@ fn about(report: &Report) -> String {
             }
             .into(),
         ),
-        ("Subjects", about.subjects.join(", ")),
+        ("Columns", about.subjects.join(", ")),
         ("Other kube-proxies", comparison::files(report)),
     ];
     let rows: Vec<Vec<String>> = rows
         .into_iter()
         .map(|(name, value)| vec![name.to_owned(), value])
         .collect();
-    table(&["Run".into(), String::new()], &rows)
+    table(&["Run".into(), "value".into()], &rows)
 }
 
 fn not_shown(report: &Report) -> String {
-    let mut text = "Each cell has a fresh kernel. A figure counts only if the kernel, read back, holds the expected state. Figures are \
-        medians of the repeats. *Best* is the least (of rates: the most). *Spread* is (max − min) / median. \
-        *Over 120 s* means incomplete after 120 s.\n\n\
-        **Limits of these figures.** "
+    let mut text = "* Each cell has a fresh kernel. A figure counts only if the benchmark reads the expected state back from the kernel.\n\
+        * Figures are medians of the repeats. *Best* is the shortest time, or the highest rate. *Spread* is (max − min) / \
+        median.\n\
+        * *Over 120 s*: incomplete after 120 s. *Skipped*: planned, but not run. *–*: not planned, or no ratio.\n\n\
+        **Limits of these figures:**\n\n"
         .to_owned();
     if report.about.lane != "host" {
         text.push_str(
-            "User Mode Linux computes as fast as the host. System calls, fresh pages and process starts cost many times \
-             more than on a real machine. Programs with many of them (the tools, iptables) are too slow here; programs that \
-             batch look better. ",
+            "* User Mode Linux computes as fast as the host. But system calls, new memory pages and process starts take many \
+             times as long as on a real machine. So programs with many of them (`tools`, iptables) look too slow, and \
+             programs that batch look better.\n",
         );
     }
     text.push_str(
-        "The subject, the API fixture and the packets share one CPU. Nothing runs in parallel, and no lock is contended. \
-         Without a network card, throughput is the speed of memory copies. Compare ratios, not figures. ",
+        "* The measured program, the API server fixture and the packets share one CPU. So nothing runs in parallel, and no \
+         program waits for a lock.\n\
+         * Without a network card, throughput is the speed of memory copies.\n\nCompare ratios, not figures. ",
     );
     _ = write!(text, "**{}**", comparison::named(report));
     text.push_str("\n\n");
@@ -263,10 +277,10 @@ fn not_shown(report: &Report) -> String {
     }
     let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
     if is_late {
-        text.push_str("**Not all was run:** the run reached its time limit. The complete report lists the skipped cells.\n\n");
+        text.push_str("**Skipped cells:** the run reached its time limit. The complete report lists the cells that it skipped.\n\n");
     }
     if report.measurements.len() < report.about.cells {
-        text.push_str("**Not all was run:** the run was interrupted.\n\n");
+        text.push_str("**Missing cells:** the run was interrupted.\n\n");
     }
     text
 }
@@ -284,7 +298,7 @@ fn main_table(report: &Report) -> String {
                 .any(|metric| subjects(report, metric.axis).contains(name))
         })
         .collect();
-    let mut head = vec![String::new(), "Services × endpoints".to_owned()];
+    let mut head = vec!["Figure".to_owned(), "Services × endpoints".to_owned()];
     head.extend(names.iter().map(|&name| name.to_owned()));
     let mut rows = Vec::new();
     let mut before = "";
@@ -316,7 +330,10 @@ fn main_table(report: &Report) -> String {
     }
     let others = comparison::names(report);
     for name in others.iter().filter(|name| names.contains(name)) {
-        _ = writeln!(text, "- `{name}`: another kube-proxy");
+        _ = writeln!(
+            text,
+            "- `{name}`: another kube-proxy, in the mode that ends its name"
+        );
     }
     text + "\n"
 }
@@ -389,7 +406,11 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let title = format!("**{}**, {}", metric.title, metric.unit.name());
+    let title = format!(
+        "**{}** ({}), by Services × endpoints",
+        metric.title,
+        metric.unit.name()
+    );
     let row = |texts: &dyn Fn(Size) -> Vec<String>| -> Vec<Vec<String>> {
         let rows = sizes.iter().map(|&size| {
             let mut row = vec![services(size)];
@@ -704,10 +725,10 @@ fn surplus(report: &Report) -> String {
         return String::new();
     }
     let head = [
-        "**the price of addresses**, s",
+        "**additional time of addresses instead of routes** (s)",
         "ipvs",
         "ipvs-route",
-        "surplus",
+        "difference",
     ]
     .map(str::to_owned);
     table(&head, &rows)
