@@ -5,13 +5,15 @@
 //! target/debug/lab run --timeout 600 -- target/debug/examples/nodes
 //! ```
 //!
-//! Each node is a proxier of this crate with its own name and one Service. Its writes go to the
-//! real kernel, where each node has its own virtual server. All clients and endpoints are addresses
-//! of one network namespace. Each figure counts real TCP connections by endpoint.
+//! - Each node is a proxier of this crate, with its own name and one Service.
+//! - Each proxier writes its own virtual server to the real kernel.
+//! - All clients and endpoints are addresses of one network namespace.
+//! - Each figure counts real TCP connections by endpoint.
 //!
-//! The program prints the tables of docs/service-options.md. With a folder, it also writes the
-//! charts there: `lab run --keep docs/pictures -- target/debug/examples/nodes docs/pictures`. Names
-//! after the folder select measurements: `spread slow-start`.
+//! The program prints the tables of docs/service-options.md. If the command names a folder, the
+//! program also writes the charts there: `lab run --keep docs/pictures --
+//! target/debug/examples/nodes docs/pictures`. Names after the folder select measurements: `spread
+//! slow-start`.
 #![allow(clippy::restriction, reason = "a measurement")]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]
@@ -55,7 +57,7 @@ struct Lab {
     kernel: NetlinkKernel,
     endpoints: TcpListener,
     /// Number of finished cases. Each case has its own service addresses, because the kernel keeps
-    /// the counters of removed destinations for some minutes.
+    /// the counters of removed destinations for two to three minutes.
     cases: u8,
     /// Folder for charts. `None`: no charts are written.
     charts: Option<PathBuf>,
@@ -115,8 +117,8 @@ impl Lab {
         }
     }
 
-    /// Connects a client through a node. Returns the endpoint that it reached, and both sides of
-    /// the open connection. Returns `None` if the kernel refused the client.
+    /// Connects a client through a node. Returns the endpoint that accepted the connection, and
+    /// both sides of the open connection. Returns `None` if the kernel refused the connection.
     fn open(&self, client: Ipv4Addr, node: &Node) -> Option<(u8, [TcpStream; 2])> {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&socket, &SocketAddrV4::new(client, 0)).unwrap();

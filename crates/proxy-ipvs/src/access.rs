@@ -1,4 +1,4 @@
-//! Access to the kernel for this mode's lanes: reads, writes and queries.
+//! Access to the kernel for the lanes (worker threads) of IPVS mode: reads, writes and queries.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -22,8 +22,8 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> PlanResult {
-        // Measures only plans with many writes. Reading the clock can be a system call, which costs
-        // as much as one message.
+        // Measures only plans with many writes: reading the clock can cost as much as sending one
+        // message.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());
         PlanResult {

@@ -1,7 +1,7 @@
-//! Booking: records the outcomes of a plan in the tables.
+//! Booking: after the kernel's replies to a plan, it updates the tables.
 //!
-//! The wanted entries can change while a worker writes a plan. So booking records the written
-//! value, not the value that is wanted now.
+//! The wanted entries can change while a worker writes a plan. So booking records the value that
+//! the worker has written, not the value that is wanted now.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -34,8 +34,8 @@ pub(crate) struct Booking {
     pub(crate) failures: Vec<Failure>,
     /// Number of refused writes of rules.
     pub(crate) failed_restores: usize,
-    /// Parts of the kernel whose content differs from the tables or is unknown. They must be read
-    /// again.
+    /// Parts of the kernel whose content differs from the tables or is unknown. The lanes must read
+    /// these parts again.
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// Services that own a written or refused entry.
     pub(crate) touched: HashSet<NamespacedName>,
@@ -93,8 +93,8 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op, run.len());
                     if matches!(op, Op::AddServer(..)) {
-                        // Forgets a foreign virtual server: the write succeeded, so this key is
-                        // ours.
+                        // The write succeeded, so the virtual server with this key is ours and no
+                        // longer foreign.
                         self.foreign.remove(key);
                     }
                 }
@@ -102,7 +102,7 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
                     // Records the lower weight although the reply was lost. The kernel may have set
-                    // it, and removals of other destinations must not rely on the old weight.
+                    // it. Removals of other destinations must not rely on the old weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -110,8 +110,8 @@ impl Tables {
                         Draft::apply(&mut draft, op, run.len());
                     }
                 }
-                // If the kernel refuses a virtual server, writes of its destinations fail too.
-                // Reports only the first failure.
+                // If the kernel refuses a virtual server, it also refuses its destinations. Reports
+                // only the first failure.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -181,8 +181,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // A refused restore leaves the rules unknown, and one of their sets may be missing.
-            // Both are read before the next attempt.
+            // After a refused restore, the kernel's rules are unknown, and one of their sets may be
+            // missing. The lanes read rules and sets before the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
@@ -360,8 +360,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults: first a wrong record, then a fault of the node or of a
-/// scheduler, and last a fault of one entry.
+/// Returns the more severe of two faults. The order is: a wrong record, a fault of the node or of a
+/// scheduler, a fault of one entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

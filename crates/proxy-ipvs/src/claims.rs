@@ -1,5 +1,6 @@
-//! Claims of Services on kernel entries, disputes between Services, and leftovers: destinations in
-//! the kernel beyond the endpoints.
+//! Claims of Services on kernel entries, disputes between Services, and leftovers.
+//!
+//! Leftovers are destinations that the kernel has but that are no endpoints of the Service.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -7,8 +8,8 @@
 //!                           └─leftovers─┘  unwanted destinations: they drain, or stay until the sources are complete
 //! ```
 //!
-//! If several Services claim a virtual server, only the winning claim includes the leftovers;
-//! [`Drains`] lists them. All other claims stay as compiled.
+//! If several Services claim a virtual server, one claim wins. Only the winner's destinations
+//! include the leftovers; [`Drains`] lists them. All other claims stay as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -33,8 +34,8 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services whose set members change, because they lost an address and port to another Service
-    /// or won them back.
+    /// Services whose set members change, because the Service lost an address and port to another
+    /// Service or won it back.
     disputed: BTreeSet<NamespacedName>,
     /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
@@ -105,7 +106,7 @@ impl Claims {
     }
 
     /// Returns the load-balancer addresses to which this node must not open connections, and the
-    /// list's version.
+    /// version of this list.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
         let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
         (all.collect(), self.forbidden_version)
@@ -153,8 +154,8 @@ impl Claims {
         }
     }
 
-    /// Removes one Service from the queue of those to compile again, and returns it. It lost an
-    /// address and port, or won them back.
+    /// Takes one Service from the queue of Services to compile again. The Service lost an address
+    /// and port to another Service, or won it back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }
@@ -201,8 +202,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // At each address and port, only the winner has set members. A loser's source ranges or
-        // policy would change which clients may connect.
+        // Only the winner of an address and port has set members there. Source ranges or a policy
+        // of a loser would change which clients may connect.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -285,8 +286,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns an owner's claim for a virtual server. The claim includes the leftovers if the owner
-    /// wins the virtual server.
+    /// Returns an owner's claim for a virtual server. If the owner wins the virtual server, the
+    /// claim includes the leftovers.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -348,9 +349,9 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers to the compiled destinations, and lowers the weights of new ones with a
-    /// slow start. `last` keeps the previous result, because the virtual servers of one Service
-    /// port mostly have equal destinations.
+    /// Adds the leftovers to the compiled destinations, and lowers the weights of new destinations
+    /// with a slow start. `last` caches the previous result, because the virtual servers of one
+    /// Service port mostly have equal destinations.
     fn with_leftovers(
         &mut self,
         place: &Place<'_>,
@@ -428,8 +429,8 @@ impl Claims {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
 
-    /// Merges the leftovers of a virtual server that a read found. Growing destinations continue
-    /// from the weights that an earlier process had reached.
+    /// Merges the leftovers of a virtual server that this process has read from the kernel. Growing
+    /// destinations continue from the weights that an earlier process had reached.
     pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |_| None, tables);
     }
@@ -496,8 +497,8 @@ impl Claims {
     }
 }
 
-/// Replaces an owner's keys in a table that has no values. Mostly the keys are equal, and no change
-/// is needed.
+/// Replaces an owner's keys in a table that has no values. Usually the keys are equal and the table
+/// stays unchanged.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -524,19 +525,19 @@ impl Merge {
     }
 }
 
-/// Entries that a Service port cannot have, because other programs own virtual servers with its
-/// keys.
+/// Entries that a Service port cannot have, because another program owns a virtual server with the
+/// same key.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of the other programs' virtual servers, and of virtual servers of this Service port
-    /// that depend on them.
+    /// Keys of the other programs' virtual servers. Also keys of this Service port's virtual
+    /// servers that depend on one of those keys.
     keys: HashSet<VirtualServerKey>,
     /// Virtual servers that are not created, because the kernel would refuse them.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `dropped`.
     addresses: HashSet<IpAddr>,
-    /// True if another program has the NodePort's virtual server. The port in a set would prove
-    /// that this virtual server is ours.
+    /// True if another program has the NodePort's virtual server. If a set contained the port, the
+    /// proxy would treat this virtual server as its own.
     has_node_port: bool,
 }
 

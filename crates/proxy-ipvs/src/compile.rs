@@ -1,5 +1,5 @@
-//! Compiles one Service into the kernel entries that it wants, for one family. Pure: no clock, no
-//! I/O, no log, no kernel.
+//! Compiles one Service into the kernel entries that it wants, for one family. Pure: it reads no
+//! clock, does no I/O, and writes no log.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub struct Fragment {
     pub members: Vec<(Set, Member)>,
     /// Service addresses for `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges exclude this node. Rules must prevent its own
-    /// connections to them.
+    /// Load-balancer addresses whose source ranges exclude this node. Rules must reject the node's
+    /// own connections to these addresses.
     pub forbidden_to_node: Vec<ServiceAddress>,
     /// Virtual server with the local endpoints, for clients from outside the cluster, if needed.
     pub outside: Option<OutsideServer>,
@@ -35,8 +35,8 @@ pub struct Fragment {
     pub ramp: Option<Ramp>,
 }
 
-/// A virtual server by mark, with the local endpoints. Clients from outside the cluster use it in
-/// place of the virtual server at the address (`--ipvs-semantics=exact`).
+/// A virtual server for a firewall mark, with the local endpoints. Clients outside the cluster use
+/// it instead of the virtual server at the address (`--ipvs-semantics=exact`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
     /// The virtual server.
@@ -67,7 +67,7 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if the list is complete. Until the Node object is complete, the list contains only
+    /// True if the list is complete. While the Node object is incomplete, the list contains only
     /// addresses where the kernel already serves NodePorts.
     pub are_known: bool,
 }
@@ -129,7 +129,7 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
-        // Falls back to all endpoints if policy Local has no local endpoint, as upstream does since
+        // Uses all endpoints if policy Local has no local endpoint, as upstream does since
         // k/k#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
@@ -184,8 +184,8 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // Adds no virtual server and no health-check node port if no address serves NodePorts,
-            // as upstream.
+            // Like upstream, adds neither a virtual server nor a health-check node port if no
+            // address serves NodePorts.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
                 self.node_port(number, &node_ports.addresses);
@@ -275,8 +275,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // A packet from the node to a load-balancer address also has this address as its
-            // source.
+            // IPVS sees the load-balancer address as the source of the node's own packets to that
+            // address.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -326,8 +326,8 @@ impl<'a> Compiler<'a> {
         self.fragment.members.push((set, at.into()));
     }
 
-    /// Adds a virtual server at an address for clients from outside. With exact semantics, clients
-    /// in the cluster get all endpoints at that address, under any policy.
+    /// Adds a virtual server at an external address. With exact semantics, its destinations are all
+    /// endpoints under any policy, because only clients in the cluster use it.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
         let is_exact = self.semantics.is_exact();
@@ -338,9 +338,10 @@ impl<'a> Compiler<'a> {
         self.serve_with(properties, address, port, is_local && !is_exact);
     }
 
-    /// Adds a virtual server with the local endpoints for clients from outside. Without a local
-    /// endpoint, the rules drop their packets. If the Service has no endpoint at all, IPVS rejects
-    /// them.
+    /// Adds a virtual server with the local endpoints for clients outside the cluster.
+    ///
+    /// - No local endpoint: rules drop the packets of these clients.
+    /// - No endpoint at all: IPVS rejects the packets.
     fn serve_outside(&mut self) {
         if self.outside.is_empty() {
             return;
@@ -366,7 +367,7 @@ impl<'a> Compiler<'a> {
                 Some(scheduler) => properties.by_source(scheduler),
                 None => properties.without_persistence(),
             };
-            // Scheduler `sh` gives a destination as many of its few slots as its weight. All
+            // Scheduler `sh` has few slots, and gives each destination as many as its weight. All
             // weights here are equal, so weight 1 suffices.
             destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
@@ -403,19 +404,20 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Binds an address, unless it is an address of the API server. A bound address is local at
-    /// every port, so this node could no longer reach the API server there. The virtual server
-    /// still serves this node's packets. Packets of pods take the route to the API server's node,
-    /// which serves them.
+    /// Binds an address, unless it is an address of the API server.
+    ///
+    /// A bound address is local at every port, so the node could no longer reach the API server at
+    /// another port of the address. Without the address, the virtual server still serves this
+    /// node's packets. Packets of pods take the route to the API server's node, which serves them.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);
         }
     }
 
-    /// Binds an address to `kube-ipvs0`, unless another interface has it. Otherwise the removal of
-    /// the Service would remove the node's own address (k/k#75290). Does nothing while the node's
-    /// addresses are unknown.
+    /// Binds an address to `kube-ipvs0`, unless another interface has the address. Otherwise,
+    /// removing the Service would remove the node's own address (k/k#75290). Does nothing while the
+    /// node's addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -1,5 +1,5 @@
-//! Compiles changed Services and updates their claims. Also recompiles other Services that lose or
-//! win an address and port because of the change.
+//! Compiles changed Services and updates their claims. Also compiles other Services again that lose
+//! or win an address and port because of the change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ impl Ipvs {
     }
 
     /// Returns node addresses where the kernel already serves NodePorts. The proxier uses them
-    /// until the wanted addresses are known.
+    /// until it knows the wanted addresses.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Compiles these Services, and the other Services that lose or win an address and port because
-    /// of them. Returns the former virtual servers of the other Services.
+    /// Compiles these Services. Also compiles the other Services that lose or win an address and
+    /// port because of them, and returns the former virtual servers of those other Services.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -91,8 +91,8 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Reserves room for new Services, because one large allocation is far cheaper than many small
-    /// ones.
+    /// Reserves memory for new Services, because one large allocation is far cheaper than many
+    /// small ones.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

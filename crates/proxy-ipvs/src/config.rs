@@ -1,4 +1,4 @@
-//! Settings of the IPVS mode for one IP family, from command-line flags.
+//! Settings of IPVS mode for one IP family, from command-line flags.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use proxy::{LocalDetector, Scheduler};
 
 use crate::mark_addresses::MarkAddresses;
 
-/// Form of the rules that masquerade and filter packets (`--ipvs-shim`). Every form gives the same
-/// verdicts.
+/// Implementation of the shim, the rules that masquerade and filter packets (`--ipvs-shim`). All
+/// implementations give the same verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
     /// Upstream's rules, in iptables with ipsets.
@@ -32,12 +32,12 @@ impl ShimStyle {
 /// Method that makes service addresses local on `kube-ipvs0` (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// An address for each service address, as upstream. The kernel's cost of each one grows with
-    /// their number.
+    /// An address for each service address, as upstream. The more addresses exist, the more time
+    /// the kernel needs for each.
     #[default]
     Address,
-    /// A local route for each service address. A route costs the same, no matter how many routes
-    /// exist.
+    /// A local route for each service address. The cost of a route does not depend on the number of
+    /// routes.
     Route,
     /// One local route for each ServiceCIDR, and local routes for all other service addresses.
     Range,
@@ -56,8 +56,9 @@ pub enum Semantics {
     /// Upstream's IPVS mode: at one service address, all clients get the same endpoints.
     #[default]
     Upstream,
-    /// The same as iptables mode. For a Service with `externalTrafficPolicy: Local`, clients from
-    /// outside get only local endpoints, through virtual servers with marks in these bits.
+    /// The same as iptables mode. If a Service has `externalTrafficPolicy: Local`, clients outside
+    /// the cluster get only local endpoints. These clients use virtual servers with marks in these
+    /// bits.
     Exact(MarkBits),
 }
 
@@ -81,8 +82,8 @@ impl Semantics {
 pub struct MarkBits(pub u32);
 
 impl MarkBits {
-    /// Bits that neither Kubernetes (0xc000) nor the defaults of network plug-ins use: Calico
-    /// (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
+    /// Bits that Kubernetes (0xc000) does not use, and that network plug-ins do not use by default:
+    /// Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
     pub const DEFAULT: Self = Self(0x307f);
 
     /// Returns the mark for a number from 1 on, or `None` if the bits are too few.
@@ -111,11 +112,11 @@ impl MarkBits {
 /// Settings of the IPVS mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Default scheduler of virtual servers (`--ipvs-scheduler`). Any scheduler of the kernel is
-    /// possible.
+    /// Default scheduler of virtual servers (`--ipvs-scheduler`), any scheduler that the kernel
+    /// has.
     pub scheduler: Arc<str>,
-    /// Schedulers that a check at the start already found or missed. The kernel is not asked about
-    /// them again.
+    /// Schedulers that the check at the start has found or missed. The proxy does not query the
+    /// kernel for them again.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// True if all traffic to Services is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
@@ -123,7 +124,7 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Method that detects packets of this node's pods.
     pub detector: LocalDetector,
-    /// Networks in which virtual servers stay even if no Service wants them
+    /// Networks in which the proxy keeps virtual servers even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
     /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
@@ -135,8 +136,8 @@ pub struct Config {
     pub drain_timeout: Option<Duration>,
     /// Method that makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
-    /// Networks of service addresses if the API server has no ServiceCIDRs
-    /// (`--ipvs-service-cidrs`).
+    /// Networks of service addresses (`--ipvs-service-cidrs`). Used only if the API server has no
+    /// ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
     /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,

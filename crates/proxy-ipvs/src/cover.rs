@@ -1,5 +1,5 @@
-//! Coverage of sets by rules: the sets that the installed rules match, the sets that the wanted
-//! rules match, and the entries that wait for rules.
+//! Sets that the installed rules match, sets that the wanted rules match, and entries that wait for
+//! rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,14 +37,14 @@ pub(crate) struct Cover {
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// True if the wanted rules mark packets but the installed rules do not, even while rules of
-    /// another mode or shim still serve.
+    /// True if the wanted rules mark packets but the installed rules do not. Also true while
+    /// another mode's rules, or those of another shim, still serve.
     pub(crate) lacks_marks: bool,
     /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None`: they do not
-    /// wait, because rules existed at the start or the wait has ended.
+    /// wait. Either rules existed at the start, or the wait has ended.
     head_start: Option<Instant>,
-    /// Time at which rules stop waiting for the removal of an earlier run's set members. Rules
-    /// written after that removal need no second write. `None`: they do not wait.
+    /// Time at which rules stop waiting for the removal of an earlier run's set members. Rules that
+    /// are written after the removal need no second write. `None`: the rules do not wait.
     emptied_by: Option<Instant>,
 }
 
@@ -76,9 +76,11 @@ impl Cover {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Computes the wanted rules: those for each set with wanted members. The rules are written
-    /// before the set's first member, and stay until its last member is removed. A stale member
-    /// that the kernel cannot remove does not restore rules.
+    /// Computes the wanted rules: a rule for each set that has wanted members.
+    ///
+    /// - The planner writes rules before the first member of their set.
+    /// - The rules stay until the last member is removed.
+    /// - A stale member that the kernel cannot remove does not bring removed rules back.
     pub(crate) fn want_rules(
         &mut self,
         tables: &mut Tables,
@@ -138,8 +140,8 @@ impl Cover {
         }
     }
 
-    /// True if new virtual servers may have to wait for rules. They never wait while another mode's
-    /// rules still serve.
+    /// True if new virtual servers may have to wait for rules. While another mode's rules serve, no
+    /// virtual server waits.
     pub(crate) fn is_awaited(tables: &Tables) -> bool {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }

@@ -1,4 +1,4 @@
-//! A virtual server while its writes are being booked.
+//! A virtual server during the booking of its writes.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,8 @@ impl Draft {
         }
     }
 
-    /// Applies one of `writes` successful writes. After a removal of the virtual server, `draft` is
-    /// `None`.
+    /// Applies a successful write to `draft`. `writes` is the number of all these writes, for which
+    /// the list reserves memory. If the write removes the virtual server, `draft` becomes `None`.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

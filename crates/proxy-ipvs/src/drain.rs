@@ -1,16 +1,18 @@
-//! Draining: a removed TCP endpoint's destination gets weight 0. It is removed when its connections
-//! have ended.
+//! Draining: the destination of a removed TCP endpoint gets weight 0. The proxy removes the
+//! destination when its connections have ended.
 //!
-//! A draining destination is an ordinary entry of the table, with 0 as its wanted weight. After a
-//! restart, the dump contains the destination although no endpoint matches, so its drain continues.
-//! If the endpoint returns, the destination gets its weight again and keeps its connections.
-//! Upstream deletes and adds it again. The proxy queries connections only of draining destinations,
-//! soon after the removal and then with back-off. As in upstream, UDP and SCTP endpoints do not
-//! drain.
+//! - **State**: a draining destination is an ordinary entry of the table whose wanted weight is 0.
+//! - **Restart**: the kernel still has the destination, and no endpoint matches. So its drain
+//!   continues.
+//! - **Return of the endpoint**: the destination gets its former weight and keeps its connections.
+//!   (Upstream deletes the destination and adds it again.)
+//! - **Queries**: the proxy queries only connections of draining destinations. It begins soon after
+//!   the removal and backs off.
+//! - **Protocols**: UDP and SCTP endpoints do not drain, as in upstream.
 //!
 //! `--ipvs-drain-timeout` ends a drain even if connections remain. The timeout counts from the
-//! first query, because the kernel does not record when the weight became 0. After a restart it
-//! begins again.
+//! first query, because the kernel does not record when the weight became 0. A restart of the proxy
+//! restarts the timeout.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +24,8 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Largest number of virtual servers in one query. Each needs a dump of its destinations, which
-/// delays other changes.
+/// Largest number of virtual servers in one query. For each virtual server, the kernel dumps all
+/// destinations, and other changes wait for that dump.
 const LOOKS_AT_ONCE: usize = 64;
 
 /// Draining destinations, by virtual server.
@@ -37,9 +39,9 @@ pub(crate) struct Drains {
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted, each with the time of its first query (`None` before it). A list needs less
-    /// memory than a map. That matters, because thousands of virtual servers may drain one
-    /// destination each.
+    /// Targets, sorted, each with the time of its first query (`None` before that query). A list
+    /// needs less memory than a map, and thousands of virtual servers may drain one destination
+    /// each.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
     /// Time of the next query. `None`: as soon as possible.
@@ -100,8 +102,8 @@ impl Drains {
         }
     }
 
-    /// Replaces the draining targets of a virtual server. `targets` is sorted. A new target makes
-    /// the next query due at once.
+    /// Replaces the draining targets of a virtual server with `targets`, which is sorted. A new
+    /// target makes the next query due at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);

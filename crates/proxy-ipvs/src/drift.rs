@@ -1,18 +1,23 @@
-//! The check for drift: it compares the kernel with the recorded state while events continue.
+//! The check for drift: it compares the kernel with the tables while events continue.
 //!
-//! For 10,000 virtual servers, the kernel needs a large part of a second for the dump, and the
-//! comparison takes many milliseconds. Events do not wait for the check:
+//! For 10,000 virtual servers, the kernel needs a large part of a second for the dump. The
+//! comparison takes many milliseconds. Events do not wait for either:
 //!
 //! ```text
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences, which are repaired
 //! ```
 //!
-//! Writes continue during the dump, so the dump may lack them. Until the next check, the comparison
-//! skips every entry that was written since the dump began. A refused write changed nothing, so the
-//! comparison includes its entry. Otherwise constant retries would hide drift. It skips an entry
-//! whose write has no result yet. If the kernel then refuses that write, another check follows. It
-//! does not compare the link, the node's addresses and the sizes of sets entry by entry. If one of
-//! these parts differs, the lane that writes it reads it again.
+//! Writes continue during the dump, so the dump may lack their entries. The comparison
+//! treats these entries as follows:
+//!
+//! - **Written since the dump began**: the comparison skips the entry until the next check.
+//! - **Refused**: the comparison includes the entry, because the write changed nothing. Otherwise
+//!   constant retries would hide drift.
+//! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the write,
+//!   another check follows.
+//!
+//! The link, the node's addresses and the sizes of sets are not compared entry by entry. If one of
+//! these parts differs, the lane that writes the part reads it again.
 
 mod compare;
 mod tell;
@@ -52,8 +57,8 @@ enum RunningCheck {
     Comparison(Box<Comparison>),
 }
 
-/// State of the glances, which detect a removal of all virtual servers. The kernel sends no event
-/// when `ipvsadm -C` removes them.
+/// State of the glances, which are cheap queries that detect the removal of all virtual servers.
+/// The kernel sends no notification when `ipvsadm -C` removes them.
 #[derive(Default)]
 struct Glances {
     period: Option<Duration>,
@@ -142,7 +147,7 @@ impl Drifts {
     }
 
     /// Compares the entries of one step. Reports drift, and copies the kernel's state into the
-    /// tables. Returns the virtual servers that differ.
+    /// tables. Returns the virtual servers that differ from the tables.
     pub(crate) fn compare(
         &mut self,
         tables: &mut Tables,
@@ -155,9 +160,9 @@ impl Drifts {
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The kernel dumps virtual servers by position. If another is removed meanwhile, the
-            // dump skips one. The lane that writes virtual servers reads them again when it has no
-            // write in progress.
+            // The kernel dumps virtual servers by position. If one is removed during the dump, the
+            // kernel skips another one. The lane that writes virtual servers reads all of them
+            // again when none of its writes is in progress.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -186,8 +191,8 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the kernel's number of virtual servers, ours and foreign, so that the first glance can
-    /// detect their removal.
+    /// Sets the kernel's number of virtual servers, ours and foreign. The first glance compares its
+    /// result with this number.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
@@ -251,8 +256,8 @@ impl RunningCheck {
     }
 }
 
-/// Returns a part's content in the dump, if the part was known before. Records whether the dump
-/// could read it.
+/// Returns the dumped content of a part that was known before the dump. Records whether the dump
+/// could read the part.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

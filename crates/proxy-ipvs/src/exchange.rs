@@ -1,4 +1,4 @@
-//! Values that pass between the loop and the worker threads that access the kernel: dumps,
+//! Values that the daemon's loop exchanges with the worker threads that access the kernel: dumps,
 //! outcomes, queries and responses.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,9 @@
 //! A strict fake kernel for tests. It refuses the same writes as the kernel, and a refused write
 //! changes nothing.
 //!
-//! The fake kernel also counts costs: processes and netlink messages. One message can contain many
-//! members of one set. It handles no packets; the tests in the lab check IPVS with real packets.
+//! The fake kernel also counts processes and netlink messages. One message can contain many members
+//! of one set. It handles no packets: the tests in the lab (a test virtual machine) check IPVS with
+//! real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

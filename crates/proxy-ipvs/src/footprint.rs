@@ -15,17 +15,19 @@ use crate::sets::Set;
 /// Name of the link that has the service addresses.
 pub(crate) const LINK: &str = "kube-ipvs0";
 
-/// Protocol number of the routes of service addresses. `/etc/iproute2/rt_protos` does not use it.
-/// It is the code of the letter 'k'.
+/// Protocol number of the routes of service addresses: the code of the letter 'k'.
+/// `/etc/iproute2/rt_protos` does not use this number.
 pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 
-/// Address that keeps IPv4 active on the link when service addresses are routes. When a link loses
-/// its last IPv4 address, the kernel removes its routes (`fib_disable_ip`). This address is local
-/// anyway, like all of 127.0.0.0/8. With scope host, it never becomes a source address.
+/// Address that keeps IPv4 active on the link while service addresses are routes. When a link loses
+/// its last IPv4 address, the kernel removes the link's routes (`fib_disable_ip`).
+///
+/// The address has no other effect. Like all of 127.0.0.0/8, it is local in any case. Its scope is
+/// host, so it never becomes a source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// Service address of the virtual server that makes the kernel load a scheduler. The virtual server
-/// has no destinations, and no other program creates one like it.
+/// Service address of a virtual server whose creation makes the kernel load a scheduler. The
+/// virtual server has no destinations. No other program creates a virtual server at this address.
 pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     20_000,
@@ -53,7 +55,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("ipvs")
 };
 
-/// Returns the names of a family's sets, and the spare set that a crash may have left. Earlier
+/// Returns the names of a family's sets, and of the spare set that a crash may have left. Earlier
 /// builds used IPv4's spare name for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::every().map(|set| OwnSet {
@@ -69,8 +71,8 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the temporary name of a set that replaces a smaller one. Each family has its own name,
-/// because both families share the name space of sets and may replace sets at the same time.
+/// Returns the temporary name of a set that replaces a smaller set. Each family has its own name:
+/// both families share one name space of sets, and may replace sets at the same time.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

@@ -1,9 +1,12 @@
-//! Foreign virtual servers: those without evidence that they are ours.
+//! Foreign virtual servers: no evidence shows that a kube-proxy created them.
 //!
-//! Another program's virtual server stays, even if a Service wants the same key. The Service gets
-//! the key once the foreign virtual server is removed. Until then the kernel refuses ours. The
-//! proxy retries in a separate plan, with back-off. Meanwhile no evidence marks the foreign virtual
-//! server as ours: no set contains it, and its address is not bound to `kube-ipvs0`.
+//! If a Service wants the key of a foreign virtual server:
+//!
+//! - The foreign virtual server stays, and the kernel refuses ours. The proxy retries in a separate
+//!   plan, with back-off.
+//! - The Service gets the key once another program removes the foreign virtual server.
+//! - Until then, the proxy creates no evidence that the foreign virtual server is ours. No set
+//!   contains its address and port, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -15,13 +18,13 @@ pub(crate) struct ForeignServers {
     servers: HashMap<VirtualServerKey, VirtualServer>,
     /// True once all evidence of ownership has been read.
     is_judged: bool,
-    /// Virtual servers that appeared or disappeared after the Services at their addresses were
-    /// compiled.
+    /// Virtual servers that other programs added or removed after the compilation of the Services
+    /// at their addresses.
     changed: HashSet<VirtualServerKey>,
     /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview of a start. A preview does not try to write at another program's virtual
-    /// server, because its writes always succeed.
+    /// True in a preview of a start. A preview must not try to write at a foreign virtual server's
+    /// key, because in a preview every write succeeds.
     is_foreseeing: bool,
 }
 
@@ -46,8 +49,8 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be created with this key: no foreign one is known there, or it
-    /// may no longer exist.
+    /// True if a virtual server may be created with this key. Either no foreign virtual server has
+    /// the key, or the foreign one may no longer exist.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }

@@ -1,8 +1,8 @@
-//! Drains virtual servers by mark that no Service wants any more, after a change of a traffic
-//! policy or of `--ipvs-semantics`.
+//! Drains fwmark virtual servers that no Service wants any more, after a change of a traffic policy
+//! or of `--ipvs-semantics`.
 //!
-//! Once packets no longer get the mark, new connections use the virtual server at their address.
-//! The virtual server by mark keeps its open TCP connections at weight 0, like a removed endpoint.
+//! Once rules no longer mark packets, new connections use the virtual server at their address. The
+//! fwmark virtual server keeps its open TCP connections, with weight 0 like a removed endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The IPVS mode's interface to the kernel.
+//! The interface between IPVS mode and the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Access to the kernel for one IP family. The implementations are netlink, and a strict fake for
-/// tests. Each lane (worker thread) has its own instance.
+/// Access to the kernel for one IP family. There are two implementations: netlink, and a strict
+/// fake for tests. Each lane (worker thread) has its own instance.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, to measure how long writes take. A fake kernel may have its own
+    /// Returns the current time, with which callers measure writes. A fake kernel may have its own
     /// clock.
     fn clock(&self) -> Instant {
         Instant::now()
@@ -54,24 +54,24 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and advice for the operator.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
-    /// Returns the number of virtual servers if the kernel reports it. Otherwise reports whether
-    /// `one` exists. Costs one or two system calls, however many virtual servers there are.
+    /// Returns the number of virtual servers if the kernel reports the number. Otherwise reports
+    /// whether the virtual server `one` exists. Needs one or two system calls for any number of
+    /// virtual servers.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
-    /// Makes the kernel load a scheduler, which may take as long as the kernel needs to load a
-    /// module.
+    /// Makes the kernel load a scheduler. Blocks until the kernel has loaded the module.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator if the kernel has no such scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
-    /// Performs the writes of a plan in order, also those after a failed write. Returns one outcome
-    /// for each write.
+    /// Performs the writes of a plan in order, and continues after a failed write. Returns one
+    /// outcome for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
     /// Returns the number of connections, active and inactive, of each destination of these virtual
@@ -93,8 +93,8 @@ pub struct FoundSets {
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// Members of the sets of the former shim (from an earlier run). Only the first read returns
-    /// them. Until they are removed, they prove ownership of virtual servers.
+    /// Members of the sets of the former shim, from an earlier run. Only the first read returns
+    /// these members. Until they are removed, they prove ownership of virtual servers.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
@@ -138,8 +138,8 @@ pub enum Glance {
 pub struct Snapshot {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link in the form that `--ipvs-vip-mode` chooses, without IPv6
-    /// link-local ones.
+    /// Service addresses on the link, as addresses or routes according to `--ipvs-vip-mode`. IPv6
+    /// link-local addresses are not included.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link in the other form, which an earlier run chose.
     pub bound_otherwise: BTreeSet<IpAddr>,
@@ -193,13 +193,12 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// True if a kube-proxy in IPVS mode created the virtual server, according to the evidence. Any
-    /// of these suffices:
+    /// True if a kube-proxy in IPVS mode created the virtual server, according to the evidence. One
+    /// of these facts suffices:
     ///
-    /// * A set names it.
+    /// * A set contains the virtual server's address and port.
     ///
-    /// * Its address is on `kube-ipvs0` or in a set, and no set names another virtual server at
-    ///   that address.
+    /// * Its address is on `kube-ipvs0` or in a set, and no set contains this address with a port.
     ///
     /// * Its port is a NodePort, and its address belongs to the node.
     ///
@@ -222,8 +221,8 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set names a virtual server at this address. The sets then name all virtual servers
-    /// that a kube-proxy created there, and all others are foreign.
+    /// True if a set contains this address with a port. The sets then contain all virtual servers
+    /// that a kube-proxy created at the address, so all others there are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);

@@ -1,4 +1,4 @@
-//! Types of this mode that the [`engine`] requires.
+//! Types of IPVS mode that the [`engine`] requires.
 
 use crate::config::Config;
 pub(crate) use crate::part::{Lane, Part};

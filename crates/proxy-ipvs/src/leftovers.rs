@@ -1,4 +1,4 @@
-//! Places where other modes leave entries.
+//! Places in the kernel where other modes leave entries.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum LeftoverPlace {
     Ended,
     /// The nftables table of this mode's shim, after the shim moved elsewhere.
     OwnTable,
-    /// Ipsets of this mode, after the shim moved to nftables. The rules that match these sets are
+    /// Ipsets of IPVS mode, after the shim moved to nftables. The rules that match these sets are
     /// removed first.
     Ipsets,
 }
@@ -39,7 +39,7 @@ impl fmt::Display for LeftoverPlace {
 }
 
 /// Returns other modes' leftovers in the output of `iptables-save`, except chains that the shim
-/// also uses. These leftovers serve until the shim is installed.
+/// also uses. These leftovers still serve packets until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

@@ -1,5 +1,5 @@
-//! The IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes
-//! that turn the kernel's state into the wanted one.
+//! IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes that
+//! change the kernel's state to the wanted one.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,10 +7,11 @@
 //!                          dump of a part ─ observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. [`Kernel`] has two implementations: netlink, on worker threads, and the
-//! tests' strict fake.
+//! - [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! - An [`Engine`](engine::Engine) makes it a [`Mode`](proxy::Mode), the [`Proxier`].
+//! - All code up to the plan is pure.
+//! - A lane is a worker thread that accesses the kernel.
+//! - [`Kernel`] has two implementations: netlink, and the tests' strict fake.
 
 mod access;
 mod balance;

@@ -1,5 +1,5 @@
-//! Events about addresses of `kube-ipvs0`. This module distinguishes the proxy's own changes from
-//! other programs' changes.
+//! Notifications about addresses of `kube-ipvs0`. This module distinguishes the proxy's own changes
+//! from changes by other programs.
 
 use std::mem;
 use std::net::IpAddr;
@@ -18,24 +18,24 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Link {
     /// Addresses that this proxy removed, until the event arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, which removes addresses. Becomes false when all
-    /// addresses are read again.
+    /// True after this proxy set the link down, which makes the kernel remove addresses. Becomes
+    /// false when a lane has read all addresses again.
     was_set: bool,
-    /// True if the link may lack addresses that the tables contain. Becomes false when all
-    /// addresses are read again.
+    /// True if the link may lack addresses that the tables contain. Becomes false when a lane has
+    /// read all addresses again.
     is_doubtful: bool,
 }
 
 /// A removed address whose event has not arrived yet.
 struct RemovedAddress {
     at: Instant,
-    /// True if the address may still exist: it was bound again, or the reply to its removal was
-    /// lost.
+    /// True if the address may still exist: the proxy bound it again, or the reply to its removal
+    /// was lost.
     is_unclear: bool,
 }
 
-/// Returns the address that a write removes, if the kernel sends an event about it. The kernel
-/// sends events for addresses, but not for routes.
+/// Returns the address that a write removes, if the kernel sends a notification about it. The
+/// kernel sends one for an address, but not for a route.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode.uses_routes()) {
         (Op::UnbindAddress(address), false) | (Op::UnbindOtherwise(address), true) => {
@@ -81,8 +81,8 @@ impl Link {
         }
     }
 
-    /// Books the outcomes of a recorded plan. Returns true if an event was attributed to the wrong
-    /// program. All addresses must then be read.
+    /// Books the outcomes of a recorded plan. Returns true if a notification was attributed to the
+    /// wrong program; the caller must then read all addresses.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -132,7 +132,7 @@ impl Link {
         }
     }
 
-    /// Records that all addresses were read. Returns true if this proxy had set the link down
+    /// Records that a lane has read all addresses. Returns true if this proxy had set the link down
     /// before.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)

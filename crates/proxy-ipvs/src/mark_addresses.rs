@@ -1,4 +1,5 @@
-//! Address of each mark. The writer of virtual servers shares it with readers of counters.
+//! Addresses of each firewall mark. The writer of virtual servers shares this table with the
+//! readers of counters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +8,8 @@ use proxy::{IpFamily, ServiceAddress};
 
 type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
 
-/// Service address of each mark. Connections with the mark belong to the Service at that address.
-/// Clones share the content.
+/// Service address of each mark. A connection with the mark belongs to the Service at that address.
+/// All clones share one table.
 #[derive(Debug, Clone, Default)]
 pub struct MarkAddresses(Arc<Mutex<Addresses>>);
 

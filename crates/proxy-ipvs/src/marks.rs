@@ -1,7 +1,7 @@
-//! Marks of virtual servers for clients from outside the cluster (`--ipvs-semantics=exact`).
+//! Marks of virtual servers for clients outside the cluster (`--ipvs-semantics=exact`).
 //!
-//! A restart keeps all marks, because the kernel stores them with the addresses in the set
-//! KUBE-LOCAL-MARK: a map in nftables, an ipset with marks in iptables.
+//! Marks survive a restart, because the kernel stores them with their addresses in the set
+//! KUBE-LOCAL-MARK. The set is a map in nftables, and an ipset with marks in iptables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ pub(crate) struct Marks {
     taken: HashMap<u32, Protocol>,
     /// Service ports that wait for a free mark, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Last mark of each address, from the first read of the kernel or assigned since. `None` until
-    /// that read. Until then, no Service port gets a mark.
+    /// Last mark of each address: read from the kernel at the start, or assigned since. `None`
+    /// before that read; until then, no Service port gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
     /// Smallest number that may be free.
     next: u32,
-    /// True if Services that may need a mark must be compiled again, because the kernel's marks
-    /// have been read.
+    /// True if the proxy has read the kernel's marks, but has not yet compiled the Services that
+    /// may need a mark.
     is_news: bool,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
@@ -71,8 +71,8 @@ impl Marks {
         self.is_news || self.freed > 0
     }
 
-    /// Returns true in the first call after the kernel's marks were read. All Services that may
-    /// need a mark must then be compiled again.
+    /// Returns true in the first call after the read of the kernel's marks. The caller must then
+    /// compile all Services that may need a mark.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }
@@ -109,7 +109,7 @@ impl Marks {
     }
 
     /// Returns a mark for a Service port with these addresses. Returns `None` if no mark is free,
-    /// or the kernel's marks have not been read yet.
+    /// or if the kernel's marks have not been read yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -142,8 +142,7 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// True if the table knows the addresses of each mark. With upstream's semantics there are
-    /// none.
+    /// True if the table contains the addresses of each mark. Upstream's semantics use no marks.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
@@ -153,8 +152,8 @@ impl Marks {
         self.addresses.get(&mark).into_iter().flatten()
     }
 
-    /// Frees the mark of a Service port. Another Service port can get the mark once its virtual
-    /// server is removed.
+    /// Frees the mark of a Service port. Another Service port can get the mark after the virtual
+    /// server with the mark is removed.
     pub(crate) fn release(&mut self, owner: &Arc<Owner>, tables: &Tables) {
         self.waiting.remove(owner);
         if let Some(mark) = self.of_owners.remove(owner) {
@@ -191,8 +190,8 @@ impl Marks {
         }
     }
 
-    /// Records the addresses of a mark. A former address stays while the kernel has its set
-    /// element.
+    /// Records the addresses of a mark. A former address remains recorded while the kernel has its
+    /// set element.
     fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
         if let Some(first) = at.first() {
             self.shared.set(self.family, mark, *first);
@@ -264,15 +263,15 @@ impl FormerMarks {
         }
     }
 
-    /// Returns the protocol of a virtual server that no Service wants. An unknown protocol counts
-    /// as TCP, because after a restart only TCP destinations still drain.
+    /// Returns the protocol of a virtual server that no Service wants. Returns TCP if the protocol
+    /// is unknown: after a restart, only TCP destinations still drain.
     pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
         let first = self.addresses.get(key).and_then(BTreeSet::first);
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
-    /// True if packets of the virtual server's connections may still arrive: a Service has one of
-    /// its addresses, or its addresses are unknown.
+    /// True if packets of the virtual server's connections may still arrive. Either a Service has
+    /// one of the virtual server's addresses, or these addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);

@@ -1,9 +1,13 @@
 //! Order of changes between virtual servers and the sets that control masquerading.
 //!
-//! Without masquerading, an endpoint on another node sees the client's address. It replies to the
-//! client directly, and the client drops that reply. So a virtual server loses its exemption from
-//! masquerading before it gets such endpoints, and regains the exemption after it has lost them. It
-//! does no harm to masquerade packets a little too long.
+//! Without masquerading, an endpoint on another node sees the client's address and replies to the
+//! client directly. The client then drops the reply. So the order is:
+//!
+//! 1. Before a virtual server gets endpoints on other nodes, it loses its exemption from
+//!    masquerading.
+//! 2. After it has lost such endpoints, it becomes exempt again.
+//!
+//! It does no harm to masquerade packets a little too long.
 
 use std::time::Instant;
 
@@ -17,8 +21,8 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Sets that exempt packets from masquerading. All endpoints of the virtual servers that their
-/// members name are on this node.
+/// Sets whose members exempt virtual servers from masquerading. All endpoints of such a virtual
+/// server are on this node.
 pub(crate) const EXEMPT: [Set; 4] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -26,7 +30,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that will be created or changed. The value is true if the virtual server has
+/// Virtual servers that a plan will create or change. The value is true if the virtual server has
 /// destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
@@ -51,8 +55,8 @@ impl ChangingServers {
         Self { keys, ports }
     }
 
-    /// Returns true if the member exempts a virtual server with destinations. Returns `None` if it
-    /// exempts no virtual server.
+    /// Returns true if the member exempts a virtual server with destinations, and false if that
+    /// virtual server has none. Returns `None` if the member exempts no virtual server.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -92,8 +96,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets for packets from outside. Their members give packets the mark of a virtual server, or let
-/// packets keep their source.
+/// Sets for packets from outside the cluster. Their members mark packets for a fwmark virtual
+/// server, or exempt packets from masquerading.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -103,8 +107,8 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a member must wait until its virtual server by mark accepts new connections. Until then,
-/// packets from outside reach the virtual server at the address, and are masqueraded.
+/// True if a member must wait until its fwmark virtual server accepts new connections. Meanwhile,
+/// packets from outside use the virtual server at the address, and rules masquerade them.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -127,10 +131,12 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_there(&key))
 }
 
-/// True if a virtual server exists and sends new connections only to wanted endpoints, if any are
-/// wanted. While it drains, its weights are 0. After a change of its Service, it has the former
-/// endpoints for a while. A virtual server whose write fails also counts, so that no entry waits for
-/// it.
+/// True if no other entry must wait for the virtual server. One of these conditions suffices:
+///
+/// - It exists and sends new connections only to wanted endpoints, to one at least if any are
+///   wanted. (During a drain, weights are 0. After a change of the Service, the former endpoints
+///   stay for a while.)
+/// - Its write fails. No entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
@@ -141,7 +147,7 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// Returns the writes that remove unwanted marks and exemptions of addresses. If an address gets
-/// another mark, its old mark stays until the other virtual server exists.
+/// another mark, its old mark stays until the virtual server of the new mark exists.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
@@ -162,8 +168,8 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if a virtual server still sends new connections to unwanted endpoints. While the one at an
-/// address does, packets from outside keep their mark.
+/// True if a virtual server still sends new connections to unwanted endpoints. If its key is an
+/// address, packets from outside keep their mark meanwhile.
 fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -181,7 +187,7 @@ pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
     at.any(|key| loses_endpoints(tables, key))
 }
 
-/// True if an unwanted mark must stay, and with it the rules that set marks. While the virtual
+/// True if an unwanted mark must stay, together with the rules that set marks. While the virtual
 /// servers are unknown, every mark stays.
 pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let table = tables.members(Set::LocalMark);
@@ -193,8 +199,8 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Returns the writes that remove unwanted members from the sets that drop packets without an
-/// endpoint.
+/// Returns the writes that remove unwanted members from the sets of addresses without an endpoint,
+/// whose packets rules drop.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {
@@ -226,8 +232,8 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     there.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
-/// Returns removed endpoints that may still receive packets: their removal is pending, or its reply
-/// was lost.
+/// Returns removed endpoints that may still receive packets. Their removal is pending, or the
+/// kernel's reply to the removal was lost.
 pub(crate) fn still_served(tables: &Tables, marks: &Marks) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

@@ -1,6 +1,6 @@
 //! `--ipvs-shim=nftables`: rules and sets in this proxy's own nftables table, for nodes without
-//! iptables and ipset. This module contains only data; [`netlink`](crate::netlink) writes it to the
-//! kernel.
+//! iptables and ipset. This module contains only data; [`netlink`](crate::netlink) writes the table
+//! to the kernel.
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
@@ -18,6 +18,6 @@ pub(crate) use sets::{
     FORBIDDEN, SetElement, definition, definition_of, is_of, member, place, prefix_set,
 };
 
-/// Name of the table with which the daemon tests whether the kernel supports the shim. Its
-/// transaction is never committed.
+/// Name of the table with which the daemon tests whether the kernel supports the shim. The daemon
+/// never commits the transaction with this table.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

@@ -1,5 +1,5 @@
-//! The real kernel: IPVS and rtnetlink for one IP family, and ipset with iptables, or nftables, for
-//! the shim.
+//! The real kernel: IPVS and rtnetlink for one IP family. For the shim, ipset with iptables, or
+//! nftables.
 //!
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
@@ -11,12 +11,14 @@
 //!                  └─ Native ─── nfnetlink ──────── sets and shim, in our table
 //! ```
 //!
-//! Calls block while the kernel works, so they run on a separate thread
-//! ([`netlink_batch::Worker`]). All sockets belong to the network namespace of the thread that
-//! opened them. A dump opens new sockets: a reloaded module has another number, and a failed socket
-//! cannot be reused. Adjacent writes of one kind are sent together. Each refusal becomes a message
-//! with advice, because the meaning of an error number depends on the write. The meanings were
-//! observed on Linux 6.1.
+//! - **Threads**: calls block while the kernel works, so they run on a separate thread
+//!   ([`netlink_batch::Worker`]).
+//! - **Network namespace**: all sockets belong to the namespace of the thread that opened them.
+//! - **Dumps**: each dump opens new sockets. A reloaded module has another family number, and a
+//!   failed socket cannot be reused.
+//! - **Batches**: adjacent writes of one kind are sent together.
+//! - **Refusals**: each refusal becomes a message with advice. The meaning of an error number
+//!   depends on the write; the meanings were observed on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -61,9 +63,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules for [`iptables::Iptables::choose_loading`]. Mostly, only this mode
-/// uses these modules. `ip_vs` and the scheduler are loaded elsewhere. The kernel loads modules for
-/// rarer rules by itself.
+/// Aliases of kernel modules for [`iptables::Iptables::choose_loading`]. Mostly, only IPVS mode
+/// uses these modules. Other code loads `ip_vs` and the scheduler. The kernel itself loads modules
+/// for rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -74,7 +76,7 @@ pub const MODULES: [&str; 6] = [
 ];
 
 /// Access to the kernel for one IP family. Each part is opened at its first use, because a lane
-/// uses only one or two.
+/// (worker thread) uses only one or two parts.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
@@ -92,19 +94,19 @@ pub struct NetlinkKernel {
     /// Our sockets. Their changes to nftables cause no event for this process.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the backend in use, read until all are known. Later reads are unnecessary,
-    /// because no other kube-proxy runs beside this one. `None`: not all are known.
+    /// Leftovers outside the backend in use. Read once, because no other kube-proxy runs beside
+    /// this one and adds leftovers. `None`: not all have been read yet.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
     /// True once the sets of the former shim were read.
     has_looked_for_former_sets: bool,
-    /// Length of the last output of `iptables-save` in characters, which predicts the time of a
-    /// restore.
+    /// Length of the last output of `iptables-save` in characters. It predicts how long a restore
+    /// takes.
     saved: usize,
 }
 
 impl NetlinkKernel {
     /// Opens the sockets and checks that the kernel has all required parts. The first use makes the
-    /// kernel load IPVS. If that fails, runs `modprobe ip_vs` once.
+    /// kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
     ///
     /// # Errors
     ///
@@ -120,8 +122,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets for reads only, without testing iptables. A read may make the kernel load
-    /// a module.
+    /// Opens the sockets for reads only, and does not test iptables. A read may make the kernel
+    /// load a module.
     ///
     /// # Errors
     ///
@@ -174,8 +176,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets whether routes of service addresses name a node address as the source of the node's own
-    /// packets. The default is no.
+    /// Sets whether the node's own packets to service addresses have a node address as their
+    /// source. If so, the routes of the service addresses name this source. The default is no.
     #[must_use]
     pub fn with_node_source(mut self, has_node_source: bool) -> Self {
         self.has_node_source = has_node_source;
@@ -192,8 +194,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Registers this kernel's sockets among our own sockets, whose changes to nftables cause no
-    /// event.
+    /// Adds this kernel's sockets to the list of our own sockets. Changes of nftables through a
+    /// listed socket cause no notification.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -250,16 +252,16 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules in advance. The first regular read then costs nothing, unless the rules have
-    /// changed. Errors appear at that read.
+    /// Reads the rules in advance. The first regular read then costs nothing if the rules have not
+    /// changed. That read also reports an error of this one.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// Returns the number of netlink messages that `self` sent since it was opened, or since each
-    /// part was last read. Wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages that `self` sent. Each part counts from its opening or
+    /// its last read. The number wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -279,7 +281,7 @@ impl NetlinkKernel {
     }
 
     /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both families of the
-    /// network namespace. The unit is whole seconds. Zero leaves a timeout unchanged.
+    /// network namespace. The kernel counts in whole seconds. Zero leaves a timeout unchanged.
     ///
     /// # Errors
     ///

@@ -63,8 +63,8 @@ impl Ipvs {
             // The kernel may make a set larger than requested: a bitmap has room for every port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Reads the rules again: sets and rules share a table, so both may have
-                    // changed.
+                    // Sets and rules share a table, so both may have changed. Reads the rules
+                    // again, too.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -113,8 +113,8 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // This process set the link down, which removed some addresses. Their absence is no
-            // foreign change.
+            // This process set the link down, so the kernel removed some addresses. Their absence
+            // is not another program's change.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -149,9 +149,10 @@ impl Ipvs {
         self.cover.refresh(&self.tables);
     }
 
-    /// Updates the addresses of the node's other interfaces. Recompiles two groups of Services:
-    /// those with NodePorts, if the serving addresses changed, and those with an address that an
-    /// interface gained or lost.
+    /// Updates the addresses of the node's other interfaces. Compiles two groups of Services again:
+    ///
+    /// - Services with NodePorts, if the addresses that serve NodePorts changed.
+    /// - Services with an address that an interface gained or lost.
     fn take_interface_addresses(
         &mut self,
         state: &mut State,
@@ -184,17 +185,17 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services before their own change is reported, because the model may be newer than
-    /// the claims.
+    /// Compiles Services again before the engine reports their own change, because the model may be
+    /// newer than the claims.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
         self.hand_on(state, model, names, had);
     }
 
-    /// Recompiles the next owners of virtual servers and addresses that these Services released.
-    /// The change of owner then needs one plan, without a removal in between. Services in `done`
-    /// are up to date.
+    /// Compiles the Services again that now own virtual servers or addresses which the Services in
+    /// `names` released. One plan then changes the owner, without a removal in between. Services in
+    /// `done` are up to date.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -231,8 +232,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts the virtual servers of an earlier run or of upstream. Runs once all evidence from
-    /// before the first write was read.
+    /// Adopts the virtual servers of an earlier run or of upstream. Called after all evidence has
+    /// been read, and before the first write.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -255,9 +256,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers without evidence of ownership, which may be lost. It adopts one if a
-    /// kube-proxy would have created the same virtual server for a wanted address. Reports all
-    /// other programs' virtual servers.
+    /// Adopts virtual servers whose evidence of ownership may be lost: those that a kube-proxy
+    /// would have created in the same way for a wanted address. Reports all other virtual servers
+    /// without evidence as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -373,8 +374,8 @@ impl Ipvs {
 struct Free {
     /// Addresses of the released virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that no Service wants on the link: all Services released them, or the node owns
-    /// them.
+    /// Addresses on the link that no Service wants. Either all Services released the address, or
+    /// the node owns it.
     addresses: HashSet<IpAddr>,
 }
 

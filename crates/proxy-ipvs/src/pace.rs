@@ -1,4 +1,4 @@
-//! Limits the frequency of complete comparisons that kernel events cause.
+//! Limits the frequency of complete comparisons after kernel notifications.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Records an event. Returns true if a comparison must begin now. Returns false if a later
-    /// comparison will include the event.
+    /// Records a notification. Returns true if a comparison must begin now, and false if a later
+    /// comparison will include the change.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)

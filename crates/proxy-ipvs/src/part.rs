@@ -12,8 +12,8 @@ engine::parts! {
         /// Reads for the drift check, in parallel with the other lanes. Never writes.
         Reader,
     }
-    // The names of the parts are the same for both carriers of sets and rules: ipset with iptables,
-    // and nf_tables.
+    // Part names are the same for both carriers of sets and rules: ipset with iptables, and
+    // nftables.
     parts {
         /// The virtual servers with their destinations.
         Servers on Services: "the virtual servers",

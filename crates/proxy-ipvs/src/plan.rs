@@ -1,7 +1,7 @@
-//! Plans: writes as data, in order, and their outcomes.
+//! Plans: lists of writes, in order, and their outcomes.
 //!
-//! A [`Plan`] can be printed, counted and tested. Only a [`Kernel`](crate::kernel::Kernel) executes
-//! it.
+//! A [`Plan`] is data: it can be printed, counted and tested. Only a
+//! [`Kernel`](crate::kernel::Kernel) executes it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,8 +23,8 @@ use crate::sets::{Member, Set};
 pub enum Op {
     /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need it up.
     CreateLink,
-    /// Creates a set with room for this number of members. If a smaller set exists, a larger one
-    /// with the same members replaces it.
+    /// Creates a set with room for this number of members. If a smaller set exists, replaces it
+    /// with a larger set that has the same members.
     CreateSet(Set, u32),
     /// Removes an empty set that no rule matches.
     RemoveSet(Set),
@@ -32,7 +32,7 @@ pub enum Op {
     AddMember(Set, Member),
     /// Removes a member.
     RemoveMember(Set, Member),
-    /// Changes the shim from `installed` to `wanted`, by one `iptables-restore` or one nftables
+    /// Changes the shim from `installed` to `wanted`, with one `iptables-restore` or one nftables
     /// transaction.
     WriteRules {
         /// Shim after the write.
@@ -52,20 +52,20 @@ pub enum Op {
     SetDestination(VirtualServerKey, RealServer),
     /// Removes a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Binds a service address to `kube-ipvs0`, in the form of `--ipvs-vip-mode`. Addresses have
-    /// the full prefix length.
+    /// Binds a service address to `kube-ipvs0`, as an address or a route according to
+    /// `--ipvs-vip-mode`. The address has the full prefix length.
     BindAddress(IpAddr),
     /// Unbinds a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
     UnbindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0`, in the form that `--ipvs-vip-mode` does not
-    /// choose.
+    /// Unbinds a service address from `kube-ipvs0` that an earlier run with another
+    /// `--ipvs-vip-mode` bound.
     UnbindOtherwise(IpAddr),
     /// Makes the addresses of a network local, by a route on `kube-ipvs0`.
     BindRange(IpNet),
     /// Removes the route of a network from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Removes leftovers of another mode, or those in the other iptables backend. Needs at most one
-    /// `iptables-restore`.
+    /// Removes leftovers of another mode, or leftovers in the other iptables backend. Needs at most
+    /// one `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
@@ -268,7 +268,7 @@ pub enum Fault {
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The proxy's record was wrong: an entry unexpectedly exists or is missing. The kernel must be
-    /// read again.
+    /// The tables were wrong: the kernel unexpectedly has the entry or lacks it. The proxy must
+    /// read the kernel again.
     Belief,
 }

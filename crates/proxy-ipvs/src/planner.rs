@@ -1,7 +1,7 @@
 //! Planner: computes each lane's next plan from the tables. Pure.
 //!
 //! Three lanes (worker threads) write to the kernel in parallel. If an entry needs an entry of
-//! another lane, only the first entry waits:
+//! another lane, only that entry waits, not its lane:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
@@ -11,13 +11,13 @@
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! Changes of existing virtual servers never wait. A new virtual server waits for its rules:
-//! without them, endpoints would reply to outside clients from a wrong address, and source ranges
-//! would not apply. Virtual servers of cluster IPs mostly need no rules, so they wait only briefly
-//! at the start ([`Cover`]).
-//!
-//! While rules of the iptables mode serve, they match packets before IPVS does. The shim replaces
-//! these rules, so the planner writes it after all other entries that serve.
+//! - Changes of existing virtual servers never wait.
+//! - A new virtual server waits for its rules. Without them, endpoints would reply to outside
+//!   clients from a wrong address, and source ranges would not apply.
+//! - Virtual servers of cluster IPs mostly need no rules, so they wait only briefly at the start
+//!   ([`Cover`]).
+//! - Rules of iptables mode match packets before IPVS does, and the shim replaces these rules. So
+//!   the shim is written after all other entries that serve.
 
 mod addresses;
 mod budget;
@@ -46,8 +46,8 @@ pub(crate) enum Turn {
     Make,
     /// Removes virtual servers and destinations.
     Break,
-    /// Removes set members that proved ownership of virtual servers which no longer exist, and sets
-    /// that only other semantics use.
+    /// Removes two kinds of entries: set members that proved ownership of removed virtual servers,
+    /// and sets that only another `--ipvs-semantics` uses.
     Forget,
 }
 
@@ -91,8 +91,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. A plan that only adds
-    /// entries and fits its budget has room for a query.
+    /// Returns the next plan for virtual servers, destinations and sets. The plan leaves room for a
+    /// query if it only adds entries and does not exhaust its budget.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,

@@ -1,4 +1,4 @@
-//! The IPVS mode for one IP family, as a scheme of the [`engine`].
+//! IPVS mode for one IP family, as a scheme of the [`engine`].
 //!
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes for writes, one for reads
@@ -6,8 +6,8 @@
 //!                         └ booking, observe ◀─────┘
 //! ```
 //!
-//! Each lane is a worker thread that accesses the kernel. One writes virtual servers and sets, one
-//! addresses, and one rules. An entry waits only if it needs an entry of another lane
+//! A lane is a worker thread that accesses the kernel. One lane writes virtual servers and sets,
+//! one addresses, and one rules. An entry waits only if it needs an entry of another lane
 //! ([`planner`]).
 
 use std::collections::BTreeMap;
@@ -62,8 +62,8 @@ pub struct Ipvs {
     pub(crate) link: Link,
     /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Ranges,
-    /// Inputs from which the ranges were computed, besides the tables. `None` if the tables have
-    /// changed since.
+    /// Inputs from which the ranges were computed, except the tables. `None` if the tables have
+    /// changed since that computation.
     pub(crate) range_ground: Option<RangeGround>,
     /// Networks that get no range, as the log last reported them.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
@@ -82,8 +82,8 @@ impl Ipvs {
         self.drifts.ask();
     }
 
-    /// True if another mode's rules keep serving because an object is unreadable. Only an operator
-    /// can correct the object; a restart does not help.
+    /// True if another mode's rules must stay because the proxy cannot read an object. Only an
+    /// operator can correct the object; a restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
@@ -160,8 +160,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Books the numbers of connections of draining destinations. A destination without
-    /// connections, or after its timeout, is no longer wanted.
+    /// Books the numbers of connections of draining destinations. Stops wanting a destination that
+    /// has no connections or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -189,8 +189,8 @@ impl Ipvs {
         }
     }
 
-    /// Handles an event about a removed service address. Returns true if all addresses must be
-    /// read.
+    /// Handles a notification about a removed service address. Returns true if the caller must read
+    /// all addresses.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
         // In the route form, a route may keep the address local.
         let is_address = state.config.vip_mode == VipMode::Address;
@@ -342,8 +342,8 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // A program that changes rules may also have changed the sets, which are in the
-                // same table.
+                // A program that changed rules may also have changed the sets: both are in the same
+                // table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -354,7 +354,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Skips a second read in this period if the rules were read since, for example after a
+        // Skips the read if a lane has read the rules during this period, for example after a
         // refused write.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -490,8 +490,8 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // Setting the link down removes IPv6 addresses. Bound addresses within
-            // --nodeport-addresses also serve NodePorts.
+            // When a program sets the link down, the kernel removes IPv6 addresses. Also, bound
+            // addresses within --nodeport-addresses serve NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

@@ -1,4 +1,4 @@
-//! Ranges of service addresses: the networks of ServiceCIDRs as local routes
+//! Ranges of service addresses: networks that one local route each makes local
 //! (`--ipvs-vip-mode=range`).
 //!
 //! ```text
@@ -7,10 +7,14 @@
 //!   routes, API servers ─────────┘                            └─▶ compile: addresses that need no route of their own
 //! ```
 //!
-//! Exceptions keep their own routes: each range becomes several routes around them. A route of type
-//! `throw` would end the look-up: without foreign routing rules, the kernel keeps the tables local
-//! and main in one trie (`fib_trie_unmerge`). In that trie a longer route of main also precedes a
-//! range, so destinations of main within a range are exceptions, too.
+//! Exceptions are networks within a range that must keep their own routes. So a range with
+//! exceptions becomes several local routes around them.
+//!
+//! - A single route with `throw` routes for the exceptions is not possible. Without foreign routing
+//!   rules, the kernel keeps the tables local and main in one trie (`fib_trie_unmerge`). A `throw`
+//!   route there would end the whole look-up.
+//! - In this trie, a more specific route of table main has precedence over a range. So the
+//!   destinations of such routes are exceptions, too.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,8 +25,8 @@ use ipnet::IpNet;
 /// Maximum number of routes. Beyond it, each service address gets a route of its own.
 const MOST_ROUTES: usize = 512;
 
-/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter one is more likely an error than
-/// a network of Services, and would cut the node off.
+/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: as
+/// a local route, it would cut the node off from other hosts.
 const SHORTEST: (u8, u8) = (8, 32);
 
 /// Networks that no range may make local.
@@ -30,8 +34,8 @@ const SHORTEST: (u8, u8) = (8, 32);
 pub struct Networks {
     /// Networks of the node's other interfaces, and addresses of API servers.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. Where such a destination contains a range, the
-    /// range takes precedence.
+    /// Destinations of routes in the table `main`. If such a destination contains a range, the
+    /// route of the range has precedence.
     pub routed: BTreeSet<IpNet>,
 }
 
@@ -102,8 +106,8 @@ impl fmt::Display for SkippedRange {
 }
 
 impl Ranges {
-    /// Returns the ranges that cover `nets` without the addresses in `others`. Also returns the
-    /// networks without a range.
+    /// Returns the ranges that cover `nets`, except the addresses in `others`. Also returns the
+    /// networks that get no range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,

@@ -1,7 +1,7 @@
 //! The installed shim: iptables chains with rules and jumps, or the content of an nftables table.
 //!
-//! Rules have the format of `iptables-save`, so wanted rules can be compared with the kernel's
-//! rules as text.
+//! Rules have the format of `iptables-save`. So the proxy can compare wanted rules with the
+//! kernel's rules as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables that the shim uses, in the order of writing, because the kernel replaces each table
-/// separately. Table mangle comes first: packets must have their mark before table nat sends them
-/// to IPVS instead of another mode.
+/// Tables that the shim uses, in the order of writing. The kernel replaces each table separately.
+/// Table mangle comes first: it gives packets their mark before rules in table nat let them pass to
+/// IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
-/// Chains of `--ipvs-semantics=exact`, which precede IPVS. They are in table mangle, because table
-/// filter comes after IPVS at hook output.
+/// Chains of `--ipvs-semantics=exact`, which packets pass before IPVS. They are in table mangle,
+/// because IPVS comes before table filter at hook output.
 pub(crate) const BEFORE_IPVS: &str = "KUBE-IPVS-BEFORE";
 pub(crate) const OUT_BEFORE_IPVS: &str = "KUBE-IPVS-OUT-BEFORE";
 pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
@@ -59,9 +59,9 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains, some of them only on demand. Each missing jump is inserted at
-/// the head of its chain, in this order. In a fresh table, the last jump therefore precedes all
-/// others.
+/// Jumps from the built-in chains; some of them exist only when needed. The proxy inserts each
+/// missing jump at the head of its chain, in this order. So in a fresh table, the last jump is the
+/// first rule.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -187,7 +187,7 @@ impl Rules {
     }
 
     /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
-    /// these rules. All other chains stay, because the input does not name them.
+    /// these rules. The input does not name other chains, so these stay unchanged.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
@@ -343,8 +343,8 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // Skips the kernel's built-in targets and targets for bridges, which need no
-                // module.
+                // Skips targets that need no module: the kernel's built-in targets, and targets for
+                // bridges.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")

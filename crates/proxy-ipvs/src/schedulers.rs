@@ -1,11 +1,13 @@
-//! Schedulers that Services request in addition to the node's own, and their presence in the
+//! Schedulers that Services request in addition to the node's scheduler, and their presence in the
 //! kernel.
 //!
-//! When a virtual server names a scheduler, the kernel loads its module and blocks all IPVS writes
-//! meanwhile. So a Service's virtual server must never cause that load. Instead, the read-only lane
-//! queries each scheduler once. Until the kernel responds, the Service uses the node's scheduler. A
-//! scheduler that an existing virtual server uses needs no query, so a restart changes no
-//! scheduler.
+//! When a virtual server names a scheduler, the kernel loads the scheduler's module. Meanwhile, it
+//! blocks all IPVS writes. So the write of a Service's virtual server must never cause that load:
+//!
+//! 1. The read-only lane queries each scheduler once.
+//! 2. Until the kernel responds, the Service uses the node's scheduler.
+//! 3. A scheduler that an existing virtual server uses needs no query. So a restart changes no
+//!    scheduler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -171,8 +173,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests another query of schedulers that have been missing for some time. Called once per
-    /// sync period.
+    /// Requests another query of schedulers that have been missing for some time. The proxier calls
+    /// it once per sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let SchedulerState::Missing(_, since) = known.state {
@@ -186,8 +188,8 @@ impl Schedulers {
         self.has_answers || self.has_changed
     }
 
-    /// Returns true if Services with a scheduler of their own must be compiled again. Forgets
-    /// missing schedulers that no Service names any more.
+    /// Returns true if Services with their own scheduler must be compiled again. Forgets missing
+    /// schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing =
             |known: &SchedulerEntry| matches!(known.state, SchedulerState::Missing(..));

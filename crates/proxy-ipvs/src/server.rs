@@ -1,4 +1,4 @@
-//! Virtual servers and destinations as values.
+//! Virtual servers and destinations, as values.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,12 +9,12 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. A service address can always be converted to a key.
-/// Sets, claims and evidence of ownership refer to service addresses.
+/// Identity of a virtual server in the kernel. Sets, claims and evidence of ownership refer to
+/// service addresses, and each service address can be converted to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Packets with this firewall mark, to any address. Such virtual servers come first in plans:
-    /// without them, marked packets would reach the virtual server at their address.
+    /// Packets with this firewall mark, to any address. In plans, these virtual servers come first.
+    /// Without them, marked packets would use the virtual server at their address.
     Mark {
         /// Family of the packets.
         family: IpFamily,
@@ -74,8 +74,8 @@ impl From<VirtualServerKey> for ServiceKey {
 pub struct Properties {
     /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
-    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Without `HASHED`,
-    /// which the kernel sets.
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Does not contain
+    /// `HASHED`, which the kernel sets.
     pub flags: u32,
     /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
@@ -94,25 +94,32 @@ impl Properties {
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
     /// Flag that marks a virtual server as created by a kube-proxy, where other evidence may be
-    /// missing. Sets of NodePorts contain only ports, so a virtual server at an address that the
-    /// node has lost could belong to any program. No set names virtual servers by mark.
+    /// missing:
     ///
-    /// The bit has no meaning to the kernel, which stores and returns all flags but tests only the
-    /// six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
-    /// `/proc/net/ip_vs`), so the visible state equals upstream's. Upstream compares flags, so it
-    /// writes such a virtual server once when it takes over. Destinations and connections stay.
+    /// - Sets of NodePorts contain only ports. So a virtual server at an address that the node has
+    ///   lost could belong to any program.
+    /// - No set contains fwmark virtual servers.
     ///
-    /// Alternatives are worse. An additional set, member or address would be visible. The timeout
-    /// and the netmask are in use for session affinity. A file can disagree with the kernel after a
-    /// reboot or another program's change.
+    /// The bit has no meaning to the kernel. The kernel stores and returns all flags, but tests
+    /// only the six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
+    /// `/proc/net/ip_vs`), so the visible state equals upstream's.
     ///
-    /// A virtual server of upstream or of an earlier build lacks the bit and does not get it later;
-    /// its address decides about ownership. If a kernel drops the bit, only this evidence is lost.
-    /// If a kernel refuses it, the virtual server is created without it.
+    /// When upstream takes over, it compares flags and writes such a virtual server once.
+    /// Destinations and connections stay.
+    ///
+    /// Alternatives are worse:
+    ///
+    /// - An additional set, member or address would be visible.
+    /// - The timeout and the netmask are in use for session affinity.
+    /// - A file can contradict the kernel after a reboot or another program's change.
+    ///
+    /// A virtual server of upstream or of an earlier build lacks the bit and does not get it later.
+    /// Its address decides about ownership. If a kernel drops the bit, only this evidence is lost.
+    /// If a kernel refuses the bit, the proxy creates the virtual server without it.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns properties without persistence. With this scheduler (`sh`), the client's address
-    /// chooses the destination. IPVS' persistence by mark keeps the packet's port, so it fits only
+    /// Returns properties without persistence, for scheduler `sh`, which chooses the destination by
+    /// the client's address. IPVS' persistence by mark keeps the packet's port, so it fits only
     /// endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
@@ -138,8 +145,8 @@ impl Properties {
 }
 
 impl VirtualServer {
-    /// True if a kube-proxy could have created `found` here: both have a destination in common. A
-    /// virtual server without destinations must have the same properties.
+    /// True if a kube-proxy could have created `found` for this wanted virtual server: both have a
+    /// destination in common. If `found` has no destinations, the properties must be equal.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -177,11 +184,11 @@ impl VirtualServer {
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections; 0 during a drain. A larger weight in the kernel counts as the
-    /// largest value of this type.
+    /// Share of new connections; 0 during a drain. If the kernel has a larger weight than this type
+    /// can hold, the largest value of the type.
     pub weight: u16,
-    /// Number of connections from which the destination receives no new ones (`ipvsadm -x`). 0: no
-    /// limit.
+    /// Number of connections at which IPVS stops sending new ones to the destination (`ipvsadm
+    /// -x`). 0: no limit.
     pub max_connections: u16,
     /// True if all other attributes have this proxy's defaults: network address translation
     /// (`ipvsadm -m`) and no lower threshold. Other values are not stored.
@@ -207,9 +214,9 @@ impl RealServer {
     }
 }
 
-/// Destinations of a virtual server, sorted by target. Cheap to clone, because the list is shared.
-/// A large node has 500,000 destinations. Usually all are IPv4 and differ only in the address; each
-/// then takes 4 bytes.
+/// Destinations of a virtual server, sorted by target. Cheap to clone, because clones share the
+/// list. A large node has 500,000 destinations. Usually all are IPv4 and differ only in the
+/// address; each then takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
@@ -246,7 +253,7 @@ impl Destinations {
     }
 
     /// Merges two lists in one pass, because each plan merges thousands of lists. Returns each
-    /// target of either list, in order, with its entry in both lists.
+    /// target of either list, in order, with its entries in both lists (`None` if a list lacks it).
     pub(crate) fn beside(
         &self,
         others: &Self,

@@ -1,4 +1,4 @@
-//! Follows the networks of which each becomes local by one route (`--ipvs-vip-mode=range`).
+//! Updates the ranges: networks that one local route each makes local (`--ipvs-vip-mode=range`).
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,8 @@ use crate::ranges::{Networks, RangeGround, RangeSource, Ranges, SkippedRange};
 
 impl Ipvs {
     /// Updates the ranges from the ServiceCIDRs, the node's networks and the API servers. Returns
-    /// true if every Service must be compiled again. Costs O(ServiceCIDRs and API servers) if
-    /// nothing changed.
+    /// true if every Service must be compiled again. If nothing changed, the cost is O(ServiceCIDRs
+    /// and API servers).
     pub(crate) fn follow_ranges(&mut self, state: &State, model: &Model) -> bool {
         // Waits for the node's networks, because no range is certain without them.
         if state.config.vip_mode != VipMode::Range || !state.node.has_addresses {
@@ -63,8 +63,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the ranges whose addresses are or will be local, for the rules that protect the
-    /// node's processes.
+    /// Returns the ranges whose addresses are local or will become local. Rules protect the node's
+    /// processes at these addresses.
     pub(crate) fn guarded_ranges(&self) -> Ranges {
         let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
         let is_unwanted = |net: &IpNet| !self.ranges.nets.iter().any(|of| of.contains(net));

@@ -1,7 +1,7 @@
-//! The `KUBE-*` sets. Each has one row with upstream's name, type and comment.
+//! The `KUBE-*` sets: a table with upstream's name, type and comment of each set.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. A set's comment appears in the
-//! iptables rules that match the set, not in the set itself. Names of IPv6 sets begin with
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The comment is not stored in the
+//! set; it appears in the iptables rules that match the set. Names of IPv6 sets begin with
 //! `KUBE-6-` and are cut to the kernel's limit of 31 characters (`IPSET_MAXNAMELEN` without the
 //! final NUL).
 
@@ -53,7 +53,7 @@ pub enum SetKind {
     AddressPortNet,
     /// Ports (`bitmap:port` with range 0-65535).
     Port,
-    /// Addresses with a port, each mapped to the mark for packets to it (`hash:ip,port` with
+    /// Addresses with a port, each mapped to the mark that packets to it get (`hash:ip,port` with
     /// `skbinfo`).
     AddressPortMark,
 }
@@ -287,14 +287,14 @@ impl Set {
         }
     }
 
-    /// True if the set's members prove ownership of virtual servers. The proxy removes such a
-    /// member only after its virtual server.
+    /// True if the set's members prove ownership of virtual servers. The proxy removes the virtual
+    /// server first, and then the member.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for members of two sets: a loop-back
-    /// member contains an endpoint, and a port is served at several addresses.
+    /// Returns the service address of a member. Returns `None` for members of two kinds of sets: a
+    /// loop-back member contains an endpoint, and a node port is served at several addresses.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -359,8 +359,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint of a loop-back member, whose packets to itself are masqueraded. Returns
-    /// `None` for any other member.
+    /// Returns the endpoint of a loop-back member. Rules masquerade packets that this endpoint
+    /// sends to itself. Returns `None` for any other member.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

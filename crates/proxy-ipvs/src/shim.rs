@@ -1,5 +1,5 @@
-//! The shim: the few rules that masquerade packets and filter them by sets. It has three forms with
-//! the same verdicts (`--ipvs-shim`).
+//! The shim: the few rules that masquerade packets and filter them by sets. `--ipvs-shim` chooses
+//! one of three implementations with the same verdicts:
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -7,9 +7,9 @@
 //!   native    our nftables table, with separate sets
 //! ```
 //!
-//! The number of rules depends on which sets have members, and not on the number of Services. The
-//! only exception is KUBE-IPVS-OUT-FILTER in iptables: it has one rule for each load-balancer
-//! address whose source ranges exclude this node.
+//! The number of rules depends on which sets have members, not on the number of Services. The only
+//! exception is KUBE-IPVS-OUT-FILTER in iptables: it has one rule for each load-balancer address
+//! whose source ranges exclude this node.
 
 mod early;
 mod lean;
@@ -57,7 +57,7 @@ impl Shim {
     }
 
     /// Returns the rules for source ranges with these prefix lengths. In iptables, one set contains
-    /// ranges of all lengths.
+    /// ranges of all prefix lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -92,8 +92,9 @@ impl Shim {
         Match::NotInSet(set.name(self.family).into(), fields)
     }
 
-    /// Returns the rule that lets `ping` reach service addresses (`--ipvs-answer-ping`), if it is
-    /// needed. The kernel replies at every local address. Unused addresses of a range stay rejected.
+    /// Returns the rule that lets `ping` reach service addresses (`--ipvs-answer-ping`), or `None`
+    /// if no such rule is needed. The kernel replies to pings at every local address. Other rules
+    /// still reject pings to unused addresses of a range.
     fn ping_rule(&self, config: &Config) -> Option<Rule> {
         let matches = [
             Match::Icmp(self.family),
@@ -108,8 +109,9 @@ impl Shim {
         config.answers_ping && self.is_filled(Set::IpvsIps)
     }
 
-    /// Returns the last rules of an access filter's chain. They reject packets to ranges, whose
-    /// addresses are in no set. `exposed` matches packets to ports without a Service.
+    /// Returns the last rules of an access filter's chain. They reject packets to ranges, because
+    /// no set contains the addresses of a range. `exposed` matches packets to ports without a
+    /// Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();
@@ -122,9 +124,9 @@ impl Shim {
         pass.chain(refuse).collect()
     }
 
-    /// Matches the node's own packets to a set. With exact semantics, the node gets all endpoints
-    /// under any traffic policy, so its packets must be masqueraded. Returns `None` if no rule is
-    /// needed.
+    /// Matches the node's own packets to the members of a set. With exact semantics, the node may
+    /// use all endpoints under any traffic policy, so these packets must be masqueraded. Returns
+    /// `None` if no rule is needed.
     fn own_packets_to(
         &self,
         set: Set,
@@ -160,9 +162,10 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
-/// set. Without a detector of local traffic, rules masquerade only packets whose source is a
-/// service address. With exact semantics, no packet has such a source, so there is no condition.
+/// Returns the condition for masquerading packets to a cluster IP: a match, and the fields that the
+/// rule looks up in the set. Without a detector of local traffic, rules masquerade only packets
+/// whose source is a service address. With exact semantics, no packet has such a source, so the
+/// result is `None` and no rule is needed.
 fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
     Some(match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),

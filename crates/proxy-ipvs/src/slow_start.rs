@@ -1,16 +1,15 @@
 //! Slow start: an endpoint that is added to a serving virtual server begins with a tenth of its
 //! weight. The weight grows in steps.
 //!
-//! A growing destination is an ordinary entry of the table, with its present weight as the wanted
-//! one. The option multiplies full weights by the number of steps, because the kernel has only
-//! whole weights. After a restart, the weight in the kernel shows the destination's progress.
-//!
-//! A destination grows only while another destination has its full weight. Otherwise, small weights
-//! would only change the shares among new destinations. So a Service that begins to serve has full
-//! weights at once.
-//!
-//! Costs are bounded. Each new destination costs nine more writes at most. All steps share one
-//! timer, which fires once a second at most, or every 100 ms while a round is full.
+//! - **State**: a growing destination is an ordinary entry of the table. Its wanted weight is its
+//!   present weight.
+//! - **Weights**: the kernel has only whole weights, so the option multiplies full weights by the
+//!   number of steps.
+//! - **Restart**: the weight in the kernel shows how far the destination has grown.
+//! - **Condition**: a destination grows only while another destination has its full weight. So if a
+//!   Service begins to serve, all its destinations have full weights at once.
+//! - **Cost**: each new destination needs at most nine more writes. All steps share one timer. It
+//!   fires once a second at most, or every 100 ms while a round is full.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,7 +43,7 @@ pub struct Ramp {
 
 impl Ramp {
     /// Returns the growth for a scheduler and the largest weight of an endpoint. Returns `None` if
-    /// the scheduler could not distinguish the weights.
+    /// the scheduler could not distinguish the growing weights.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -142,9 +141,9 @@ impl Growths {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if the port had none before. In that
-    /// case, the weights wanted so far are no evidence of growth. This also happens at a start,
-    /// while the kernel's schedulers are unknown.
+    /// Sets the slow start of a Service port. Returns true if the port had no slow start before, as
+    /// at a start while the kernel's schedulers are unknown. In that case, the weights wanted so
+    /// far are not evidence of growth.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -222,8 +221,8 @@ impl Growths {
         }
     }
 
-    /// Returns the time at which a destination began to grow. Returns `None` if it gets its full
-    /// weight at once.
+    /// Returns the time at which a destination began to grow, or `None` if it gets its full weight
+    /// at once.
     fn since(
         &self,
         place: &Place<'_>,
@@ -238,7 +237,8 @@ impl Growths {
             .before
             .and_then(|before| before.destination(real.target));
         // The kernel may lack a destination that was already wanted: its write is pending, or
-        // another program removed it. Such a destination does not grow again.
+        // another program removed the destination. In both cases, the destination does not grow
+        // again.
         if there >= real.weight || before.is_some_and(|before| before.weight > 0) {
             return None;
         }
@@ -253,8 +253,8 @@ impl Growths {
         }
     }
 
-    /// Removes the virtual servers whose next step is due, up to the limit of a round, and returns
-    /// them.
+    /// Removes the virtual servers whose next step is due from the queue, up to the limit of a
+    /// round. Returns them.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {

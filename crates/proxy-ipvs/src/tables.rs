@@ -1,4 +1,4 @@
-//! Tables of this mode: the wanted, actual and pending entries of each kind.
+//! Tables of IPVS mode: the wanted, actual and pending entries of each kind.
 //!
 //! ```text
 //!   claims ──▶ Tables ──planner──▶ Plan ──Kernel──▶ Outcomes ──settle (booking)──▶ Tables
@@ -22,8 +22,8 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set, in members, when upstream creates it. A set with more members gets a larger
-/// capacity.
+/// Capacity of a set, in members, as upstream creates it. If a set has more members, the proxy
+/// gives it a larger capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
@@ -132,8 +132,9 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// True if the kernel has every entry that an owner claims. Invalid destinations may be
-    /// missing: they were reported, and the virtual server's other destinations serve.
+    /// True if the kernel has every entry that an owner claims. An invalid destination may be
+    /// missing, because the proxy has reported it and the virtual server's other destinations
+    /// serve.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -164,21 +165,23 @@ impl Tables {
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
-    /// True if this proxy created or adopted a virtual server, or may have created it without
-    /// receiving the reply.
+    /// True if this proxy created or adopted a virtual server. Also true if it may have created the
+    /// virtual server but the kernel's reply was lost.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
     /// True if the weights of a virtual server may be lowered. False after a lost reply, because
-    /// the new destinations may be missing.
+    /// the kernel may lack the new destinations.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
-    /// True if another mode's rules still serve. In iptables, the shim's chains jump into those
-    /// rules until the chains are rewritten. A shim in nftables comes before other modes' rules and
-    /// tables, so packets no longer reach them.
+    /// True if another mode's rules still serve packets.
+    ///
+    /// - In iptables, the shim's chains jump into the other mode's rules until they are rewritten.
+    /// - In nftables, the shim comes before other modes' rules and tables. So packets no longer
+    ///   reach these.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -200,8 +203,8 @@ impl Tables {
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants capacity for all members of each set, including those that are about to be removed.
-    /// Sets never shrink.
+    /// Sets the wanted capacity of each set: room for all its members, including members that are
+    /// about to be removed. Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {
             if self.sets.wanted(&set).is_none() {

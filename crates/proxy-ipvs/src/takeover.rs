@@ -1,4 +1,4 @@
-//! Ownership of virtual servers that existed before the first write of this process.
+//! Ownership of virtual servers that existed before this process wrote to the kernel.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ impl TakeOver {
         }
     }
 
-    /// Returns the marks that another shim assigned. This run keeps them, so that no virtual server
-    /// changes.
+    /// Returns the marks that another shim assigned in an earlier run. This run keeps the marks, so
+    /// that no virtual server changes.
     pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
         self.former_marks.clone()
     }
@@ -46,8 +46,8 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Adopts virtual servers of an earlier run or of upstream, once all evidence was read. Virtual
-    /// servers in the `excluded` networks count as foreign.
+    /// Adopts virtual servers of an earlier run or of upstream. Called once all evidence has been
+    /// read. Virtual servers in the `excluded` networks count as foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -1,5 +1,5 @@
-//! Tests of the proxier on the real kernel: netlink, ipset, iptables. `ipvsadm`, `ipset`,
-//! `iptables-save` and `ip` show the results.
+//! Tests of the proxier on the real kernel: netlink, ipset, iptables. The tests read the results
+//! with `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
 //! Each test is a node in its own network namespace, with the single interface `eth0`
 //! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has the dumps of upstream's kube-proxy
@@ -361,7 +361,7 @@ fn each_changed_entry_costs_one_netlink_message() {
     on_a_node(|| {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
-        // A new endpoint costs a message for each virtual server of the golden case: cluster IP,
+        // A new endpoint costs one message for each virtual server of the golden case: cluster IP,
         // external IP, load balancer, node port.
         pods.push("10.244.3.6@node2");
         node.endpoints(&web(), &pods);
@@ -369,7 +369,7 @@ fn each_changed_entry_costs_one_netlink_message() {
         pods.push("10.244.1.6@node1");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
-        // The endpoint gets weight 0 and is removed immediately, because it has no connections. Its
+        // The endpoint has no connections, so it gets weight 0 and is removed immediately. Its
         // member of the loopback set is removed, too.
         pods.pop();
         node.endpoints(&web(), &pods);
@@ -542,8 +542,8 @@ fn the_removal_of_all_services_keeps_foreign_entries() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // A virtual server with a mark is read and counted like any other. It is removed if it has
-        // our flag.
+        // The proxier reads and counts a virtual server with a mark like any other. It removes the
+        // virtual server if it has our flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -683,7 +683,7 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // Routes of another protocol or on another link are not ours. They are no evidence that a
+        // A route with another protocol or on another link is not ours. It is no evidence that a
         // virtual server is ours.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
@@ -806,8 +806,8 @@ fn two_thousand_services_are_programmed_in_one_sync() {
     });
 }
 
-/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If it
-/// does, a broadcast address counts as local, and a neighbour's address does not.
+/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If so, a
+/// broadcast address counts as local, and a neighbour's address does not.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -818,7 +818,7 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// If a node has many addresses, the proxier makes the kernel look up each packet's source in the
+/// On a node with many addresses, the proxier makes the kernel look up each packet's source in the
 /// routing table. The kernel's default search takes more steps with each address.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
@@ -862,15 +862,14 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
             "nor after a restart"
         );
 
-        // The route is missing, as after a start of another kube-proxy or a removal by another
-        // program.
+        // Another kube-proxy or another program has removed the route.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
         let unbind = vec![Op::UnbindAddress(address(4_097))];
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // The kernel removes the route together with the link, but keeps the flag
+        // The kernel removes the route together with the link. It keeps the flag
         // `fib_has_custom_local_routes`.
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
@@ -950,8 +949,8 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // These writes add existing entries and delete missing ones, because the recorded state is
-        // wrong.
+        // The recorded state is wrong, so these writes add existing entries and delete missing
+        // ones.
         let outcomes = apply(
             &mut kernel,
             [
@@ -974,7 +973,7 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
         // Another program has just removed the virtual server. The write does not count as failed,
-        // but the proxier reads the virtual servers again.
+        // but its outcome is unknown, so the proxier reads the virtual servers again.
         assert_eq!(*without_link, Outcome::Unknown);
         // SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
@@ -1164,8 +1163,8 @@ fn a_set_of_upstreams_size_accepts_its_full_capacity() {
         let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
         ops.extend((0..65_536).map(add));
         assert_done(&apply(&mut kernel, ops));
-        // Adds all members again, and more. Since Linux 5.6, a set accepts a few members beyond its
-        // capacity while parts of its hash table are not full.
+        // Adds all members again, and some more. Since Linux 5.6, a set accepts a few members
+        // beyond its capacity while parts of its hash table are not full.
         let all: Vec<Op> = (0..70_000).map(add).collect();
         let outcomes = apply(&mut kernel, all.clone());
         assert_done(&outcomes[..65_536]);
@@ -1236,8 +1235,8 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Our changes keep the flag. Upstream does not know the flag, and removes only the
-            // flag.
+            // Our own changes keep the flag. Upstream does not know the flag; its change removes
+            // only the flag.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1270,8 +1269,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // The probe removes the virtual server that a crashed process left, even if the kernel
-        // needs no new query.
+        // The probe removes the virtual server that a crashed process left. It does so even if the
+        // kernel needs no new query.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(

@@ -1,5 +1,5 @@
-//! Compares the strict fake with the kernel. Equal writes must have equal outcomes and result in
-//! equal states.
+//! Compares the strict fake kernel with the real kernel. Equal writes must have equal outcomes and
+//! result in equal states.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -193,8 +193,8 @@ fn compare(family: IpFamily) {
         let op = writes.op();
         let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
         refused += usize::from(real.is_err());
-        // Accepts this difference: the kernel counts a hash set's members per lock, so it sometimes
-        // accepts one more than the capacity.
+        // Accepts a known difference: the kernel counts a hash set's members per lock, so it
+        // sometimes accepts one more member than the capacity.
         if let Op::AddMember(set, member) = &op
             && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
             && let Some(members) = fake.state().snapshot.sets.get_mut(set)

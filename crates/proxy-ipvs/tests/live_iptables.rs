@@ -1,9 +1,9 @@
-//! Tests of iptables on the running kernel, each in its own network namespace: the choice of the
-//! backend, and rules that are read back unchanged. The kernel determines the backends that work.
-//! In Debian's User Mode Linux, nft does not work.
+//! Tests of iptables on the running kernel, each in its own network namespace. They test the choice
+//! of the backend, and that rules are read back unchanged. The kernel determines which backends
+//! work: in Debian's User Mode Linux, nft does not.
 //!
-//! The tests need root, `iptables` and `ipset`, but not IPVS. So `live.rs` tests the rule that
-//! matches IPVS connections.
+//! The tests need root, `iptables` and `ipset`, but not IPVS. The rule that matches IPVS
+//! connections is tested by `live.rs` instead.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;

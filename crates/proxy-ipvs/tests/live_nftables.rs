@@ -1,4 +1,5 @@
-//! Tests of the shim in nftables on the real kernel, without IPVS. `nft` shows the results.
+//! Tests of the shim in nftables on the real kernel, without IPVS. The tests read the results with
+//! `nft`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -20,8 +21,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the lines of our IPv4 table, sorted. `nft` lists sets and chains in the order of their
-/// creation.
+/// Returns the lines of our IPv4 table, sorted, because `nft` lists sets and chains in the order of
+/// their creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -266,8 +267,8 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// Each addition, change or deletion of a chain is one transaction, and so is each change of a
-/// member.
+/// Each addition, change or deletion of a chain is one transaction. Each change of a set member is
+/// one transaction, too.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -441,8 +442,8 @@ fn an_nftables_set_of_another_type_is_replaced() {
     });
 }
 
-/// Only rules in the same table can match the set. The proxy writes our rule again with the new
-/// set, and removes a foreign rule.
+/// Only rules in the same table can match the set. When the proxy replaces the set, it writes our
+/// rule again and removes a foreign rule.
 #[test]
 fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     in_namespace(|| {
@@ -512,7 +513,7 @@ fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     });
 }
 
-/// Another program has made our table dormant. The kernel accepts no new base chain in a
+/// Another program has made our table dormant. The kernel refuses new base chains in the
 /// transaction that activates the table.
 #[test]
 fn a_dormant_table_is_activated() {

@@ -87,8 +87,8 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// The move is one update. The virtual server stays: it gets the new endpoints before it loses the
-/// old ones.
+/// One update moves the address to the other Service. The virtual server stays: it gets the new
+/// endpoints before it loses the old ones.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -274,8 +274,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // A second local endpoint costs one message for the loop-back member, one for the virtual
-    // server, and no process.
+    // A second local endpoint costs one message for the loop-back member and one for the virtual
+    // server. It starts no process.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -287,8 +287,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // Replaces an endpoint without connections. The proxier adds the new endpoint and sets the old
-    // one's weight to 0. Then it removes the old one.
+    // Replaces an endpoint without connections. The proxier adds the new endpoint, sets the old
+    // endpoint's weight to 0, and removes the old endpoint.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -306,7 +306,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     world.sync();
     world.work();
 
-    // Removes an idle endpoint: weight 0, removal of the destination, and removal of its loop-back
+    // Removes an idle endpoint: sets weight 0, removes the destination, and removes its loop-back
     // member.
     world.slice(slice("default/s77", &local));
     world.sync();
@@ -334,8 +334,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // Adds a Service with a NodePort at three addresses: four virtual servers, one message for
-    // each.
+    // Adds a Service with a NodePort at three addresses. This makes four virtual servers, with one
+    // message for each.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -660,9 +660,11 @@ fn a_check_adopts_virtual_servers_by_the_rules_of_a_restart() {
     world.wait(Duration::from_mins(1));
     world.check();
     world.settle();
-    // Only the virtual server whose address is bound to the link is removed. The first one is at no
-    // address of this node. At the second one's address, the sets contain our virtual servers, but
-    // not this one.
+    // The proxier removes only the virtual server whose address is bound to the link. It keeps the
+    // two others:
+    //
+    // - The address of the first one is not on this node.
+    // - At the address of the second one, the sets contain our virtual servers, but not this one.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);
@@ -808,8 +810,8 @@ fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// The first source ranges on a node, while the kernel refuses rules. A closed port is safer than
-/// an open one.
+/// The node gets its first source ranges while the kernel refuses rules. A closed port is safer
+/// than an open one.
 #[test]
 fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
     let mut world = lean();
@@ -1020,8 +1022,8 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // Each endpoint has its own timeout. The later removal of a second endpoint does not extend the
-    // first one's timeout.
+    // Each endpoint has its own drain timeout. The later removal of a second endpoint does not
+    // extend the first endpoint's timeout.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1345,8 +1347,8 @@ fn many_writes_are_split_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination needs one message to drain and one for its removal. All removals fit into
-    // one sync again.
+    // Each destination needs one message for the drain and one for its removal. All removals fit
+    // into one sync again.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

@@ -1,4 +1,4 @@
-//! Compares a dump with the tables, step by step.
+//! Compares a dump with the tables, in steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -16,7 +16,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Number of entries per step, which takes about 2 ms. Every 16 destinations count as one more
+/// Number of entries per step; a step takes about 2 ms. Every 16 destinations count as one more
 /// entry.
 const PIECE: usize = 4096;
 
@@ -33,8 +33,8 @@ pub(super) struct Comparison {
     /// Other programs' virtual servers in the dump, if the dump was complete.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers that the tables do not know, although the kernel's state shows that they are
-    /// ours.
+    /// Virtual servers that the tables do not contain, although the evidence in the kernel shows
+    /// that they are ours.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
@@ -107,8 +107,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump. Some parts have no separate entries. If such a part differs, its
-    /// writing lane reads it again.
+    /// Begins to compare a dump. Some parts have no separate entries. If such a part differs, the
+    /// lane that writes it reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -136,7 +136,7 @@ impl Comparison {
             state.ask(Part::Addresses);
         }
         // A set may be larger than requested: a bitmap has room for every port. If a set is too
-        // small, a new read also returns its members.
+        // small, its lane reads all sets again, with their members.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -211,7 +211,7 @@ impl Comparison {
             } else {
                 found.is_over = true;
                 // Keeps the recorded list if a plan wrote one of these virtual servers since the
-                // dump began. The writing lane reads that virtual server again.
+                // dump began. The lane of services reads that virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -224,8 +224,8 @@ impl Comparison {
         found
     }
 
-    /// Returns other programs' virtual servers. Includes a virtual server that was created after
-    /// the dump, if the kernel refused ours because of it.
+    /// Returns foreign virtual servers. Includes a virtual server that another program created
+    /// after the dump, if the kernel refused ours because of it.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -245,8 +245,8 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes and returns the next member, if any. The value is true if the dump contains the
-    /// member.
+    /// Removes the next member from the list and returns it. The value is true if the dump contains
+    /// the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -261,8 +261,8 @@ impl Comparison {
         None
     }
 
-    /// Removes and returns the next address, if any. The value is true if the dump contains the
-    /// address.
+    /// Removes the next address from the list and returns it. The value is true if the dump
+    /// contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),
@@ -271,8 +271,8 @@ impl Comparison {
     }
 }
 
-/// Returns virtual servers that the tables do not know, although the kernel's state shows that they
-/// are ours.
+/// Returns virtual servers that the tables do not contain, although the evidence in the kernel
+/// shows that they are ours.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,
@@ -300,7 +300,7 @@ fn adopted(
 }
 
 /// True if dump and tables agree in three points: the ranges, the networks without ranges, and the
-/// addresses in the form that `--ipvs-vip-mode` does not choose.
+/// addresses that another `--ipvs-vip-mode` bound.
 fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

@@ -1,4 +1,4 @@
-//! State of the fake kernel, and its reasons to refuse writes.
+//! State of the fake kernel, and the reasons for which it refuses writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -56,15 +56,15 @@ pub struct State {
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
     /// Reason to refuse each of these writes, by the text of the write.
     pub refusals: BTreeMap<String, String>,
-    /// Addresses that the kernel refuses as destinations, such as the broadcast address of a
+    /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
     /// True if the kernel is the cause of `refusals`, false if the entries are.
     pub is_kernel_ill: bool,
     /// True if the acknowledgements of the next plan are lost. The plan still takes effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump omits. The real kernel omits one if another one is removed
-    /// during the dump.
+    /// Virtual server that the next dump omits. The real kernel may omit one if another one is
+    /// removed during the dump.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that cannot be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,

@@ -1,5 +1,5 @@
-//! The shim's nftables table in the fake kernel, which applies a transaction as a whole or refuses
-//! it.
+//! The shim's nftables table in the fake kernel. The fake kernel applies a transaction as a whole
+//! or refuses it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Chains of the shim's nftables table, and the changes that update them.
+//! Chains of the shim's nftables table, and the changes that update these chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ impl Content {
     /// chains.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Adds sets first, because rules can match only existing sets. To add an existing set
+        // Adds sets first, because rules can match only existing sets. Adding an existing set
         // changes nothing.
         let named = self.sets_named();
         changes.extend(
@@ -167,7 +167,7 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family, which is needed to print a rule. Families differ only in the code of a
+/// Returns the IP family whose syntax prints a rule. The families differ only in the code of a
 /// reject.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };

@@ -1,10 +1,13 @@
 //! The nftables sets: their types, and their members as elements.
 //!
-//! Each set has the name of its ipset. Only the sets of source ranges differ; their ipset has the
-//! type `hash:ip,port,net`. In nftables they would need a set with intervals, which the kernel
-//! copies completely in each commit (`nft_set_pipapo`). So each prefix length in use has its own
-//! set. A rule looks up that many bits of the source, as ipset does internally. Ranges may overlap,
-//! and a changed range changes one element.
+//! Each set has the name of its ipset. Only the sets of source ranges differ, whose ipset has the
+//! type `hash:ip,port,net`:
+//!
+//! - In nftables, they would need a set with intervals, which the kernel copies completely in each
+//!   commit (`nft_set_pipapo`).
+//! - So each prefix length in use has its own set. Rules look up that many bits of the source
+//!   address, as ipset does internally.
+//! - Ranges may overlap, and a changed range changes one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,8 +19,8 @@ use proxy::{IpFamily, Protocol};
 use crate::sets::{Member, Set, SetKind};
 
 /// Set of addresses to which this node must not open connections. nftables cannot match IPVS
-/// connections. But until IPVS handles a packet from the node to a load-balancer address, that
-/// address is also the packet's source.
+/// connections, so rules compare the source address with this set. Until IPVS handles a packet from
+/// the node to a load-balancer address, that address is also the packet's source.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Returns the length of an address in bytes.
@@ -72,8 +75,8 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set whose members this kernel set contains: all of them, or those of one prefix
-/// length.
+/// Returns the set whose members this kernel set contains. The kernel set has all of them, or only
+/// those of one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
@@ -91,7 +94,7 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
 }
 
 /// Returns the definition of an empty set with upstream's name. Returns `None` for source ranges,
-/// because their sets are created together with their members.
+/// whose sets are created together with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
@@ -136,8 +139,8 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     }
 }
 
-/// Parses an element of a set as a member. Returns `None` for an element that this proxy could not
-/// have written.
+/// Parses an element of a set as a member. Returns `None` if this proxy could not have written the
+/// element.
 pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
     let mut key = Key {

@@ -1,20 +1,25 @@
 //! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
 //! rtnetlink.
 //!
-//! The link is a dummy that stays down. An address on it is still local to this node, and is not
-//! announced to other hosts. Like upstream, this proxy accepts a link of that name with another
-//! type. The kernel makes an address local by a route of type local. With [`VipMode::Route`], only
-//! that route exists, in the same table. With [`VipMode::Range`], one route leads to a whole
-//! network. The protocol number of our routes distinguishes them from the kernel's routes. IPv6
-//! routes need a link that is up. The kernel removes IPv4 routes together with the link's last IPv4
-//! address, so the link keeps one address for this purpose ([`ANCHOR`]).
+//! **Link.** The link is a dummy that stays down. An address on it is still local to this node, and
+//! the node does not announce it to other hosts. Like upstream, this proxy accepts a link of that
+//! name with another type.
 //!
-//! The kernel acknowledges an IPv6 address before it creates the address's route. A bound address
-//! counts as done only with its route. Until then, it is tentative. Otherwise the kernel would use
-//! it as the source of the node's packets to it, and the replies would not arrive.
+//! **Routes.** The kernel makes an address local by a route of type local.
 //!
-//! If the addresses are very many, the link gets one more local route ([`LANDMARK`]). It spares the
-//! kernel a search through a long chain of addresses for each incoming packet.
+//! - With [`VipMode::Route`], the proxy adds only that route, in the same table. With
+//!   [`VipMode::Range`], one route makes a whole network local.
+//! - The protocol number distinguishes our routes from the kernel's routes.
+//! - IPv6 routes need a link that is up.
+//! - The kernel removes IPv4 routes together with the link's last IPv4 address. So the link keeps
+//!   one address for this purpose ([`ANCHOR`]).
+//!
+//! **IPv6.** The kernel acknowledges an IPv6 address before it creates the address's route. A bound
+//! address counts as done only with its route. Until then, the address is tentative. Otherwise the
+//! kernel would use it as the source of the node's packets to it, and replies would not arrive.
+//!
+//! **Many addresses.** With very many addresses, the link gets one more local route ([`LANDMARK`]).
+//! The route spares the kernel a search through a long chain of addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
@@ -41,19 +46,22 @@ use crate::plan::{Op, Outcome};
 use crate::ranges::RangeSource;
 
 /// Local route that changes how the kernel checks whether an incoming packet's source is an address
-/// of this node. With such a route, the kernel looks the source up. Without one, it walks through a
-/// 256th of all addresses (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist).
-/// The first such route sets `fib_has_custom_local_routes`, until the network namespace ends. The
-/// address is local in any case, like all of 127.0.0.0/8. As a route on the link, it appears in the
-/// usual dump and disappears with the link.
+/// of this node (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist):
+///
+/// - Without such a route, the kernel walks through a 256th of all addresses.
+/// - With such a route, the kernel looks the source up. The first one sets
+///   `fib_has_custom_local_routes`, until the network namespace ends.
+///
+/// Like all of 127.0.0.0/8, the address is local in any case. The route is on the link, so the
+/// usual dump contains it, and it disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which [`LANDMARK`] pays off. With 2,000 addresses the walk is cheaper,
+/// Number of addresses from which [`LANDMARK`] is added. With 2,000 addresses the walk is cheaper,
 /// with 5,000 both cost the same, and with 10,000 the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
 /// Number of IPv6 addresses that the kernel binds within some hundredths of a second. The time
-/// grows with the square of the number (`netlink-batch/examples/address_cost.rs`).
+/// grows with the square of this number (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
 /// Time without a new kernel route after which the wait for missing routes ends.
@@ -70,13 +78,13 @@ pub(super) struct Addresses {
     pub(super) has_node_source: bool,
     /// Source address that our routes name. `None`: they name no source.
     route_source: Option<IpAddr>,
-    /// Our routes to single addresses that name another source, by destination. They stay until
-    /// they are replaced or unwanted.
+    /// Our routes to single addresses whose source is not the wanted one, by destination. A route
+    /// stays here until it is replaced or unwanted.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
     /// Ranges whose route names another source.
     ranges_of_other_source: BTreeSet<IpNet>,
-    /// Addresses on the link whose prefix length is not ours. To remove them, a request must name
-    /// that prefix length.
+    /// Addresses on the link whose prefix length is not ours. A request to remove such an address
+    /// must contain that prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// True if the last dump contained [`ANCHOR`].
     is_anchored: bool,
@@ -164,8 +172,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // Setting the link down removes its IPv6 addresses. So only the IPv6 lane does it,
-                // because that lane binds them again.
+                // If the link is set down, the kernel removes its IPv6 addresses. So only the IPv6
+                // lane sets it down: that lane binds the addresses again.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -195,8 +203,8 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Chooses the source address of the routes: the address that the kernel would choose for
-    /// packets to hosts outside, if service addresses were not local. Sends no packet.
+    /// Chooses the source address that routes name. Without local service addresses, the kernel
+    /// would choose this address for packets to hosts outside. Sends no packet.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
         let source = || outward_source(self.family.into(), own);
         self.route_source = self.has_node_source.then(source).flatten();
@@ -234,8 +242,8 @@ impl Addresses {
     }
 
     /// Returns the route that makes a network local. If the route names no source, the node's own
-    /// packets get the same source as with addresses on the link: over IPv4, the destination
-    /// itself.
+    /// packets have the same source as with addresses on the link. Over IPv4, that source is the
+    /// destination itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,
@@ -246,8 +254,8 @@ impl Addresses {
         }
     }
 
-    /// Waits until all IPv6 addresses on the link have their routes. An address that never gets a
-    /// route (marked `dadfailed`) delays the others only briefly.
+    /// Waits until all IPv6 addresses on the link have their routes. If an address never gets a
+    /// route (`dadfailed`), the wait ends after a short timeout.
     fn await_all_routes(&mut self, link: u32) -> Result<(), Error> {
         let subscription = KernelRoutes::subscribe(self.bound)?;
         let mut missing = self.dump()?.bound;
@@ -258,7 +266,7 @@ impl Addresses {
     }
 
     /// Waits until new IPv6 addresses have their routes. Until then, the node forwards packets to
-    /// these addresses, also packets that our rules have just taken from another mode's rules.
+    /// these addresses, including packets that other modes' rules no longer handle.
     fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
         let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
         let reason = match waited {
@@ -326,10 +334,12 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down if it is up. Service addresses are local also while the link is down. A
-    /// link that is up gets an IPv6 address of its own and takes part in neighbour discovery.
-    /// Setting it down removes its IPv6 addresses, which must then be bound again. If that takes
-    /// too long, the link stays up and loses only its own address.
+    /// Sets the link down if it is up.
+    ///
+    /// - Service addresses are local also while the link is down.
+    /// - A link that is up gets its own IPv6 address and takes part in neighbour discovery.
+    /// - The kernel removes the IPv6 addresses of a link that is set down, and this proxy must bind
+    ///   them again. If that would take too long, the link stays up and loses only its own address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -337,8 +347,8 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // Service addresses were routes before, so the link is up. Setting it down would remove
-            // these routes.
+            // Service addresses were routes before, so the link is up. If the link were set down,
+            // the kernel would remove these routes.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -357,7 +367,7 @@ impl Addresses {
     }
 
     /// Configures the link so that it gets no link-local address when it is set up. A kernel
-    /// without this option adds one, which is harmless.
+    /// without this option adds such an address, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -418,8 +428,8 @@ impl Addresses {
                 Op::BindAddress(address) if is_route && self.replaces_route(address) => {
                     route(*address).push_replace(&mut batch)
                 }
-                // Routes: an address in the other form (on the link) has a second route to the same
-                // destination, which the kernel created.
+                // The VIP mode uses routes. If the address is also on the link, the kernel has
+                // created a second route to the same destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -428,8 +438,8 @@ impl Addresses {
                 }
                 .push_del(&mut batch),
                 Op::UnbindOtherwise(address) if others(address).is_some() => {
-                    // Names the source. Otherwise, the kernel would remove the first of the two
-                    // routes to this destination.
+                    // Names the source of the route. Otherwise, the kernel would remove the first
+                    // of the two routes to this destination.
                     let Some(other) = others(address) else {
                         continue;
                     };

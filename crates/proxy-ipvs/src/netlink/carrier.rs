@@ -1,5 +1,4 @@
-//! Carrier of the shim, which consists of the rules and sets beside IPVS: iptables with ipset, or
-//! nftables.
+//! Carrier of the shim's rules and sets: iptables with ipset, or nftables.
 
 use iptables::Iptables;
 

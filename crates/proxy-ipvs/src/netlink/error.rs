@@ -1,4 +1,4 @@
-//! Errors of a node that cannot run the IPVS mode.
+//! Errors on a node that cannot run IPVS mode.
 
 use iptables::IptablesError;
 
@@ -52,7 +52,7 @@ pub enum OpenError {
 /// Another program's set that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write replaces the set. Otherwise the set stays, and ours cannot be
+    /// True if the next write replaces the set. False if the set stays, so that ours cannot be
     /// created.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.

@@ -2,7 +2,7 @@
 //! backend, or of another shim.
 //!
 //! With a shim in nftables, the proxy starts iptables programs only if the kernel has chains of a
-//! kube-proxy. The programs remove these chains.
+//! kube-proxy. These programs remove the chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,8 +27,8 @@ use crate::sets::{Member, Set};
 /// Longest wait until the nft backend releases a set after its rules are removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// File that exists if ipset is built in or loaded. Unlike a request to ipset, a look at this file
-/// does not load the module.
+/// File that exists if ipset is built in or loaded. Checking for the file does not load the module;
+/// a request to ipset would.
 const IPSET: &str = "/sys/module/ip_set";
 
 /// Places to search for leftovers.
@@ -205,8 +205,8 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the backends that have a kube-proxy's chains but no installed program to remove
-    /// them.
+    /// Returns the backends that have a kube-proxy's chains, but whose programs for removing them
+    /// are not installed.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());

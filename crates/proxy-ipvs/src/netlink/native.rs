@@ -1,8 +1,9 @@
 //! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
 //!
-//! The kernel applies a transaction as a whole or not at all. After a refusal, this module splits
-//! the transaction by set. Unlike ipset, nftables refuses to remove a missing element. So the
-//! transaction adds each element before it removes it. To add an existing element changes nothing.
+//! - The kernel applies a transaction as a whole or not at all. After a refusal, this module splits
+//!   the transaction by set.
+//! - Unlike ipset, nftables refuses to remove a missing element. So the transaction adds each
+//!   element before it removes it. Adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,8 +32,8 @@ pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content at the last read, with the generation of the ruleset at that time. `None`: not read
-    /// yet.
+    /// Content at the last read, with the generation of the ruleset at that time. `None` before the
+    /// first read.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
@@ -93,8 +94,8 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // A set for one prefix length does not exist in advance: the write of its first members
-            // creates it.
+            // A set for one prefix length does not exist in advance: the write that adds its first
+            // members creates it.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -104,8 +105,8 @@ impl Native {
 
     /// Creates sets. After a refusal, creates each set separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Removes wrongly typed sets first, because Linux 5.10 silently accepts a second definition
-        // with another type.
+        // Removes sets of a wrong type first, because Linux 5.10 silently accepts a second
+        // definition with another type.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -164,7 +165,7 @@ impl Native {
     }
 
     /// Returns sets with our names but another type, described for the operator. The next write
-    /// replaces them.
+    /// replaces these sets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |KernelSet { set, .. }: KernelSet| {
@@ -183,8 +184,8 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers), which cannot hold our members and block the creation
-    /// of our sets. Returns the sets that could not be removed, each with the reason.
+    /// Removes [`strangers`](Self::strangers): sets that cannot contain our members and block the
+    /// creation of our sets. Returns the sets that could not be removed, each with the reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
         // If the sets cannot be read, the next write reports the error.
         let there = self.strangers().unwrap_or_default();
@@ -207,9 +208,11 @@ impl Native {
     }
 
     /// Replaces sets while rules match them. All these rules are in our table, because nftables
-    /// rules can only match sets of their own table. The same transaction writes the rules of our
-    /// chains again. It removes rules of other chains, which are drift, and a rule that the kernel
-    /// refuses with the new set.
+    /// rules can match only sets of their own table. The same transaction changes the rules:
+    ///
+    /// - It writes the rules of our chains again.
+    /// - It removes rules of other chains, which are drift.
+    /// - It removes a rule that the kernel refuses with the new set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -322,7 +325,7 @@ impl Native {
     }
 
     /// Reads chains, rules and forbidden addresses. If the ruleset has not changed since the last
-    /// read, one query suffices.
+    /// read, sends only one query.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -366,9 +369,9 @@ impl Native {
     /// Changes chains and rules from `installed` to `wanted`.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // The kernel refuses new base chains in a transaction that enables the table, so a
-            // separate transaction enables it first. If this one is refused, the next fails for the
-            // same reason.
+            // The kernel refuses new base chains in a transaction that activates a dormant table.
+            // So a separate transaction activates the table first. If the kernel refuses it, the
+            // next transaction fails for the same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -449,8 +452,8 @@ impl Failure {
 
 /// Groups consecutive writes by set and direction.
 fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // One set here may be several sets in the kernel, one for each prefix length. Each gets its own
-    // run.
+    // One of our sets may be several sets in the kernel, one for each prefix length. Each kernel
+    // set gets its own run.
     let mut runs: Vec<Run> = Vec::new();
     for (direction, SetElement { set, element }) in writes {
         let element = element.clone();
@@ -478,8 +481,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if the refusal may come from a set with our name and another type. The kernel refuses our
-/// definition, or later the elements.
+/// True if the cause of the refusal may be a set with our name and another type. The kernel then
+/// refuses our definition of the set, or later the elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -498,7 +501,7 @@ fn is_missing(error: &Error) -> bool {
 }
 
 /// Returns the members of the sets in our nftables table, after the shim moved to ipsets. Returns
-/// none if the table does not exist.
+/// no members if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -507,8 +510,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// Returns true if the kernel's nf_tables was built without this family. Such a kernel refuses
-/// every change of a table.
+/// True if the kernel's nf_tables was built without this family. Such a kernel refuses every change
+/// of a table.
 pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     let transaction = Transaction {
         family: family.into(),
@@ -524,8 +527,8 @@ pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     }
 }
 
-/// Tests whether the kernel supports the shim. The test table has every kind of chain and every
-/// expression, and is never committed.
+/// Tests whether the kernel supports the shim. The test's transaction has every kind of chain and
+/// every expression, and is never committed.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

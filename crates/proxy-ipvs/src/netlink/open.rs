@@ -1,5 +1,4 @@
-//! Opens the kernel for the IPVS mode: loads IPVS, and checks that this node has all required
-//! parts.
+//! Opens the kernel for IPVS mode: loads IPVS, and checks that this node has all required parts.
 
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
     }
 }
 
-/// Checks that the kernel has ipset. The query may load the module.
+/// Checks that the kernel has ipset. The check may make the kernel load the module.
 ///
 /// # Errors
 ///
@@ -30,8 +29,8 @@ pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
-/// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The query may load the
-/// module, but creates no object.
+/// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The check may make the kernel
+/// load the module, but creates no object.
 ///
 /// # Errors
 ///
@@ -62,7 +61,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
 ///
 /// # Errors
 ///
-/// Fails as these two functions do.
+/// Fails for the same reasons as these two functions.
 pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
     let mut servers = open_loading(IpFamily::V4)?;
     if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {

@@ -1,9 +1,10 @@
-//! Tests whether a kernel supports all sets and rules of the IPVS mode, before the node depends on
-//! them (`--init-only`).
+//! Tests whether a kernel supports all sets and rules of IPVS mode, before the node depends on them
+//! (`--init-only`).
 //!
-//! The test creates a set of each type, and rules that match the set, in a chain that no packet
-//! reaches. These make the kernel load the needed modules. The test removes all objects that it
-//! created.
+//! 1. The test creates a set of each type. In a chain that no packet reaches, it creates rules that
+//!    match the set.
+//! 2. The kernel loads the modules that these objects need.
+//! 3. The test removes all objects that it created.
 
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// Names the missing part. A failure that may be temporary is no error.
+/// Names the missing part. A failure that may be temporary does not count as an error.
 pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     const DST: &[Field] = &[Field::Destination, Field::Destination];
     let set_family = match family {
@@ -113,8 +114,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules of an earlier, interrupted test may still match the set. This test removes these rules
-    // together with its own. Then the set can be destroyed.
+    // Rules of an earlier, interrupted test may still match the set. This test first removes these
+    // rules together with its own, and then destroys the set.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

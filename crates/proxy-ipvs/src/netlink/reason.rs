@@ -35,8 +35,8 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that the entry caused: the entry is invalid, or this kernel
-/// does not support it.
+/// Returns the outcome of a refusal that the entry caused. Either the entry is invalid, or this
+/// kernel does not support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -44,8 +44,7 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that contradicts the tables: they do not match the kernel's
-/// state.
+/// Returns the outcome of a refusal which shows that the tables do not match the kernel's state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -53,8 +52,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. The cause is the entry if the error is about its values or
-/// unsupported features. For all other errors, the cause is the node.
+/// Returns the outcome of a refusal. The entry is the cause if the error is about its values or
+/// unsupported features. The node is the cause of all other errors.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -67,8 +66,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name and the next step. Errors about permissions or memory
-/// have their own next step. All others have `next`.
+/// Formats the kernel's error with its name and the next step. For errors about permissions or
+/// memory, the next step is fixed. For all other errors, it is `next`.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",

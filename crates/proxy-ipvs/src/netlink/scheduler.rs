@@ -1,10 +1,12 @@
 //! Tests whether the kernel has a scheduler. A start tests the node's scheduler, because every
-//! virtual server needs it. Another scheduler is tested when a Service first names it.
+//! virtual server needs it. The read-only lane tests another scheduler when a Service first names
+//! it.
 //!
 //! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
-//! the scheduler. So, like upstream, the test creates and removes a virtual server. Its address is
-//! one for documentation (RFC 5737): 198.51.100.0:20000. A scheduler that an existing virtual
-//! server uses needs no test.
+//! the scheduler. So, like upstream, the test creates and removes a virtual server. The address of
+//! this virtual server is reserved for documentation (RFC 5737): 198.51.100.0:20000.
+//!
+//! A scheduler that an existing virtual server uses needs no test.
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +20,8 @@ use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
 /// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
-/// calling thread. The kernel loads the module if it can. Also removes the virtual server of an
-/// earlier test that was interrupted.
+/// calling thread. The kernel loads the module if it can. Also removes the virtual server that an
+/// interrupted test left.
 ///
 /// # Errors
 ///
@@ -44,8 +46,8 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
     }
 }
 
-/// Creates and removes the test's virtual server. Returns the reply to its creation. Returns `Done`
-/// if no test is necessary.
+/// Creates and removes the test's virtual server. Returns the reply to its creation, or `Done` if
+/// no test is necessary.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
@@ -74,8 +76,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// True if an existing virtual server has this scheduler. Ignores a virtual server that an earlier
-/// test left.
+/// True if an existing virtual server has this scheduler. Ignores the virtual server that an
+/// interrupted test left.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -83,9 +85,9 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Checks without a write whether the kernel has a scheduler. Returns a clause with the reason why
-/// it is missing. Returns `None` if the kernel has it or the result is unclear, as in a container
-/// without `/lib/modules`.
+/// Checks without a write whether the kernel has a scheduler. If the scheduler is missing, returns
+/// a clause with the reason. Returns `None` if the kernel has the scheduler or the result is
+/// unclear, as in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

@@ -42,7 +42,7 @@ impl Servers {
     }
 
     /// Returns the number of virtual servers. If the kernel does not count them, reports whether
-    /// `one` exists.
+    /// the virtual server `one` exists.
     pub(super) fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Error> {
         if let Some(counter) = &self.counter
             && let Ok(count) = counter.count()
@@ -57,8 +57,7 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// Reads all virtual servers of this family. Skips those with protocols that Services cannot
-    /// have.
+    /// Reads all virtual servers of this family. Skips protocols that a Service cannot have.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -89,7 +88,7 @@ impl Servers {
     }
 
     /// Returns the number of active and inactive connections, without persistence templates.
-    /// Upstream's drain waits for the same number to become 0.
+    /// Upstream's drain waits until the same number is 0.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -134,8 +133,8 @@ impl Servers {
         Writing::new(family, execute, &mut self.takes_notes).run(run)
     }
 
-    /// Returns the destinations of a virtual server. Returns `None` if it does not exist. The
-    /// kernel's dump is empty in both cases, so a second query distinguishes them.
+    /// Returns the destinations of a virtual server, or `None` if the virtual server does not
+    /// exist. The kernel's dump is empty in both cases, so a second query distinguishes them.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

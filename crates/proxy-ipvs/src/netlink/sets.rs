@@ -38,8 +38,8 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads our sets one by one, because other programs' sets may be huge. Omits a set that has
-    /// our name but another type. The creation of our set then reports the reason.
+    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits a set that
+    /// has our name but another type. The creation of our set then reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -62,7 +62,7 @@ impl Sets {
     }
 
     /// Returns other programs' sets that have our names but another type. This proxy does not
-    /// remove them.
+    /// remove such sets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -140,8 +140,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set with a larger one that has the same entries, because the kernel cannot resize
-    /// a set. The kernel swaps both sets atomically, so rules see every member at all times.
+    /// Replaces a set with a larger set of the same entries, because the kernel cannot resize a
+    /// set. The kernel swaps both sets atomically, so rules see every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -225,7 +225,7 @@ impl Sets {
 }
 
 /// Returns advice for removing a foreign set that has our name. The advice depends on whether rules
-/// use the set. Even our own rules may use it, because they match sets by name.
+/// use the set. Rules match sets by name, so even our own rules may use it.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -333,8 +333,8 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // Reads a foreign mark with another mask as a member that no Service wants. Its removal
-        // ignores the mark.
+        // If the mark has another mask, reads the entry as a member that no Service wants. The
+        // removal of this member ignores the mark.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

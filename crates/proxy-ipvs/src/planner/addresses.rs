@@ -1,4 +1,4 @@
-//! Plans for the link and its addresses.
+//! Plans of writes to the link and its addresses.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Largest number of addresses in one plan. With very many addresses on the link, the kernel may
-/// need half a millisecond for each new one. Meanwhile an urgent address waits for the running
-/// plan.
+/// Largest number of addresses in one plan. If the link has very many addresses, the kernel may
+/// need half a millisecond for each new address. An urgent address waits until the running plan is
+/// written.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.
@@ -44,8 +44,9 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // Delays a new range until all its addresses have their virtual servers. A client repeats a
-    // lost first packet, but gives up if the connection is refused.
+    // Delays a new range until all its addresses have their virtual servers. Without the range, a
+    // client's first packet is lost and the client repeats it. Without the virtual server, the node
+    // would refuse the connection, and the client would give up.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
@@ -72,8 +73,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
 }
 
 /// Returns the ranges that may become local. A range waits for the rules that protect the node's
-/// processes at its addresses. It does not wait if the kernel refused these rules, or while another
-/// mode's rules serve.
+/// processes at its addresses. It does not wait in two cases: the kernel refused these rules, or
+/// another mode's rules still serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {
@@ -84,8 +85,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// True if the route of an unwanted range can be removed, because every wanted address in it is
-/// local by another route.
+/// True if the range is unwanted and its route can be removed: every wanted address in the range is
+/// already local by another route.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {
@@ -99,14 +100,14 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in order, that may be written now, at most as many as a plan can
-/// hold.
+/// Returns the first entries, in order, that may be written now. Their number is limited to one
+/// plan.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Selects without sorting everything. To sort 50,000 entries for each 2,000 would cost more
-    // than to write them.
+    // Selects the first entries without sorting all. Sorting 50,000 entries for each plan of 2,000
+    // would cost more than writing them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -122,8 +123,9 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that must still be created, without failed ones. Costs
-/// O(pending entries), because a single Service may have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that are still missing, except those whose write
+/// failed. Costs O(pending entries), because a single Service may have thousands of addresses and
+/// ports.
 fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let missing = servers.pending().filter(|key| {

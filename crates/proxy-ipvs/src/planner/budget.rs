@@ -1,11 +1,14 @@
-//! Limits the length of a plan.
+//! Limit for the length of a plan.
 
 use std::time::Duration;
 
 /// Maximum number of writes in a plan. A plan ends at the virtual server that exhausts the budget.
-/// Without the limit, the first sync of 10,000 Services with 50 endpoints would need 100 MB for
-/// writes, messages and replies. Other changes would also wait long if the kernel is slow, for
-/// example while it searches its trash list of destinations.
+/// Without the limit:
+///
+/// - The first sync of 10,000 Services with 50 endpoints would need 100 MB for writes, messages and
+///   replies.
+/// - Other changes would wait long if the kernel is slow, for example while it searches its trash
+///   list of destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -14,8 +17,8 @@ impl Budget {
     const LEAST: Self = Self(64);
     /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// Time limit for the writes of a plan. Each pending virtual server adds to it, because the
-    /// next plan must examine all of them.
+    /// Time limit for the writes of a plan. Each pending virtual server adds `LOOK` to it, because
+    /// the next plan must examine all pending virtual servers.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
@@ -36,8 +39,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the share of one Service or namespace, in writes. Its further writes follow those of
-    /// other Services.
+    /// Returns the number of writes that one Service or namespace may have before those of others.
+    /// Its further writes follow those of other Services.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }
@@ -74,7 +77,7 @@ mod tests {
             Budget::after(64, Duration::from_micros(640), 0),
             Budget(1_000)
         );
-        // If very many entries are pending, the planner's search takes no longer than the kernel's
+        // With very many pending entries, the planner's search takes no longer than the kernel's
         // writes.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),

@@ -67,9 +67,9 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The set that drops other clients waits for the rules that admit allowed clients. If the
-    // kernel refuses those rules, the set gets its members anyway: a closed port is safer than an
-    // open one.
+    // The set that drops all other clients waits for the rules that admit the allowed clients. If
+    // the kernel refuses those rules, the set gets its members anyway: a closed port is safer than
+    // an open one.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
@@ -91,8 +91,8 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        // Removes the old mark of an address before adding another one, which the kernel would
-        // refuse.
+        // Removes the old mark of an address before adding the new one. The kernel would refuse a
+        // second mark.
         if of.knows(Part::Servers) {
             let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
             ops.extend(unmarked);
@@ -129,8 +129,9 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Rotates each rank so that it begins after the last virtual server. A virtual server with very
-/// many changes thus takes turns with others. The order of the ranks stays.
+/// Rotates the virtual servers of each rank, so that each rank begins after the last planned
+/// virtual server. So virtual servers with very many changes take turns with others. The order of
+/// the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -169,8 +170,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Adds destinations before it lowers weights, so that the virtual server always has a serving
-/// destination.
+/// Writes a virtual server: first adds destinations, then lowers weights. So the virtual server
+/// always has a serving destination.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -184,8 +185,8 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // If a foreign virtual server has the key, the kernel refuses this write. Then the foreign
-        // virtual server gets none of our destinations.
+        // If a foreign virtual server has the key, the kernel refuses this write. In that case,
+        // none of our destinations is added to the foreign virtual server.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -224,8 +225,8 @@ fn make_server(
     }
 }
 
-/// True if removals can start although additions are pending. The kernel refused such an addition,
-/// but other destinations serve.
+/// True if removals can start although additions are pending: the kernel refused an addition, but
+/// another wanted destination serves.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -243,8 +244,9 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server must keep its endpoints for now. Until packets from outside get
-/// their mark, they would also reach the endpoints that only clients in the cluster may use.
+/// Reports whether a virtual server must keep its endpoints for now. Packets from outside do not
+/// have their mark yet, so they would also reach endpoints that only clients in the cluster may
+/// use.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -269,8 +271,8 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// Reports whether a virtual server without destinations must wait for rules. If it replaces a
-/// foreign one, its rules are still missing, because no set contained its address.
+/// Reports whether a virtual server without destinations must wait for rules. A virtual server that
+/// replaces a foreign one waits, too: no set contained its address, so its rules are still missing.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

@@ -1,12 +1,13 @@
 //! Order in which a virtual server gets its destinations.
 //!
 //! The kernel puts a new destination at the head of its list. Schedulers that take turns begin at
-//! the head, and schedulers that compare loads take the first of equal ones. With the same order on
-//! all nodes, the first clients of all nodes would reach the same endpoint (k/k#121591). So each
-//! node has its own order, by a hash of node and endpoint.
+//! the head. Schedulers that compare loads take the first of several equal destinations. If all
+//! nodes had the same order, the first clients of all nodes would reach the same endpoint
+//! (k/k#121591).
 //!
-//! A restart does not change the list, because only additions have an order. A single new endpoint
-//! is at the head of the list on each node.
+//! So each node has its own order, by a hash of node and endpoint. Only additions have an order, so
+//! a restart does not change the list. A single new endpoint is at the head of the list on each
+//! node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -46,8 +47,9 @@ impl Order {
         added.sort_by_cached_key(|one| self.place(target(one)));
     }
 
-    /// Sorts removed destinations into the reverse order of their additions. The kernel then finds
-    /// a destination that returns at the head of its trash list (see `order` of the writes).
+    /// Sorts removed destinations into the reverse order of their additions. If a destination
+    /// returns, the kernel then finds it near the head of its trash list (see `order` of the
+    /// writes).
     pub(super) fn sort_removed(&self, removed: &mut [Target]) {
         removed.sort_by_cached_key(|target| Reverse(self.place(*target)));
     }
@@ -102,8 +104,7 @@ mod tests {
             let last = added("rr", &format!("node-{node}"));
             *heads.entry(*last.last().unwrap()).or_default() += 1;
         }
-        // Each of the ten targets is the first one 100 times on average. The standard deviation is
-        // 9.5.
+        // On average, each of the ten targets is first 100 times. The standard deviation is 9.5.
         assert_eq!(heads.len(), 10);
         assert!(
             heads.values().all(|nodes| (60..140).contains(nodes)),

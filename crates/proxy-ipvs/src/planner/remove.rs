@@ -16,8 +16,9 @@ use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Removes destinations and virtual servers, in the reverse order of their additions. The kernel
-/// then finds returning destinations at the head of its trash list (see `order` of the writes).
+/// Removes destinations and virtual servers, in the reverse order of their additions. If
+/// destinations return, the kernel then finds them near the head of its trash list (see `order` of
+/// the writes).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
@@ -37,13 +38,13 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // Removes the address first. If the virtual server were removed while the address is
+            // Waits until the address is removed. While an address without its virtual server is
             // local, clients' packets would reach another process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: a Service that has not been read yet may want it.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
-            // Keeps the virtual server by mark while rules still mark its packets. Without it,
-            // these packets would reach the virtual server at their address.
+            // Keeps the fwmark virtual server while rules still mark its packets. Without it, these
+            // packets would use the virtual server at their address.
             None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
@@ -75,10 +76,10 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members that proved ownership of removed virtual servers. If no such member is left,
-/// removes the sets that only other semantics use.
+/// Removes set members that proved ownership of removed virtual servers. If no such member remains,
+/// removes the sets that only another `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Members that filter or masquerade stay until their virtual servers are removed and no packet
+    // Keeps members that filter or masquerade until their virtual servers are removed and no packet
     // can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
@@ -88,10 +89,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     }
     // Ports of the unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of such virtual servers that no set contains with the port, because the kernel
-    // refused that member. For them, the set of addresses is the only evidence. Any other unwanted
-    // address is removed from that set now: rules reject packets to its members, and the node may
-    // own the address.
+    // Addresses of these virtual servers whose member with the port is missing, because the kernel
+    // refused that member. Their only evidence is the set of addresses, so they stay in it. All
+    // other unwanted addresses are removed from that set now: rules reject packets to its members,
+    // and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // Reports whether a member still proves ownership of a virtual server that exists.
@@ -138,8 +139,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets that another `--ipvs-semantics` has left and that have no members and no
-/// matching rule.
+/// Returns the sets of another `--ipvs-semantics` that have no members and no matching rule.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));
@@ -152,7 +152,7 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
 }
 
 /// Reports whether a member must stay until another set or source range covers its virtual server.
-/// Without the overlap, the rules would reject or drop clients for a moment.
+/// Otherwise the rules would reject or drop clients in the meantime.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // The firewall set admits no client. Without source ranges, its member would drop every client.
     if set == Set::LoadBalancerFirewall {

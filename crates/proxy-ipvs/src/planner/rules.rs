@@ -1,4 +1,4 @@
-//! Plans for the shim, and for leftovers of other modes.
+//! Plans of writes to the shim, and of the removal of other modes' leftovers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,8 +16,7 @@ use crate::tables::{Tables, sorted};
 /// Returns the next plan for the shim or leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // Waits for the sets: the rules name all sets, and the kernel refuses rules that name a missing
-    // set.
+    // Waits for the sets: the kernel refuses a rule that names a missing set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
     let must_wait = awaits_sets
@@ -29,8 +28,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Removes leftovers only after the shim is written. Until then, the old chains may jump into
-    // them.
+    // Removes leftovers only after the shim is written. Until then, the shim's old chains may jump
+    // into the leftovers.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -44,13 +43,13 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
 }
 
 /// True if the leftovers at a place can be removed: no Service needs them, and they prove no
-/// ownership.
+/// ownership of virtual servers.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
         // The shim has replaced these leftovers, or the process that needed them has ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // These rules match packets before IPVS does. They may serve Services that this mode does
-        // not serve yet.
+        // The leftover rules match packets before IPVS does. They may serve Services that IPVS mode
+        // does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
         }
@@ -82,7 +81,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
 /// True if the initial lists are complete and all serving entries exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
-    // Ignores virtual servers that wait for rules, or for the removal of the rules that mark their
+    // Ignores virtual servers that wait for rules, or wait for the removal of rules that mark their
     // packets.
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)

@@ -1,4 +1,4 @@
-//! Context of plans, and queries that several planners share.
+//! Context of plans, and queries that several planners use.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub(crate) struct Situation<'a> {
     pub(crate) cover: &'a Cover,
     /// State of each part of the kernel. A part is not written before it has been read.
     pub(crate) state: &'a State,
-    /// True if the installed rules are unknown or differ from the wanted ones. False while another
+    /// True if the installed rules are unknown or differ from the wanted rules. False while another
     /// mode's rules serve.
     pub(crate) are_rules_pending: bool,
     /// True if the owner of every virtual server found at the start is known.
@@ -43,8 +43,7 @@ impl Situation<'_> {
 }
 
 /// Returns the rank of a virtual server's writes in a plan, by the shares of its Service and
-/// namespace. An unwanted virtual server belongs to no Service, so its writes are always within the
-/// shares.
+/// namespace. An unwanted virtual server belongs to no Service, so no share limits its writes.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -92,8 +91,8 @@ pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry. At the start, the API server's Service has the first rank, and DNS
-/// the second.
+/// Returns the rank of an entry. At the start, the API server's Service ranks first, and DNS
+/// second.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

@@ -1,5 +1,5 @@
-//! Rules for the first packet of each flow before IPVS sees it, with `--ipvs-semantics=exact`.
-//! Both carriers render the same list.
+//! Rules for the first packet of each flow, before IPVS handles the packet
+//! (`--ipvs-semantics=exact`). iptables and nftables render the same list.
 
 use iptables::{Match, Rule, Table, Target};
 
@@ -39,8 +39,9 @@ pub(super) enum EarlyAction {
 /// A rule before IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
-    /// Exempts the node's own packets from the rules for clients outside. Usually, IPVS takes such
-    /// packets at hook output. They reach hook input only if their virtual server is missing.
+    /// Exempts the node's own packets from the rules for clients outside the cluster. Usually, IPVS
+    /// handles such packets at hook output. They reach hook input only if their virtual server is
+    /// missing.
     SkipNode,
     /// Acts on the first packets of flows to the members of a set.
     To {
@@ -80,9 +81,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the chains in iptables, without empty ones. Table mangle precedes IPVS at both
-    /// hooks. Table filter follows IPVS at hook output, so the source ranges for the node's own
-    /// packets are here, too.
+    /// Renders the chains in iptables, without empty chains. Table mangle comes before IPVS at both
+    /// hooks. Table filter comes after IPVS at hook output, so the source ranges for the node's own
+    /// packets are in table mangle, too.
     pub(super) fn early_chains(
         &self,
         config: &Config,

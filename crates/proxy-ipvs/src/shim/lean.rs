@@ -1,13 +1,14 @@
 //! `--ipvs-shim=lean`: the verdicts of upstream's rules, in the same chains, with less work for the
 //! first packet of a flow.
 //!
-//! - Jumps lead only into chains with rules.
-//! - Rules for cluster IPs come first, because most packets to Services have such a destination.
-//!   They need a single look-up.
-//! - Where upstream has chains of RETURNs, one rule has all conditions, the most selective one
-//!   first. Packets of established flows leave the access filter at its first condition.
-//! - Empty sets are not looked up. The routing table (`addrtype`) is looked up only for possible
-//!   node ports, and bridges (`physdev`) never.
+//! - Jumps lead only to chains that have rules.
+//! - Rules for cluster IPs come first and need a single look-up, because most packets to Services
+//!   have such a destination.
+//! - One rule replaces each of upstream's chains of RETURNs. It has all conditions, the most
+//!   selective one first.
+//! - Packets of established flows leave the access filter at its first condition.
+//! - Rules do not look up empty sets. They use the routing table (`addrtype`) only for possible
+//!   node ports, and never use bridges (`physdev`).
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules and the two packets that differ.
 
@@ -111,7 +112,7 @@ impl Shim {
     }
 
     /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
-    /// the cheapest, the look-up of the address in the routing table the most expensive.
+    /// the cheapest, and the look-up of the address in the routing table the most expensive.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -136,8 +137,8 @@ impl Shim {
         filled.flat_map(rule_of).collect()
     }
 
-    /// Returns the rules of the firewall. They also match established flows, so a flow ends when
-    /// its source range is withdrawn.
+    /// Returns the rules of the firewall. They also match packets of established flows, so
+    /// withdrawing a source range ends its flows.
     pub(super) fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -189,7 +190,7 @@ impl Shim {
     }
 }
 
-/// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows,
+/// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows
 /// and match the first rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));

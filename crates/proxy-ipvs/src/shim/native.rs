@@ -8,14 +8,14 @@
 //!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
 //! ```
 //!
-//! - IPVS takes its packets at `input`. Rules that reject packets, for example to an unexposed port
-//!   of a service address, follow after IPVS. Packets that IPVS forwards never reach them.
-//! - Unlike in iptables, an accepted packet still passes other programs' chains. In nat,
-//!   translating a destination to itself prevents a later translation. So our nat chains come just
-//!   before other programs' chains, at one less than the usual priority.
-//! - Upstream's rules in FORWARD have no counterpart: our accept could not overrule another
-//!   program's drop.
-//! - Chains without rules are omitted, and empty sets are not looked up.
+//! - **Hook input**: IPVS handles its packets here. Rules that reject packets, for example to a
+//!   port without a Service, come after IPVS. Packets that IPVS forwards never reach these rules.
+//! - **nat**: unlike in iptables, an accepted packet still passes other programs' chains. If a rule
+//!   translates a destination to itself, later rules cannot translate it. So our nat chains come
+//!   just before other programs' chains, at one less than the usual priority.
+//! - **FORWARD**: upstream's rules there have no counterpart, because our accept could not overrule
+//!   another program's drop.
+//! - **Omitted**: chains without rules, and look-ups in empty sets.
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules and the packets that differ.
 
@@ -45,8 +45,8 @@ const NODE_PORT: &str = "KUBE-NODE-PORT";
 const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
-/// Priority just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
-/// kernel's own translation keeps its priority.
+/// Priorities just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
+/// The kernel's own translation keeps its priority.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// Priority of the filter chains (`NF_IP_PRI_FILTER`).
@@ -54,7 +54,7 @@ const FILTER: i32 = 0;
 /// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's own
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, but after other programs' filters, so that they see the
+/// Priority before IPVS at hook input, but after other programs' filters. So these filters see the
 /// packet's original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
@@ -116,8 +116,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
-            // With exact semantics, the source ranges alone decide, so no address is forbidden to
-            // the node.
+            // With exact semantics, the source ranges alone decide, so the node has no forbidden
+            // addresses.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -145,8 +145,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks packets to service addresses for masquerading, and keeps them away from other
-    /// programs' nat rules.
+    /// Marks packets to service addresses for masquerading, and exempts them from other programs'
+    /// nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -183,8 +183,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // Incoming packets from such an address were sent by the node, so they have already passed
-        // the output hook.
+        // The node itself sent a packet with such a source address, so the packet has already
+        // passed the output hook.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -193,8 +193,8 @@ impl Shim {
         rules
     }
 
-    /// Marks packets to cluster IPs for masquerading unless they come from a local pod. The node's
-    /// own packets have no input interface.
+    /// Marks packets to cluster IPs for masquerading unless a local pod sent them. The node's own
+    /// packets have no input interface.
     fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
@@ -242,7 +242,7 @@ impl Shim {
     }
 
     /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
-    /// the cheapest, the look-up of the address in the routing table the most expensive.
+    /// the cheapest, and the look-up of the address in the routing table the most expensive.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }
@@ -292,8 +292,8 @@ impl Shim {
         rules
     }
 
-    /// Returns the rules of the firewall. They also match established flows, so a flow ends when
-    /// its source range is withdrawn.
+    /// Returns the rules of the firewall. They also match packets of established flows, so
+    /// withdrawing a source range ends its flows.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -424,8 +424,8 @@ impl Shim {
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // After IPVS, packets get the marks of other programs back. Calico's rules choose network
-        // policies by such marks.
+        // Restores the marks of other programs after IPVS. Calico's rules choose network policies
+        // by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
             let why = "IPVS has used our mark, so the former one returns";
@@ -446,8 +446,8 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that a family's table may contain. Omits the sets of
-/// source ranges, because their names depend on the prefix lengths.
+/// Returns the names of all chains and sets that a family's table may contain, except the sets of
+/// source ranges. Names of those depend on the prefix lengths.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());

@@ -48,8 +48,8 @@ impl Shim {
         }
     }
 
-    /// Renders the nat chain KUBE-SERVICES. It marks packets for masquerading, and accepts other
-    /// packets to service addresses.
+    /// Renders the nat chain KUBE-SERVICES. The chain marks packets for masquerading, and accepts
+    /// other packets to service addresses.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -83,7 +83,7 @@ impl Shim {
     }
 
     /// Returns rules that accept packets to external IPs in two cases: the destination is local, or
-    /// the packet comes neither from a bridged pod nor from the node.
+    /// the sender is neither a bridged pod nor the node.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -96,8 +96,8 @@ impl Shim {
         ]
     }
 
-    /// Renders the nat chain KUBE-POSTROUTING. It masquerades marked packets, and packets of pods
-    /// that connect to themselves.
+    /// Renders the nat chain KUBE-POSTROUTING. The chain masquerades marked packets, and packets of
+    /// pods that connect to themselves through a Service.
     pub(super) fn postrouting(&self, config: &Config) -> Vec<Rule> {
         let hairpin = Target::Masquerade(SourcePort::Kept);
         let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
@@ -148,8 +148,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to ports
-    /// of no Service must not reach the node's own processes (k/k#72236).
+    /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to a port
+    /// without a Service would reach the node's own processes (k/k#72236).
     fn access_filter(&self, config: &Config) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),
@@ -169,8 +169,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics it is empty, because
-    /// source ranges are checked before IPVS.
+    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics the chain is empty,
+    /// because rules check source ranges before IPVS.
     pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
         if config.semantics.is_exact() {
             return Vec::new();

@@ -35,8 +35,8 @@ pub(super) fn address_in_set(family: IpFamily, set: Name) -> Clause {
     in_set(family, &[DESTINATION], set, Sense::Is)
 }
 
-/// Matches destination and source prefix: `… . ip saddr & 255.255.0.0 @SET`. Only the first bits of
-/// the source count.
+/// Matches destination and source prefix: `… . ip saddr & 255.255.0.0 @SET`. Compares only the
+/// first `prefix` bits of the source address.
 pub(super) fn in_set_by_prefix(family: IpFamily, prefix: u8, set: Name) -> Clause {
     clause(family, |line| line.in_set_of_nets(TO_FROM, prefix, set))
 }
@@ -109,8 +109,7 @@ pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Restores the former mark of packets that IPVS forwards, if only these bits of their mark are
-/// set.
+/// Restores the former mark of packets that IPVS forwards, if their mark has only bits of `bits`.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }

@@ -1,6 +1,7 @@
 //! Tests of a slow kernel that loses replies, while Services change and another program damages
-//! entries. The final state equals that of a fresh start, in any order of events. Threads make each
-//! run different; the seed determines only the events.
+//! entries. After any order of events, the final state equals that of a fresh start.
+//!
+//! The seed determines only the events. Threads make each run different.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -153,8 +154,8 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would. Sends the kernel's notification of the change, if
-/// there is one.
+/// Changes entries as another program would. Sends the notification that the kernel would send, if
+/// any.
 fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();

@@ -95,8 +95,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Advances the clock. Returns the times in milliseconds at which connections were read, each with
-/// the number of virtual servers.
+/// Advances the clock. Returns the times, in milliseconds, at which the proxier queried
+/// connections, each with the number of virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -193,8 +193,8 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older Service returns. The other Service's endpoint is removed from the address, and the
-    // older one's endpoint gets its weight again.
+    // The older Service returns. The other Service's endpoint is removed from the address. The
+    // older Service's endpoint gets its former weight.
     world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -313,8 +313,8 @@ fn a_removed_destination_is_not_recreated_to_drain() {
     );
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
-    // The write of the virtual server has failed and waits for its retry when the draining
-    // destination is removed.
+    // When the draining destination is removed, the write of the virtual server has failed and
+    // waits for its retry.
     world.sync();
     edit(&world, WEB, |destinations| {
         destinations.retain(|real| real.target != target("10.244.2.2"));
@@ -433,7 +433,7 @@ fn after_a_restart_drains_wait_for_complete_lists() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // The connections have ended, and another endpoint was removed. Both destinations stay
+    // The connections have ended, and another endpoint was removed. Both draining destinations stay
     // unchanged.
     world.kernel.state().connections.clear();
     world.work();
@@ -455,8 +455,8 @@ fn after_a_restart_drains_wait_for_complete_lists() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two Services with separate cluster IPs that claim one address. The first Service is the older
-/// one.
+/// Two Services that claim one address, and their separate cluster IPs. The first Service is the
+/// older one.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
@@ -655,7 +655,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Endpoints get their weight immediately. Other destinations get no new connection and lose no
-    /// open one. In the end, no leftover and no timer remains.
+    /// open one. At the end, no leftover destination and no timer remains.
     #[test]
     fn endpoints_serve_and_leftover_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

@@ -1,5 +1,5 @@
-//! Tests of changes by other programs. A check or a notification finds them while events continue.
-//! The proxier repairs and reports them.
+//! Tests of changes by other programs, while events continue. A check or a notification detects
+//! each change. The proxier repairs and reports it.
 
 use proxy::Notice;
 

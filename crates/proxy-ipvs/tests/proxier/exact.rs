@@ -1,4 +1,5 @@
-//! Tests of `--ipvs-semantics=exact`: packets from outside reach the local endpoints by a mark.
+//! Tests of `--ipvs-semantics=exact`: packets from outside the cluster reach only the local
+//! endpoints, through a mark.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -207,8 +208,8 @@ fn a_change_to_upstreams_semantics_removes_the_sets_of_exact() {
     assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
 }
 
-/// Returns the scheduler, the flags without [`Properties::OWNED`], and the timeout of the virtual
-/// server by mark.
+/// Returns the scheduler, the flags without [`Properties::OWNED`], and the timeout of the fwmark
+/// virtual server.
 fn balancing(world: &World) -> (String, u32, u32) {
     let family = IpFamily::V4;
     let key = VirtualServerKey::Mark { family, mark: 1 };
@@ -303,7 +304,7 @@ fn a_changed_policy_keeps_the_connections_by_mark() {
     synced(&mut world);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
     world.work();
-    // The Service gets its mark again, with the open connections. Clients outside must never find
+    // The Service gets its former mark, with the open connections. Clients outside must never find
     // an endpoint with weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);

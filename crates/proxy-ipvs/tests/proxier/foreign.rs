@@ -1,4 +1,4 @@
-//! Tests of other programs' virtual servers that have the keys of wanted ones.
+//! Tests of other programs' virtual servers that have the keys of wanted virtual servers.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn external() -> Service {
     }
 }
 
-/// Returns a daemon on a node where keepalived has created a virtual server with a key of this
+/// Starts a daemon on a node where keepalived has created a virtual server with a key of this
 /// Service.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
@@ -62,8 +62,8 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Reports whether a kube-proxy would adopt a virtual server at its start, or remove it in a
-/// cleanup.
+/// Reports whether the evidence shows that a kube-proxy created the virtual server. A kube-proxy
+/// then adopts it at the start, or removes it in a cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
@@ -104,8 +104,8 @@ fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node is healthy if other programs have virtual servers with the keys of all missing ones. It
-/// is not healthy if the kernel refuses any other virtual server.
+/// A node stays healthy if each missing virtual server has the key of another program's virtual
+/// server. It becomes unhealthy if the kernel refuses any other virtual server.
 #[test]
 fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";

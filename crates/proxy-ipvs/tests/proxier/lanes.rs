@@ -1,5 +1,5 @@
-//! Tests that independent work does not wait for a part of the kernel that hangs, is unreadable or
-//! slow.
+//! Tests that independent work does not wait for a part of the kernel that hangs, is slow, or
+//! cannot be read.
 
 use std::sync::Arc;
 
@@ -127,8 +127,8 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
-            // Adds the virtual server of a Service that was deleted meanwhile, and a foreign
-            // virtual server.
+            // Adds two virtual servers: one of a Service that was deleted meanwhile, and a foreign
+            // one.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -513,8 +513,8 @@ fn writes_during_a_check_are_not_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel lists virtual servers by position. If one is removed during the dump, the dump skips
-/// another one.
+/// The kernel lists virtual servers by position. If one is removed during the dump, the kernel
+/// skips another one.
 #[test]
 fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
     let mut world = web();
@@ -528,7 +528,7 @@ fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an address that one Service has. That Service is compiled again before the proxier
+/// The node gets an address that one Service has. The proxier compiles that Service again before it
 /// knows the changes of other Services.
 #[test]
 fn a_released_address_moves_to_its_next_owner_without_removal() {
@@ -547,8 +547,8 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the first one's address, and releases another address to the
-        // third.
+        // The second Service gets the first Service's address, and releases its own former address
+        // to the third Service.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

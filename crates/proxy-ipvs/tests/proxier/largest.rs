@@ -1,5 +1,5 @@
 //! Measures turns of the daemon's loop with the largest Service that the limits allow. A change of
-//! another Service waits at most for one turn and one plan.
+//! another Service waits for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,5 +1,5 @@
-//! Tests of the shim in nftables. It starts no processes, and replaces other shims or is replaced
-//! by them.
+//! Tests of the shim in nftables: it starts no processes, replaces other shims, and is replaced by
+//! them.
 
 use std::sync::Arc;
 
@@ -140,8 +140,8 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
     assert!(!lines(&world).iter().any(|line| line.contains("SOURCE")));
 }
 
-/// Sets and rules of iptables serve until those of nftables serve. Members of the ipsets count as
-/// evidence of ownership.
+/// The sets and rules of iptables serve until those of nftables serve. Members of the ipsets count
+/// as evidence of ownership.
 #[test]
 fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -196,8 +196,8 @@ fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// The shim prevents translation by the table of the nftables mode, so that table no longer serves
-/// packets.
+/// The shim prevents a translation by the table of nftables mode, so that table no longer handles
+/// the packets.
 #[test]
 fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();

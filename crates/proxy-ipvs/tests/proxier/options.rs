@@ -1,4 +1,4 @@
-//! Tests of Services with a scheduler of their own.
+//! Tests of Services that have their own scheduler.
 
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
 use proxy::{EndpointSlice, Node, ServiceOptions};
@@ -310,8 +310,8 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
     );
 }
 
-/// Starts a node of this name with an empty kernel. Returns the order in which `default/web` got
-/// its endpoints.
+/// Starts a node with this name and an empty kernel. Returns the node, and the order in which
+/// `default/web` got its endpoints.
 fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
     let mut world = World::new();
     world.restart_on(NodeFacts::new(IpFamily::V4, node));

@@ -1,5 +1,5 @@
-//! Tests of a node that another mode has programmed. The other mode's rules serve until all entries
-//! are written. Then the proxier removes them.
+//! Tests of a node that another mode has programmed. The other mode's rules serve until the proxier
+//! has written all its entries. Then the proxier removes these rules.
 
 use std::sync::Arc;
 
@@ -144,7 +144,7 @@ fn unreachable_leftovers_do_not_delay_the_rules() {
     );
 }
 
-/// The table of the nftables mode precedes IPVS. It takes the packets of Services that IPVS does
+/// The table of nftables mode comes before IPVS. It handles the packets of Services that IPVS does
 /// not serve yet.
 #[test]
 fn the_nftables_mode_is_removed_after_the_first_sync() {
@@ -222,8 +222,8 @@ fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // The service address on the link, in either form, proves that the virtual server is
-            // ours.
+            // The service address on the link, as address or as route, proves that the virtual
+            // server is ours.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );
@@ -231,7 +231,8 @@ fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// The kernel sends notifications about addresses, but not about routes.
+/// The service address was a route before the change of VIP mode. Now it is an address on the link,
+/// so the kernel sends a notification of its loss, and the proxier binds it again at once.
 #[test]
 fn an_address_lost_after_a_change_of_vip_mode_returns() {
     let mut world = bound_otherwise().listed();

@@ -141,8 +141,8 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
 
 /// A kernel that can be dumped completely.
 pub(crate) trait DumpableKernel: Kernel {
-    /// Dumps all entries of this family. `with_rules` includes the shim and leftovers of other
-    /// modes.
+    /// Dumps all entries of this family. With `with_rules`, includes the shim and leftovers of
+    /// other modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
@@ -267,8 +267,8 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel that are held: their reads or writes wait. May also contain the held results
-/// `READ` or `WRITTEN`.
+/// Parts of the kernel whose reads or writes wait. May also contain `READ` or `WRITTEN`: the
+/// results of reads or writes then wait.
 pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
 /// Name that holds the read addresses back from the proxier.
@@ -470,8 +470,8 @@ impl<K: Kernel> World<K> {
         keys.map(ToString::to_string).collect()
     }
 
-    /// Returns the destinations of a virtual server, if it exists, each with its weight:
-    /// `10.244.1.5:8080=1`.
+    /// Returns the destinations of a virtual server, each with its weight: `10.244.1.5:8080=1`.
+    /// Returns `None` if the virtual server does not exist.
     pub(crate) fn destinations(&self, at: &str) -> Option<Vec<String>> {
         let state = self.kernel.state();
         let server = state.snapshot.servers.get(&server(at))?;

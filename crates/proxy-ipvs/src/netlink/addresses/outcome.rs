@@ -1,4 +1,4 @@
-//! Outcomes of the kernel's replies to requests about the link and its addresses.
+//! Converts the kernel's replies to requests about the link and its addresses to outcomes.
 
 use std::net::IpAddr;
 

@@ -39,7 +39,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 
     /// Performs the writes in the order that is cheapest for the kernel. Returns the outcomes in
-    /// the given order.
+    /// the order of `run`.
     pub(super) fn run(&mut self, run: &[Op]) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unknown; run.len()];
         let mut places: Vec<(&Op, &mut Outcome)> = run.iter().zip(&mut outcomes).collect();
@@ -133,8 +133,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes our destinations from virtual servers that belong to another program, as the replies
-    /// have shown.
+    /// Removes our destinations from virtual servers which, according to the kernel's replies,
+    /// belong to another program.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -152,8 +152,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // Ignores the replies: the state of the virtual server counts as unknown, so the proxy
-            // reads it again.
+            // Ignores the replies. The proxy reads the virtual server again, because its state
+            // counts as unknown.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -187,17 +187,18 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 }
 
 /// Sorts consecutive removals by virtual server, in the reverse order of additions. The
-/// destinations of one virtual server already have that order in the plan.
+/// destinations of one virtual server already have that order in the plan. The order makes two
+/// operations of the kernel faster:
 ///
-/// The kernel does not free a removed destination at once. It keeps the destination for two to
+/// **Additions.** The kernel does not free a removed destination at once. It keeps it for two to
 /// three minutes in a trash list, with the latest at the head. For each added destination, the
 /// kernel searches this list from the head. In reverse order, destinations that return after an
-/// outage are found near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the
-/// difference grows with the square. New destinations gain nothing from any order
+/// outage are near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the difference
+/// grows with the square. New destinations gain nothing from any order
 /// (`ipvs-netlink/examples/trash_cost.rs`).
 ///
-/// The removal itself becomes faster, too: the kernel searches a virtual server's destinations from
-/// the youngest, and this order removes the youngest first.
+/// **Removals.** The kernel searches a virtual server's destinations from the youngest, and this
+/// order removes the youngest first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) | Op::RemoveDestination(key, _) => Some(key),
@@ -397,8 +398,8 @@ mod tests {
         ServiceAddress::new([192, 0, 2, 1].into(), port, Protocol::Tcp).into()
     }
 
-    /// Returns the writes of three virtual servers with one destination each. The second virtual
-    /// server serves a NodePort.
+    /// Returns the writes that create three virtual servers with one destination each. The second
+    /// virtual server serves a NodePort.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
             let key = key(port);
@@ -495,8 +496,8 @@ mod tests {
     /// Attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Lists of destinations as the kernel keeps them. The kernel inserts at the head, and searches
-    /// from the head.
+    /// Lists of destinations as the kernel keeps them: it inserts at the head, and searches from
+    /// the head.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
@@ -558,8 +559,8 @@ mod tests {
             .iter()
             .map(|(key, target)| Op::AddDestination(*key, RealServer::new(*target)))
             .collect();
-        // The planner reverses the destinations of a virtual server. `order` reverses the virtual
-        // servers.
+        // The planner reverses the order of destinations within a virtual server. `order` reverses
+        // the order of virtual servers.
         let of_one = |one: &(VirtualServerKey, _), next: &(VirtualServerKey, _)| one.0 == next.0;
         let remove = all.chunk_by(of_one).flat_map(|of_one| of_one.iter().rev());
         let remove = remove.map(|(key, target)| Op::RemoveDestination(*key, *target));

@@ -108,8 +108,8 @@ impl ShimRules {
         }
     }
 
-    /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation.
-    /// Returns `None` if no rule ends it.
+    /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation, or
+    /// `None` if no rule ends it.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
         jumps
@@ -117,8 +117,8 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns the verdicts for a packet in all hooks. A mark stays from the first hook to the
-    /// last.
+    /// Returns the verdicts for a packet in all hooks. The packet keeps its mark from the first
+    /// hook to the last.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
         let is_sent_here = packet.in_interface.is_empty();
@@ -241,7 +241,7 @@ fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
         ("10.244.1.9", "cni0", true, false),
         ("10.244.1.9", "vethab12", false, false),
         ("172.35.0.9", "eth0", false, false),
-        // Packets of the node: from its own address, from a Service's address, and from
+        // Packets that the node sends: from its own address, from a Service's address, and from
         // localhost.
         ("172.35.0.100", "", false, false),
         ("10.96.0.10", "", false, true),
@@ -307,8 +307,8 @@ fn configs() -> Vec<(Config, Config)> {
     all.map(|[upstream, lean]| (upstream, lean)).collect()
 }
 
-/// The test compares both shims twice: with all sets filled, and with only a packet's own sets
-/// filled.
+/// Both shims are compared twice: with members in all sets, and with members only in the sets of
+/// the packet.
 #[test]
 fn the_lean_shim_gives_each_packet_upstreams_verdict() {
     let everything: BTreeSet<Set> = Set::every().collect();
