@@ -1,9 +1,11 @@
-//! Finds the commit of the build, for `--version`, the log and the metrics.
+//! Finds the commit of the build, for `--version`, the log and the metrics. In this order:
 //!
-//! In builds outside the repository, `KUBE_PROXY_COMMIT` names the commit. Otherwise this script
-//! reads it from git's files. It does not use the program `git`, which may be missing or may
-//! distrust the folder. Without either, the commit is `unknown`. Cargo runs this script again after
-//! a new commit, but not after an edit.
+//! 1. The variable `KUBE_PROXY_COMMIT`, which builds outside the repository set.
+//! 2. The files of git. This script does not run the program `git`, which may be missing or may
+//!    distrust the folder.
+//! 3. Otherwise the commit is `unknown`.
+//!
+//! Cargo runs this script again after a new commit, but not after an edit.
 
 use std::env;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Predicts the effect of starting the daemon with the same flags. Writes nothing.
+//! Predicts the effect of a start of the daemon with the same flags. Writes nothing.
 //!
 //! ```text
 //!                             ┌─▶ check: preflight, changes, migration
@@ -6,10 +6,13 @@
 //!                             └─▶ diff: the kernel, compared with the desired state
 //! ```
 //!
-//! The forecast follows the steps of the daemon up to the first write: source, kernel, model,
-//! plans. It does not predict which conntrack entries of UDP flows become stale. It does not
-//! predict the effect of objects that change meanwhile. It cannot try a scheduler that no virtual
-//! server uses. If the lists of modules lack such a scheduler, a warning reports it.
+//! The forecast follows the daemon's steps up to the first write: source, kernel, model, plans. It
+//! cannot predict:
+//!
+//! - which conntrack entries of UDP flows become stale;
+//! - the effect of objects that change meanwhile;
+//! - whether the kernel has a scheduler that no virtual server uses. If the lists of modules lack
+//!   the scheduler, a warning reports it.
 //!
 //! The comparison skips other programs' rules, chains and sets, because a start does not change
 //! them. Every mode searches for leftovers of IPVS mode. The search may make the kernel load the
@@ -57,8 +60,8 @@ use preflight::Traces;
 ///
 /// # Errors
 ///
-/// The changes cannot be determined, or the start would fail. Exit status 2 also reports this
-/// error.
+/// Fails if the changes cannot be determined, or if the start would fail. The process then exits
+/// with 2, too.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
@@ -72,7 +75,7 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Prints warnings and forms on standard error, because the standard output of
+                // Prints warnings and forms to standard error, because the standard output of
                 // `diff` contains only differences.
                 for line in foreseen.warnings.iter().chain(&foreseen.forms) {
                     eprintln!("kube-proxy: {}", shown(line));

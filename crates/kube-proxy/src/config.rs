@@ -6,12 +6,11 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag define the same setting, with a row in `settings`. The daemon converts the
-//! file to flags, so only one function interprets settings. For `--write-config-to`, it converts
-//! flags to a file.
+//! - A field and its flag define the same setting, which has a row in `settings`.
+//! - The daemon converts the file to flags, so only one function interprets settings.
+//! - For `--write-config-to`, the daemon converts flags to a file.
 //!
-//! Other versions of the format are not supported, and several files cannot be merged. Upstream
-//! supports neither.
+//! Like upstream, this module supports only this version of the format, and only one file.
 
 pub mod command_line;
 pub mod configz;
@@ -63,8 +62,8 @@ macro_rules! sections {
 }
 
 sections! {
-    /// Contents of a configuration file. A field that the file omits is `None`; its default
-    /// applies.
+    /// Contents of a configuration file. `None` means that the file omits the field; the field's
+    /// default then applies.
     pub struct Configuration {
         pub api_version: Option<String>,
         pub bind_address: Option<String>,
@@ -202,8 +201,8 @@ sections! {
     }
 }
 
-/// Returns the file that `--write-config-to` writes: the configuration from the flags, in
-/// upstream's order and spelling.
+/// Returns the text of the file that `--write-config-to` writes: the configuration from the flags,
+/// in upstream's order and spelling.
 pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
     let tree = file.completed(flags).as_upstream();
     serde_saphyr::to_string(&tree).unwrap_or_default()

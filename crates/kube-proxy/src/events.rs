@@ -4,13 +4,13 @@
 //!   the daemon ─record─▶ bounded queue ─▶ task: sent recently? ─▶ POST, retries with back-off
 //! ```
 //!
-//! Sending events never delays the daemon. If an event cannot be sent, it is dropped with a debug
-//! line: the log already has the information. Equal events are sent once within [`ONCE_IN`], and
-//! never as a series.
-//!
-//! An event with the same content on every node also has the same name. The first node creates it,
-//! and the other nodes find that it exists. So a conflict of two Services causes one event in the
-//! whole cluster.
+//! - Sending events never delays the daemon.
+//! - An event that cannot be sent is dropped with a debug line. The log already has the
+//!   information.
+//! - Equal events are sent once within [`ONCE_IN`], and never as a series.
+//! - An event with the same content on every node also has the same name. The first node creates
+//!   it, and the other nodes find that it exists. So a conflict of two Services causes one event in
+//!   the whole cluster.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -43,8 +43,8 @@ const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(3);
 /// Maximum length of a note in bytes, set by the API server (`pkg/apis/core/validation/events.go`).
 const NOTE_BYTES_MAX: usize = 1024;
 const INSTANCE_BYTES_MAX: usize = 128;
-/// Maximum length of the prefix of an event's name. The name is a DNS subdomain: the object's name,
-/// a dot, and 16 hexadecimal digits.
+/// Maximum length, in bytes, of the prefix of an event's name. The name is a DNS subdomain: the
+/// object's name, a dot, and 16 hexadecimal digits.
 const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
 /// Value of `reportingController`, as upstream.
 const CONTROLLER: &str = "kube-proxy";
@@ -67,15 +67,15 @@ pub struct Event {
 
 impl Event {
     /// Returns a normal event on the Node: the proxy has started in the mode `mode`. Reason and
-    /// action are upstream's.
+    /// action are the same as upstream's.
     pub fn starting(node: &str, mode: &str) -> Self {
         let note = format!("kube-proxy starts to carry Services in {mode} mode");
         Self::of_node(node, "Starting", note)
     }
 
     /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
-    /// are upstream's. Upstream sends the event only before it exits (`--bind-address-hard-fail`).
-    /// This program also sends the event before it retries.
+    /// are the same as upstream's. Upstream sends the event only before it exits
+    /// (`--bind-address-hard-fail`). This program also sends it before it retries.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -91,8 +91,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on the Node: a change of the configuration file needs a restart. Upstream
-    /// has no such event.
+    /// Returns a warning on the Node: a change of the configuration file takes effect only after a
+    /// restart. Upstream has no such event.
     pub fn restart_required(node: &str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -151,8 +151,8 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service that needs a packet mark while none is free. Upstream has no
-    /// marks.
+    /// Returns a warning on a Service that needs a packet mark while no mark is free. Upstream has
+    /// no marks.
     pub fn marks_exhausted(owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
             "all packet marks of --ipvs-mark-bits are in use on this node: clients inside the \
@@ -163,9 +163,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. Either the proxy
-    /// refuses the address, or it serves the address although this node has it. `node` is `None` if
-    /// every node sends the same event. Upstream has no such event.
+    /// Returns a warning on a Service about an external or load-balancer address. The proxy refuses
+    /// the address, or serves it although this node has the address. `node` is `None` if every node
+    /// sends the same event. Upstream has no such event.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
@@ -198,8 +198,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service with an ignored annotation. This node alone ignores it, or
-    /// every node in this mode.
+    /// Returns a warning on a Service with an ignored annotation. Either only this node ignores it,
+    /// or every node in this mode.
     pub fn option_not_heeded(
         service: &NamespacedName,
         model: &Model,
@@ -217,7 +217,7 @@ impl Event {
     }
 
     /// Returns a warning on a Service whose health checks this node cannot serve. Reason and action
-    /// are upstream's.
+    /// are the same as upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,
@@ -331,8 +331,8 @@ impl Recorder {
         Self { queue: None }
     }
 
-    /// Starts a task that sends events to an API server as the node `node`. The task ends when the
-    /// last clone of the recorder is dropped. Needs a tokio runtime.
+    /// Starts a task that sends events to an API server, in the name of the node `node`. The task
+    /// ends when the last clone of the recorder is dropped. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
         let teller = EventSender {
@@ -361,8 +361,8 @@ impl Recorder {
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
-        // Waits until the sender is dropped, which happens when the event was sent or given up. No
-        // value is ever sent.
+        // Waits until the task drops the sender, which it does when it has sent the event or given
+        // up. The channel never carries a value.
         _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 

@@ -1,4 +1,4 @@
-//! One IP family in the loop: its mode, and the reports about its progress.
+//! One IP family in the daemon's loop: its mode, and the reports about its progress.
 //!
 //! ```text
 //!   take_in ─▶ Mode::update
@@ -6,8 +6,8 @@
 //!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! No function of this module waits for the kernel. A Service counts as done once the kernel has
-//! all its entries, even while other Services are pending.
+//! No function of this module waits for the kernel. A Service counts as done when the kernel has
+//! all entries of the Service, even while other Services are pending.
 
 pub(crate) mod conntrack;
 mod delays;
@@ -81,7 +81,7 @@ pub(crate) struct Family {
     metrics: Metrics,
 }
 
-/// A sync in upstream's sense. It begins with the first write or read, and ends when all workers
+/// A sync as upstream defines it. It begins with the first write or read, and ends when all workers
 /// are idle.
 struct Round {
     began: Instant,
@@ -100,7 +100,7 @@ pub(crate) struct BookingResult {
     pub(crate) is_any: bool,
     /// True if the finished work had used much memory for a while.
     pub(crate) has_used_much: bool,
-    /// Reason why a worker thread (kernel I/O) ended, if one did. The process must then exit,
+    /// Reason why a worker thread (kernel I/O) ended, if one ended. The process must then exit,
     /// because the thread's state is lost.
     pub(crate) gone: Option<String>,
 }
@@ -113,11 +113,11 @@ struct Triggers {
 }
 
 impl Family {
-    /// Returns a family whose mode has received no objects yet.
+    /// Returns a family whose mode has not received any objects yet.
     ///
     /// # Errors
     ///
-    /// A thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub(crate) fn new(
         mode: Box<dyn Mode>,
         options: &Options,
@@ -175,16 +175,16 @@ impl Family {
         self.mode.unavailable_options()
     }
 
-    /// Returns the node's addresses that serve NodePorts. Addresses on the service link do not
-    /// count. Returns `None` while the node's addresses are unknown.
+    /// Returns the node's addresses that serve NodePorts, without the addresses on the service
+    /// link. Returns `None` while the node's addresses are unknown.
     pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
         let own = self.mode.node_addresses()?;
         let serving = self.mode.node_ports()?.addresses.iter();
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether the kernel has the first full set of objects and the mode's worker threads
-    /// are idle.
+    /// Reports whether two conditions hold: the kernel has the first full set of objects, and the
+    /// mode's worker threads are idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -204,8 +204,8 @@ impl Family {
         !self.changes.is_empty() && self.is_ready()
     }
 
-    /// Sets the mode that takes over once the current one is idle. Until then, the current mode
-    /// starts only work for which clients wait.
+    /// Sets the mode that takes over once the current mode is idle. Until then, the current mode
+    /// starts only work that clients wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
@@ -216,8 +216,8 @@ impl Family {
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Queues changes for the mode. `heard` is the time at which the first change arrived, or
-    /// `None` to measure no latency.
+    /// Queues changes for the mode. `heard` is the time at which the first change arrived. With
+    /// `None`, no latency is measured.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -250,8 +250,8 @@ impl Family {
         }
     }
 
-    /// Hands all or some queued changes to the mode if it is ready. The first call hands over every
-    /// object of the model.
+    /// Passes all or some queued changes to the mode if the mode is ready. The first call passes
+    /// every object of the model.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {
@@ -348,8 +348,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // A Service without a write in this family says nothing about the kernel's speed,
-            // because both families receive every Service.
+            // Skips Services without a write in this family. Both families receive every Service,
+            // so such a Service shows nothing about the kernel's speed.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
@@ -374,8 +374,8 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode does not see. `changed` is the number of waiting Services, with
-    /// the arrival time of the oldest. Removals that the daemon holds back count, too.
+    /// Records delays that the mode cannot observe. `changed` is the number of waiting Services,
+    /// with the arrival time of the oldest. Removals that the daemon holds back count, too.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -391,8 +391,8 @@ impl Family {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Records the progress once all work that can start has started. Ends the round if the kernel
-    /// is up to date.
+    /// Records the progress. The daemon calls it after all work that can start has started. Ends
+    /// the sync round if the kernel is up to date.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -408,8 +408,8 @@ impl Family {
             let drains = self.mode.drains(0);
             self.metrics.drains(family, drains.count, drains.oldest);
         }
-        // Under endless changes, some kernel work always runs. The round then ends once the kernel
-        // has every change from before its start.
+        // With constant changes, some kernel work is always running. The round then ends once the
+        // kernel has every change from before its start.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -424,8 +424,8 @@ impl Family {
         }
     }
 
-    /// Counts a sync as complete if the kernel is up to date without a write. Without this count,
-    /// such a change would look like an overdue sync.
+    /// Counts a sync as complete if the kernel is up to date without a write. If it were not
+    /// counted, such a change would look like an overdue sync.
     fn complete_unwritten(&mut self, standing: &Standing) {
         let is_complete = self.is_served
             && self.changes.is_empty()

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of untrusted bytes, as a function of bytes. Other code
-//! must not use these functions.
+//! Entry points for the fuzzer: each parser of untrusted bytes, as a function of bytes. Only the
+//! fuzzer uses these functions.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -44,8 +44,8 @@ pub fn networks(bytes: &[u8]) {
     let _ = nets("nodeport-addresses", &lists);
 }
 
-/// Parses requests to the local socket and to the pages. A line is a path with a query, or one of
-/// the three arguments of `explain`.
+/// Parses requests to the local socket and to the pages. Each line is a path with a query, or one
+/// of the three arguments of `explain`.
 pub fn questions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();

@@ -1,6 +1,7 @@
-//! Health of the proxy: the progress with which each family writes the known objects to the kernel.
+//! Health of the proxy: each family's progress in writing the known objects to the kernel.
 //!
-//! The loop records the progress, and the HTTP servers read it. Callers pass the current time.
+//! The daemon's loop records the progress, and the HTTP servers read it. Callers pass the current
+//! time.
 
 pub(crate) mod health_check;
 pub(crate) mod healthz;
@@ -17,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start. Within it, a family that is up to date may still finish work, such
-/// as removing entries of an earlier run. After it, the family counts as served, because with
-/// endless changes some work always runs.
+/// Grace period after the start. During it, a family that is up to date may still finish work, for
+/// example remove entries of an earlier run. After the period, the family counts as served, because
+/// with constant changes some work is always running.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -27,8 +28,8 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
-    /// Signs of life of the loop that records the progress. A node is healthy only while its loop
-    /// lives.
+    /// Pulse of the daemon's loop, which records the progress. A node is healthy only while the
+    /// loop is alive.
     pulse: Pulse,
 }
 
@@ -36,7 +37,7 @@ pub struct Health {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Start of the time without an accepted entry while entries are pending. `None` if no entry is
-    /// pending, or after the kernel accepted one.
+    /// pending, or after the kernel has accepted one.
     pub stuck_since: Option<Instant>,
     /// Time up to which the kernel has every received change. `None` until the kernel has the first
     /// full set of objects.
@@ -61,7 +62,7 @@ impl Health {
     }
 
     /// Records a family's progress. `started` is the time at which the family received the first
-    /// full set of objects; `None`: not yet.
+    /// full set of objects, or `None` if it has not received the set yet.
     ///
     /// Returns true once the kernel has had that full set. One rejected object does not make the
     /// node unhealthy.

@@ -1,4 +1,4 @@
-//! The node daemon: kube-proxy with each of its modes.
+//! The node daemon: kube-proxy with all its modes.
 
 pub mod check;
 pub mod config;

@@ -1,13 +1,14 @@
 //! The log: its format, and its split between standard error and standard output.
 //!
-//! One event is always one line, even if its message has line breaks. Log collectors therefore need
-//! no rules for multi-line messages. Three formats exist: klog's text, which parsers of Kubernetes
-//! logs read, plain text for people, and JSON.
-//!
-//! Verbosity has klog's levels. The default 0 logs messages for operators; levels from 4 on are for
-//! debugging. Events of libraries appear only at high verbosity, because this program logs their
-//! failures itself, once and with the next step. `--vmodule` sets the verbosity of single source
-//! files of this program. Verbosities may change while the process runs.
+//! - **Lines**: each event is one line, even if its message has line breaks. So log collectors need
+//!   no rules for multi-line messages.
+//! - **Formats**: klog's text, which parsers of Kubernetes logs read; plain text for people; and
+//!   JSON.
+//! - **Verbosity**: the levels are klog's. The default 0 logs messages for operators; levels from 4
+//!   on are for debugging. `--vmodule` sets the verbosity of single source files of this program.
+//!   All verbosities may change while the process runs.
+//! - **Libraries**: their events appear only at high verbosity. This program itself logs each
+//!   failure once, with the next step.
 
 mod klog;
 pub mod settings;
@@ -67,7 +68,7 @@ static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// The log was already started.
+/// Fails if the log was already started.
 pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
     let lines: Box<dyn Layer<_> + Send + Sync> = match settings.format {
@@ -97,9 +98,9 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     Ok(())
 }
 
-/// Returns the writer of log lines. All lines go to standard error, unless the log is split. Then
-/// informational lines go to standard output. As in upstream, the JSON format has no warnings: it
-/// treats them as informational.
+/// Returns the writer of log lines. All lines go to standard error, unless the log is split. A
+/// split log writes informational lines to standard output. As in upstream, the JSON format has no
+/// warnings: it treats them as informational.
 fn streams(settings: &Settings) -> BoxMakeWriter {
     if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);
@@ -197,8 +198,8 @@ impl Visit for Object {
     }
 }
 
-/// Returns the filter of events. The verbosity of the event's source file applies to this
-/// workspace's crates, and the common verbosity to all other crates.
+/// Returns the filter of events. For this workspace's crates, the verbosity of the event's source
+/// file applies. For all other crates, the common verbosity applies.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,
@@ -224,9 +225,9 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Reports whether a pattern of `--vmodule` matches a source file. As in klog, a pattern without a
-/// folder matches the file's name without folder and suffix. `*` matches any text, `?` any
-/// character.
+/// Reports whether a pattern of `--vmodule` matches a source file. `*` matches any text, and `?`
+/// any character. As in klog, a pattern without a folder is compared with the file's name without
+/// folder and suffix.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {
@@ -237,12 +238,12 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches a name against a pattern with `*` and `?`. After a mismatch, only the last `*` is
-/// extended: a longer match of an earlier `*` cannot help.
+/// Matches a name against a pattern with `*` and `?`. After a mismatch, extends only the match of
+/// the last `*`: a longer match of an earlier `*` cannot help.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // Pattern after the last `*`, and the part of the name that follows the text which that `*`
-    // matched.
+    // The rest of the pattern after the last `*`, and the rest of the name after the text that this
+    // `*` matched.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern.split_first(), name.split_first()) {

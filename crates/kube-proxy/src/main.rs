@@ -1,4 +1,5 @@
-//! Entry point of the process. Reads the command line, serves, and reports the reason for its end.
+//! Entry point of the process. Reads the command line, serves, and reports the reason for the end
+//! of the process.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
             })
         }
         Ok(Command::Print(text)) => {
-            // Ignores the error: the reader may have closed the pipe, as in `kube-proxy --help |
+            // Ignores an error: the reader may have closed the pipe, as in `kube-proxy --help |
             // head`.
             let _ = io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
@@ -112,7 +113,7 @@ enum FlagLog {
     ByLife,
 }
 
-/// Starts the parts that all commands share, and then runs `life`. `failed` is the exit status if
+/// Starts the parts that all commands need, and then runs `life`. `failed` is the exit status if
 /// `life` fails.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
@@ -120,8 +121,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // Runs all tasks that only wait on one thread. Blocking netlink sockets and HTTP servers have
-    // their own threads.
+    // Runs all tasks on one thread, because they only wait. Blocking netlink sockets and HTTP
+    // servers have their own threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -155,8 +156,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     })
 }
 
-/// Prepares the node, or serves. Subscribes to signals first: the kernel discards signals to
-/// process 1 of a container unless they have a handler.
+/// Prepares the node (`--init-only`), or serves. First subscribes to signals: in a container, the
+/// kernel discards a signal to process 1 if the process has no handler.
 fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     let stop = (!options.process.init_only).then(run::Stop::subscribe);
     async move {

@@ -1,4 +1,4 @@
-//! Counters and measurements of the daemon. They have upstream's names, labels and buckets
+//! Counters and measurements of the daemon. Names, labels and buckets are the same as upstream's
 //! (`pkg/proxy/metrics`), so that existing dashboards and alerts keep working.
 //!
 //! ```text
@@ -6,11 +6,12 @@
 //!                                                      as text/plain; version=0.0.4
 //! ```
 //!
-//! Each metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and buckets
-//! are those of Kubernetes 1.36.2. Metrics that only this program has are marked. Besides
-//! `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and Kubernetes' metrics
-//! about metrics. The metrics `go_*` are missing, because this program is not written in Go.
-//! `/metrics/slis` has a separate registry.
+//! - Each metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and
+//!   buckets are those of Kubernetes 1.36.2. Metrics that only this program has are marked.
+//! - Besides `kubeproxy_*`, the page has `rest_client_*`, `process_*`, `kubernetes_*`, and
+//!   Kubernetes' metrics about metrics.
+//! - The metrics `go_*` are missing, because this program is not written in Go.
+//! - `/metrics/slis` has a separate registry.
 
 mod draining;
 mod exposition;
@@ -94,7 +95,7 @@ impl Metrics {
     }
 
     /// Returns the metrics of a mode with these feature gates, at their start values. Includes
-    /// metrics of single Services if they are enabled.
+    /// metrics of single Services if the flags enable them.
     pub(crate) fn of(
         of_mode: Option<Arc<dyn ModeLabels>>,
         gates: &Gates,
@@ -246,8 +247,8 @@ impl Metrics {
             commit: COMMIT,
         })
         .set(1);
-        // Only this program has this metric. It has no Kubernetes stability level, so the counts of
-        // metrics by stability exclude it.
+        // Only this program has this metric. The metric has no Kubernetes stability level, so the
+        // counts of metrics by stability exclude it.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
@@ -279,8 +280,8 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// Sets the number of pending changes. Records the current time for the affected families,
-    /// because the changes request a sync.
+    /// Sets the number of pending changes. The changes request a sync, so this also records the
+    /// current time for the affected families.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -298,8 +299,8 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Reports whether the latency of a change is measured. A change counts only if it was
-    /// triggered after this process started.
+    /// Reports whether the latency of a change is measured. The change must have been triggered
+    /// after the start of this process.
     pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
         trigger > self.started
     }
@@ -463,8 +464,8 @@ impl Metrics {
         self.livez_answers.get_or_create(&CodeLabels { code }).inc();
     }
 
-    /// Counts a response of `/healthz` on the metrics server, which only shows that the process is
-    /// alive.
+    /// Counts a response of `/healthz` on the metrics server. The response shows only that the
+    /// process is alive.
     pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
         let check = CheckLabels { name, r#type };
@@ -483,8 +484,8 @@ impl Metrics {
         self.check_results.clear();
     }
 
-    /// Counts a request to the API server. As in client-go, `code` is `<error>` if no response
-    /// arrived.
+    /// Counts a request to the API server. If no response arrived, `code` is `<error>`, as in
+    /// client-go.
     fn requested(&self, host: &str, method: &str, code: &str) {
         let of = RequestLabels {
             code: code.to_owned(),

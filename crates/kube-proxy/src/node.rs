@@ -1,4 +1,4 @@
-//! State of this node: its addresses, Services that claim them, address families, and kernel
+//! State of this node: its addresses, the Services that claim them, address families, and kernel
 //! settings.
 
 pub(crate) mod addresses;

@@ -45,25 +45,24 @@ use daemon::{Daemon, LeftRules};
 use observed::Observed;
 pub use stop::Stop;
 
-/// Serves until `stop` is requested. Entries stay in the kernel, so that a restart interrupts no
-/// connection.
+/// Serves until `stop` is requested. At the end, entries stay in the kernel, so that a restart
+/// interrupts no connection.
 ///
-/// Options from `changed` replace the current ones. They may differ only in settings that need no
-/// restart ([`Change::Live`](crate::config::Change)).
-///
-/// Sends the event recorder through `recording`, so that the caller can record events too.
+/// - `changed`: options that replace the current options. They may differ only in settings that
+///   need no restart ([`Change::Live`](crate::config::Change)).
+/// - `recording`: receives the event recorder, so that the caller can record events too.
 ///
 /// # Errors
 ///
-/// The start fails, the source has ended, or a worker thread (kernel I/O) has ended.
+/// Fails if the start fails, the source ends, or a worker thread (kernel I/O) ends.
 pub async fn run(
     options: Options,
     stop: Stop,
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // Spawns a task, because waking a task needs no system call. Waking the future that the runtime
-    // blocks on needs two.
+    // Spawns a task, because waking a task needs no system call. Waking the future on which the
+    // runtime blocks needs two.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
@@ -169,7 +168,7 @@ async fn live(
 ///
 /// # Errors
 ///
-/// This node cannot run the mode.
+/// Fails if this node cannot run the mode.
 pub async fn init(options: &Options) -> Result<()> {
     prepare(&options.modes).await?;
     Ok(settle(&mut options.clone(), Step::Prepare)?)

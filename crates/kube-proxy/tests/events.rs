@@ -201,8 +201,8 @@ async fn a_health_check_port_in_use_is_an_event_on_the_service() {
     }
 }
 
-/// A full queue for an unreachable server delays no caller. The queued events are sent once the
-/// server is reachable again.
+/// A full queue for an unreachable API server delays no caller. The task sends the queued events
+/// once the server is reachable again.
 #[tokio::test]
 async fn an_unreachable_api_server_delays_no_event_sender() {
     let (server, client) = fixture().await;

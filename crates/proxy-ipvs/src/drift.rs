@@ -13,8 +13,8 @@
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
 //! - **Refused**: the comparison includes the entry, because the write changed nothing. Otherwise
 //!   constant retries would hide drift.
-//! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the write,
-//!   another check follows.
+//! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the
+//!   write, another check follows.
 //!
 //! The link, the node's addresses and the sizes of sets are not compared entry by entry. If one of
 //! these parts differs, the lane that writes the part reads it again.

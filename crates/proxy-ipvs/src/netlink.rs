@@ -260,8 +260,8 @@ impl NetlinkKernel {
         }
     }
 
-    /// Returns the number of netlink messages that `self` sent. Each part counts from its opening or
-    /// its last read. The number wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages that `self` sent. Each part counts from its opening
+    /// or its last read. The number wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);

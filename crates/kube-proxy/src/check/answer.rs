@@ -1,4 +1,4 @@
-//! Result of `kube-proxy check`, and its output formats.
+//! Result of `kube-proxy check`, and the formats in which it is printed.
 
 use std::fmt::Write as _;
 
@@ -14,11 +14,11 @@ use crate::config::question::Output;
 
 /// Result of the check. As an object it has these fields:
 ///
-/// - `preflight`: the findings, always;
+/// - `preflight`: the findings; always present;
 /// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
 ///   forecast. Each change has `of`, `kind`, `action`, and `write`, which describes the change;
-/// - `error`: the reason why the forecast is missing, in its place;
-/// - `migration`: if a kube-proxy has programmed the node.
+/// - `error`: the reason for a missing forecast, instead of the forecast;
+/// - `migration`: present if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct CheckResult {
     #[serde(flatten)]

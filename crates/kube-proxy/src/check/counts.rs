@@ -1,4 +1,4 @@
-//! Counts changes by family and kind.
+//! Counts the changes of a start by family and kind.
 
 use std::fmt::Write as _;
 

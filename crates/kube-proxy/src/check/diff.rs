@@ -1,4 +1,4 @@
-//! `kube-proxy diff`: compares the kernel with the desired state, one line per entry.
+//! `kube-proxy diff`: compares the kernel with the desired state. Prints one line per entry.
 
 use std::fmt::Write as _;
 
@@ -44,7 +44,7 @@ struct Entry<'a> {
 ///
 /// # Errors
 ///
-/// The output format cannot express the differences.
+/// Fails if the output format cannot express the differences.
 pub(super) fn render(foreseen: &StartForecast, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,

@@ -1,4 +1,4 @@
-//! Computes the writes of a start. Follows the same steps as a start, up to the first write.
+//! Computes the writes of a start. Follows the steps of a start up to the first write.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -42,15 +42,15 @@ pub(super) struct StartForecast {
     /// Addresses of the API server, each with its origin. No Service may use them.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// Foreign state that would make the kernel reject writes. `warnings` also contains these
-    /// obstacles.
+    /// State of other programs that would make the kernel reject writes. `warnings` also contains
+    /// these obstacles.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
 }
 
 impl StartForecast {
-    /// Returns the exit status. A difference is certain even if objects are missing. No difference
-    /// is certain only if all objects could be read.
+    /// Returns the exit status. A found difference is certain even if objects are missing. "No
+    /// difference" is certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
         match (self.would_change, self.whole) {
             (true, _) => 1,
@@ -67,8 +67,8 @@ impl StartForecast {
         warnings.chain(forms).collect()
     }
 
-    /// Returns the qualification to append to "nothing to do" while some objects are unreadable.
-    /// Returns an empty text if all objects could be read.
+    /// Returns the text that limits "nothing to do" while some objects are unreadable. Returns an
+    /// empty text if all objects could be read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""
@@ -78,11 +78,11 @@ impl StartForecast {
     }
 }
 
-/// Computes the forecast. Also returns the model from which it was computed.
+/// Computes the forecast. Also returns the model from which the forecast was computed.
 ///
 /// # Errors
 ///
-/// Some required state cannot be read. The error names this state and the next step.
+/// Fails if some required state cannot be read. The error names this state and the next step.
 pub(super) async fn foresee(
     options: &Options,
     timeout: Duration,

@@ -1,5 +1,5 @@
-//! Reports the effects of a start on a node that upstream's or this kube-proxy has already
-//! programmed. Lists kept, changed and removed entries, and the effect on open connections.
+//! Effects of a start on a node that upstream's or this kube-proxy has already programmed. Lists
+//! kept, changed and removed entries, and the effect on open connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -111,8 +111,7 @@ impl Migration {
     }
 }
 
-/// Describes the effect on connections that the modes in `from` opened, after a change to mode
-/// `to`.
+/// Describes how a change to mode `to` affects connections that the modes in `from` opened.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "connections of userspace mode end with its process; all others continue"

@@ -1,5 +1,6 @@
 //! Finds the Service of a kernel entry by the names and addresses in the entry's text. Two kinds of
-//! entries have no Service in the tables: rules, and entries that no Service needs any more.
+//! entries need this, because the tables have no Service for them: rules, and entries that no
+//! Service needs any more.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -54,7 +55,7 @@ impl Names {
         found.next().map(String::as_str)
     }
 
-    /// Returns the Service that an entry's text names. Returns `None` if the text names no known
+    /// Returns the Service that an entry's text names, or `None` if the text names no known
     /// Service.
     pub(super) fn find(&self, text: &str) -> Option<&str> {
         let words = || {
@@ -66,8 +67,8 @@ impl Names {
         named.or_else(at)
     }
 
-    /// Looks up a name from an entry's text. A rule's comment is the name itself. The name of an
-    /// nftables chain has more parts: `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a name from an entry's text. The comment of a rule is the name itself. The name of
+    /// an nftables chain has more parts: `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {

@@ -13,7 +13,7 @@ use crate::config::question::Output;
 ///
 /// # Errors
 ///
-/// The output format cannot express the plan.
+/// Fails if the output format cannot express the plan.
 pub(super) fn render(foreseen: &StartForecast, output: Output) -> Result<String> {
     Ok(match output {
         Output::Text => lines(foreseen, LISTED_PER_KIND),

@@ -113,8 +113,8 @@ impl Traces {
     }
 }
 
-/// Runs all checks on the calling thread. `seen` is the forecast of a start; `None`: there is no
-/// forecast.
+/// Runs all checks on the calling thread. `seen` is the forecast of a start, or `None` if the
+/// forecast failed.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
@@ -231,12 +231,12 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
     )
 }
 
-/// Returns the virtual servers that no kube-proxy created, each with the Service port that needs
-/// its address.
+/// Returns the virtual servers that no kube-proxy created. Each has the Service port that needs its
+/// address, if any.
 ///
 /// # Errors
 ///
-/// Reasons why some state could not be read.
+/// Returns the reasons why some state could not be read.
 fn foreign(model: Option<&Model>) -> Result<Vec<other_proxies::UnownedServer>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL)?;

@@ -1,4 +1,4 @@
-//! The command line of the daemon and of the commands that check a start.
+//! The command line of the daemon and of the commands about a start.
 //!
 //! ```text
 //!   arguments ─▶ Flags ─┐
@@ -6,9 +6,9 @@
 //!   --config ─▶ file ───┘
 //! ```
 //!
-//! With `--config`, the file overrides the flags that have a field: see [`crate::config`].
-//!
-//! An unknown flag is an error, as upstream. A flag without effect is accepted with a warning.
+//! - With `--config`, the file overrides all flags that have a field: see [`crate::config`].
+//! - An unknown flag is an error, as upstream.
+//! - A flag without effect is accepted with a warning.
 
 mod arguments;
 mod daemons;
@@ -85,7 +85,7 @@ pub enum CommandLineError {
 ///
 /// # Errors
 ///
-/// The command line or the file cannot be used.
+/// Fails if the command line or the file cannot be used.
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
@@ -96,7 +96,7 @@ pub fn parse<A: Into<OsString>>(
 ///
 /// # Errors
 ///
-/// The command line or the file cannot be used.
+/// Fails if the command line or the file cannot be used.
 pub fn parse_keeping<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     waiting: &[Waiting],
@@ -107,13 +107,16 @@ pub fn parse_keeping<A: Into<OsString>>(
     })
 }
 
-/// Reads the command line of a starting process, which may be a restart in the same pod. Fields
-/// that need a new pod keep their values from the prepared configuration (`--prepared-config`). If
-/// the configuration file is invalid, the prepared configuration replaces the file.
+/// Reads the command line of a starting process, which may be a restart in the same pod.
+///
+/// - Fields that need a new pod keep their values from the prepared configuration
+///   (`--prepared-config`).
+/// - If the configuration file is invalid, the prepared configuration replaces the file.
 ///
 /// # Errors
 ///
-/// The command line or the file cannot be used, and no prepared configuration can replace the file.
+/// Fails if the command line or the file cannot be used, and no prepared configuration can replace
+/// the file.
 pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineError> {
     let found = parse(arguments);
     let is_concerned = match &found {
@@ -274,7 +277,7 @@ fn parse_with<A: Into<OsString>>(
     })
 }
 
-/// Reads the file of `--config`. Returns the flags after the file's fields replaced them, the file,
+/// Reads the file of `--config`. Returns the flags with the values of the file's fields, the file,
 /// and warnings about the file.
 fn with_file(
     mut flags: Flags,
@@ -305,8 +308,7 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // In the file, each server has one field for address and port. It has no field for the port
-    // alone.
+    // The file has one field for address and port of each server, and no field for the port alone.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -1,9 +1,10 @@
-//! The configuration in effect for `/configz`: the equivalent file, as JSON.
+//! The configuration in effect for `/configz`: the equivalent configuration file, as JSON.
 //!
-//! Upstream 1.36 returns `v1alpha1` (k/k#136044). Earlier versions returned the internal type with
-//! Go's field names. Upstream converts from its internal type, which has only the sync periods of
-//! the chosen mode (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So upstream shows 0 for the
-//! periods of all other modes, and so does this page.
+//! - **Version**: upstream 1.36 returns `v1alpha1` (k/k#136044). Earlier versions returned the
+//!   internal type with Go's field names.
+//! - **Sync periods**: upstream's internal type has only the periods of the chosen mode
+//!   (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So upstream shows 0 for the periods of all
+//!   other modes, and so does this page.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! Reads the configuration file strictly. If unknown field names are the only errors, reads it
-//! leniently and warns.
+//! Reads the configuration file strictly. If the only errors are unknown field names, reads the
+//! file again leniently, and warns.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -65,7 +65,7 @@ impl ConfigurationError {
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is not a KubeProxyConfiguration.
+/// Fails if the file cannot be read, or is not a KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
         verb: "read",
@@ -150,8 +150,8 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// Messages of the YAML parser about values of a wrong type. Each has a plain text and the next
-/// step.
+/// Messages of the YAML parser about values of a wrong type. Each has a text for the operator with
+/// the next step.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
     ("invalid u32", "give a whole number, 0 or more"),
@@ -185,8 +185,8 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     (line, said.unwrap_or_else(|| told.to_owned()))
 }
 
-/// Collects the paths of fields in `tree` that `known` lacks. A map without known fields accepts
-/// any field.
+/// Collects the paths of fields that are in `tree` but not in `known`. A map without known fields
+/// accepts any field.
 fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
     let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
         return;

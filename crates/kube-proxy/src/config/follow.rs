@@ -112,8 +112,8 @@ impl PendingRestart {
     }
 }
 
-/// Returns the file that stores the prepared configuration. Returns `None` if this process follows
-/// no configuration file.
+/// Returns the file that stores the prepared configuration, or `None` if this process follows no
+/// configuration file.
 pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.configuration_file.as_ref()?;
     options.process.prepared_configuration.as_deref()
@@ -131,8 +131,8 @@ pub fn keep_prepared(options: &Options) {
     }
 }
 
-/// Reads the same command line and file again. Settings that need a restart keep their current
-/// values.
+/// Reads the command line and the configuration file again. Settings that need a restart keep their
+/// current values.
 fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
     match command_line::parse_keeping(std::env::args_os(), waiting)? {
         Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {

@@ -10,8 +10,8 @@
 //!             └─▶ ParsedOptions     the given settings, and messages for the operator
 //! ```
 //!
-//! When the configuration file changes, the daemon compares each part. Only the readers of changed
-//! parts get new options.
+//! When the configuration file changes, the daemon compares each group. Only readers of changed
+//! groups get new options.
 
 pub(crate) mod object_source;
 pub mod process;
@@ -97,7 +97,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// A value is invalid.
+    /// Fails if a value is invalid.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
         let chosen = ProxyMode::read(flags)?;
         let gates = Gates::new(flags.feature_gates.iter().cloned());

@@ -1,9 +1,11 @@
 //! Stores the configuration for which a pod was prepared (`--prepared-config`). The file is in a
 //! volume with the lifetime of the pod.
 //!
-//! A container may restart within its pod, after a crash or when memory is exhausted. The ConfigMap
-//! may have changed by then, and no init container runs again. So fields that need a new pod keep
-//! their stored values. All other fields take the values of the file.
+//! A container may restart within its pod, after a crash or when memory is exhausted. By then, the
+//! ConfigMap may have changed, but no init container runs again. So:
+//!
+//! - fields that need a new pod keep their stored values;
+//! - all other fields take the values of the configuration file.
 
 use std::fs;
 use std::io;
@@ -15,7 +17,7 @@ use super::{Configuration, ConfigurationError, read};
 ///
 /// # Errors
 ///
-/// The file cannot be written.
+/// Fails if the file cannot be written.
 pub fn record(file: &Path, configuration: &Configuration) -> Result<(), ConfigurationError> {
     let text = configuration.tree().to_string();
     let aside = file.with_extension("new");
@@ -28,11 +30,11 @@ pub fn record(file: &Path, configuration: &Configuration) -> Result<(), Configur
         })
 }
 
-/// Returns the configuration stored in `file`. Returns `None` if the file does not exist.
+/// Returns the configuration stored in `file`, or `None` if the file does not exist.
 ///
 /// # Errors
 ///
-/// The file cannot be read, or its content is not a configuration.
+/// Fails if the file cannot be read, or if its content is not a configuration.
 pub fn prepared(file: &Path) -> Result<Option<Configuration>, ConfigurationError> {
     match read(file) {
         Ok((configuration, _)) => Ok(Some(configuration)),

@@ -35,8 +35,8 @@ impl Default for AnswerOptions {
 /// A command about a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// `kube-proxy check`: reports whether the daemon can serve on this node, and the changes of a
-    /// start.
+    /// `kube-proxy check`: reports whether the daemon can serve on this node, and what a start
+    /// would change.
     Check,
     /// `kube-proxy plan` and `--dry-run`: list the writes of a start in their order.
     Plan,

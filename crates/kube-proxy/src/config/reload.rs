@@ -6,15 +6,17 @@
 //!                 └─ fields that need a restart ─▶ reported, keep their values
 //! ```
 //!
-//! A change of the file never ends the process, because it reaches all nodes within a minute or
-//! two. If each process exited then, it would restart in the same pod, without its init containers.
-//! All nodes would change their data plane, or fail to start, at the same time.
+//! A change of the file never ends the process:
 //!
-//! With a rolling update, the operator chooses the time and sees a failure on the first node. The
-//! init containers run, too.
+//! - The change reaches all nodes within a minute or two. If each process exited then, all nodes
+//!   would change their data plane, or fail to start, at the same time.
+//! - A process that exits restarts in the same pod, without its init containers.
+//!
+//! With a rolling update instead, the operator chooses the time and sees a failure on the first
+//! node. The init containers run, too.
 //!
 //! Upstream intends to exit after a change, but does not do so in a cluster. It loses its watch
-//! when a mounted ConfigMap changes (k/k#132949, k/k#139204), so its pods also need a manual
+//! when a mounted ConfigMap changes (k/k#132949, k/k#139204). So its pods also need a manual
 //! restart.
 
 use std::collections::BTreeMap;
@@ -94,7 +96,7 @@ impl Configuration {
 }
 
 /// Returns the time at which a change of the field at `path` takes effect. A field without a flag
-/// has no effect, so its change needs no restart.
+/// has no effect, so a change of such a field needs no restart.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)
@@ -106,8 +108,8 @@ pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// Returns all fields that are not sections, by path. Does not descend into feature gates, whose
-/// names are values.
+/// Returns all fields that are not sections, by path. Does not descend into feature gates, because
+/// their names are values.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

@@ -24,13 +24,14 @@ pub(super) struct SettingRow {
 /// Time at which a changed setting takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// At once: the running process applies the change.
+    /// Immediate effect: the running process applies the change.
     Live,
-    /// After a restart: the process opens the state that depends on the setting only once.
+    /// Effect after a restart: the process uses the setting only at its start, when it opens the
+    /// files and sockets that depend on the setting.
     Restart,
 }
 
-/// Generates the code that converts between fields and flags. A row has the field's path, its path
+/// Generates the code that converts between fields and flags. A row has the field's path, the path
 /// in Rust, the flag's name, the flag's Rust field, and the time at which a change takes effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
@@ -43,8 +44,8 @@ macro_rules! rows {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags from the fields. Keeps flags for which `keeps` is true, and flags
-            /// whose field has no value.
+            /// Sets the flags from the fields. Two kinds of flags stay unchanged: those for which
+            /// `keeps` is true, and those whose field has no value.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)
@@ -131,21 +132,21 @@ pub(super) fn in_terms_of_fields(text: &str) -> String {
     })
 }
 
-/// Reports whether a flag on the command line overrides the file. Upstream has this rule for log
-/// flags and `--hostname-override`.
+/// Reports whether a flag on the command line overrides the file. As in upstream, this holds for
+/// log flags and `--hostname-override`.
 pub(crate) fn wins_over_file(flag: &str) -> bool {
     matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
 }
 
 impl Configuration {
     /// Returns the configuration file that corresponds to the flags. Fields without a flag have
-    /// their defaults.
+    /// their default values.
     pub fn of(flags: &Flags) -> Self {
         Self::default().completed(flags)
     }
 
-    /// Completes a configuration. A missing field gets its flag's value from `flags`. Without a
-    /// flag, it gets its default.
+    /// Completes a configuration. A missing field gets its flag's value from `flags`, or its
+    /// default value if it has no flag.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -203,7 +204,7 @@ impl Configuration {
     }
 
     /// Replaces the flags with the values of a file. Fields that the file omits have the file's
-    /// defaults. Keeps flags on the command line (`is_given`) that override the file.
+    /// defaults. Keeps the flags on the command line (`is_given`) that override the file.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,

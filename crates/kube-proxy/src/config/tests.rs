@@ -662,7 +662,7 @@ fn periods_are_formatted_as_by_go() {
     }
 }
 
-/// Follows a file while `change` runs. Returns the changed fields. The list is empty if none
+/// Follows a file while `change` runs. Returns the changed fields. The list is empty if no field
 /// changes soon afterwards.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
@@ -801,8 +801,8 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
     }
 }
 
-/// Returns the options from `file`, and the waiting fields. Waiting settings keep their values from
-/// `used`.
+/// Returns the options from `file`, and the fields that wait for a restart. The settings of these
+/// fields keep their values from `used`.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
     let waiting = used.said.configuration.waits(&new.said.configuration);
@@ -947,7 +947,7 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     }
 }
 
-/// The operators' tables contain each flag and each field once. A flag and a field of the same
+/// The tables for operators contain each flag and each field once. A flag and a field of the same
 /// setting share a row. The columns about effect and change match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
@@ -1012,8 +1012,8 @@ fn configz(fields: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The page equals that of upstream 1.36 since k/k#136044: the file with its version and kind.
-/// Empty fields follow Go's rules.
+/// The page equals the page of upstream 1.36 since k/k#136044: the configuration file with its
+/// version and kind. Empty fields follow Go's rules.
 #[test]
 fn configz_contains_the_complete_configuration() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\

@@ -1,5 +1,5 @@
-//! Settings that are accepted without effect, each with the reason. This module reports those that
-//! the user has set.
+//! Settings that the program accepts without effect, each with the reason. This module reports
+//! those that the user has set.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -76,8 +76,8 @@ pub(crate) struct GivenSettings<'a> {
 
 impl GivenSettings<'_> {
     /// Returns one line for each of the user's settings that has no effect and differs from its
-    /// default. The line uses the user's name of the setting, flag or field. `flags` are the flags
-    /// in effect.
+    /// default. The line names the setting as the user wrote it: flag or field. `flags` are the
+    /// flags in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
@@ -132,8 +132,8 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the configuration of an empty file, which differs slightly from that of an empty command
-/// line.
+/// Returns the configuration of an empty file. It differs slightly from the configuration of an
+/// empty command line.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
     // Cannot fail: an empty configuration has no invalid value.

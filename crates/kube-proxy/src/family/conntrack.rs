@@ -1,26 +1,31 @@
-//! Deletes tracked UDP flows to endpoints that no longer serve. Then the rules send a client that
-//! never stops sending to another endpoint, or reject it.
+//! Deletes conntrack entries of UDP flows to endpoints that no longer serve. The rules then send a
+//! client that never stops sending to another endpoint, or reject its packets.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
 //!   rules were removed from the kernel ── frontends ─▶         if they changed, or were repaired
 //! ```
 //!
-//! The worker compares flows only after the rules are written, so that the next packet of a deleted
-//! flow matches the new rules. It never flushes the conntrack table (k/k#122740). It deletes only
-//! flows in conntrack's default zone, because other zones belong to other programs.
+//! - **Order**: the worker compares flows only after the rules are written. So the next packet of a
+//!   deleted flow matches the new rules.
+//! - **Limits**: the worker never flushes the conntrack table (k/k#122740). It deletes only flows
+//!   in conntrack's default zone, because other zones belong to other programs.
+//! - **Parallel work**: no other work waits for the comparison. If changes arrive during a walk
+//!   through the table, the worker handles them together after the walk.
+//! - **Memory**: a node may track a million flows. So the worker compares each flow while the
+//!   kernel lists the table, and deletes stale flows in batches.
+//! - **Fairness**: one walk deletes a limited number of each Service's flows. So a Service with
+//!   many stale flows does not delay other Services.
 //!
-//! When a destination is removed, IPVS deletes both its own entry of a flow and the tracked flow
-//! (`expire_nodest_conn`, Linux 5.9). So in IPVS mode, this module deletes only flows that IPVS
-//! does not know. A client opened such a flow before the Service existed, while this program did
-//! not run, or while another program had deleted the virtual server. Another program may also have
-//! NAT rules for the flow. In all other modes, this module deletes every stale flow.
+//! In IPVS mode, this module deletes only flows that IPVS does not know. IPVS itself deletes the
+//! others when a destination is removed: both its own entry and the conntrack entry
+//! (`expire_nodest_conn`, Linux 5.9). IPVS does not know a flow in these cases:
 //!
-//! No other work waits for this comparison. The worker handles all changes that arrive during a
-//! walk through the table together, after the walk. A node may track a million flows, so the worker
-//! compares each flow while the kernel lists the table, and deletes stale flows in batches. One
-//! walk deletes a limited number of each Service's flows. A Service with many stale flows therefore
-//! does not delay other Services.
+//! - A client opened the flow before the Service existed, or while this program did not run.
+//! - A client opened the flow while another program had deleted the virtual server.
+//! - Another program has NAT rules for the flow.
+//!
+//! In all other modes, this module deletes every stale flow.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -41,11 +46,11 @@ use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 
-/// Number of flows that one netlink call deletes. Each deletion holds a message and a reply in
-/// memory.
+/// Number of flows that one netlink call deletes. Each deletion needs memory for a message and a
+/// reply.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one pass through the table deletes. The kernel needs about
-/// as long to delete so many as to list the table.
+/// Number of flows of one Service that one pass through the table deletes. Deleting so many flows
+/// takes the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Deletes the stale flows of one family.
@@ -67,11 +72,11 @@ pub(crate) struct StaleFlows {
 type Update = (NamespacedName, UdpService);
 
 impl StaleFlows {
-    /// Starts the worker. It opens its conntrack socket before the first comparison.
+    /// Starts the worker. The worker opens its conntrack socket before the first comparison.
     ///
     /// # Errors
     ///
-    /// A thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub(crate) fn new(family: IpFamily, metrics: Metrics, counters: Counters) -> io::Result<Self> {
         let (is_due, queued) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let cleaner = Cleaner {
@@ -95,7 +100,7 @@ impl StaleFlows {
     }
 
     /// Collects changed Services. [`compare`](Self::compare) sends them to the worker once the
-    /// kernel has them.
+    /// kernel has their entries.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -116,7 +121,7 @@ impl StaleFlows {
 
     /// Starts a comparison of the flows for any of three reasons:
     ///
-    /// - changed or repaired UDP Services reached the kernel;
+    /// - changed or repaired UDP Services have reached the kernel;
     /// - UDP entries were removed from the kernel;
     /// - an earlier comparison failed.
     pub(crate) fn compare(
@@ -130,8 +135,8 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // A repaired Service needs a comparison even if its endpoints are unchanged: a flow opened
-        // while the entry was missing has no endpoint.
+        // A repaired Service needs a comparison even if its endpoints are unchanged: a flow that
+        // began while the entry was missing has no endpoint.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
@@ -141,8 +146,8 @@ impl StaleFlows {
         }
         let withdrawn = report.withdrawn.clone();
         let node_ports = node_ports.cloned();
-        // A flow's endpoint may belong to an unreadable object and still serve. Deletions therefore
-        // need all objects.
+        // Deletes only if all objects are readable: the endpoint of a flow may belong to an
+        // unreadable object and still serve.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
@@ -174,8 +179,8 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Applies changes to the known Services, and marks the flows as due for a comparison. The
-    /// caller must not set `is_due`: a running pass would clear it without having seen the change.
+    /// Applies changes to the known Services, and marks the flows for a comparison. The caller must
+    /// not set `is_due`: a running pass would clear the flag without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -240,8 +245,8 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
-        // One socket lists the table while the other deletes flows. If the last listed flow has
-        // been deleted meanwhile, the kernel lists its hash bucket again.
+        // Uses one socket to list the table and another to delete flows. If the last listed flow
+        // has been deleted meanwhile, the kernel lists its hash bucket again.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =
@@ -271,10 +276,13 @@ impl Cleaner {
             .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
-    /// Reports whether userspace mode relays this flow through a listening port of a Service that
-    /// claims the flow's destination. The relay itself moves such flows to another endpoint, so
-    /// their conntrack entries must stay. Without the entry, the kernel would no longer translate
-    /// replies. If another Service owns the destination now, only new flows are redirected to it.
+    /// Reports whether userspace mode relays this flow: through a listening port of a Service that
+    /// claims the flow's destination.
+    ///
+    /// - The relay itself moves such a flow to another endpoint. So the conntrack entry must stay,
+    ///   because without it the kernel would no longer translate replies.
+    /// - If another Service owns the destination now, rules redirect only new flows to that
+    ///   Service.
     fn is_relayed(
         &self,
         destination: SocketAddr,
@@ -342,8 +350,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
         self.piece.clear();
     }
 
-    /// Deletes the last batch. Returns the number of deleted flows, and true if the next pass has
-    /// no stale flow to delete.
+    /// Deletes the last batch. Returns the number of deleted flows, and true if no stale flow
+    /// remains for the next pass.
     fn end(mut self) -> Result<(usize, bool)> {
         if !self.piece.is_empty() {
             self.delete_piece();
@@ -355,8 +363,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts the ones that still existed. A rejected deletion does not stop the
-/// rest.
+/// Deletes flows and counts those that still existed. Continues after a rejected deletion.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)

@@ -1,6 +1,6 @@
 //! Delays outside of the mode: changes that the mode has not received yet, and removals that wait
-//! until every object is readable. A mode does not count held-back removals, because no client
-//! waits for them. But the status shows them to operators.
+//! until every object is readable. A mode does not count the waiting removals, because no client
+//! waits for them. The status shows them to operators.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use proxy::{Changes, Model, Standing};
 #[derive(Debug, Default)]
 pub(super) struct Delays {
     /// Number of changed Services that no family has received yet, with the arrival time of the
-    /// oldest. `None`: there are none.
+    /// oldest change. `None` if no Service waits.
     waiting: Option<(usize, Instant)>,
-    /// Arrival time of the oldest change that the mode has not processed. `None`: all were
-    /// processed.
+    /// Arrival time of the oldest change that the mode has not processed. `None` if the mode has
+    /// processed all changes.
     heard: Option<Instant>,
     /// Time since which removals have been held back. `None`: they are not.
     held_back: Option<Instant>,
@@ -21,7 +21,7 @@ pub(super) struct Delays {
 
 impl Delays {
     /// Records the number of changed Services that no family has received yet, with the arrival
-    /// time of the oldest.
+    /// time of the oldest change.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
         self.waiting = waiting;
     }
@@ -36,8 +36,8 @@ impl Delays {
         self.heard = None;
     }
 
-    /// Records that the mode received a batch. `heard` is the arrival time of the oldest change
-    /// that remains, if known.
+    /// Records that the mode has received a batch. `heard` is the arrival time of the oldest
+    /// remaining change, if known.
     pub(super) fn go_on(&mut self, heard: Option<Instant>) {
         self.heard = heard.or(self.heard);
     }

@@ -1,5 +1,4 @@
-//! Log lines about syncs. Each line reports a new fact. Retries of a reported failure cause no
-//! line.
+//! Log lines about syncs. Each line reports a new fact. Retries of a reported failure log no line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -11,13 +10,13 @@ use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// Largest number of failures listed by name. Without this limit, a kernel that rejects every write
-/// would flood the log.
+/// Largest number of failures listed by name. Without this limit, the log would be flooded if a
+/// kernel rejects every write.
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time after which a failure counts as new if it did not recur meanwhile. Retries are more
-/// frequent.
+/// Time after which a failure counts as new if it has not recurred meanwhile. The interval between
+/// retries is shorter.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
 /// Logs the new facts in each report of one family.
@@ -173,8 +172,8 @@ impl Reporter {
     }
 
     fn conflicts(&mut self, all: &[Conflict], unlisted: usize, model: &Model) {
-        // Logs each conflict only once, because a Service may claim thousands of addresses and
-        // ports that belong to another Service.
+        // Logs each conflict only once: a Service may claim thousands of addresses and ports that
+        // belong to another Service.
         let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
         let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
         for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {

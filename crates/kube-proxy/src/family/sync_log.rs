@@ -1,6 +1,6 @@
-//! Log line about syncs that changed the kernel: the entries, their numbers, and the syncs'
-//! duration. A sync without changes logs nothing. A family logs at most one such line per second,
-//! which covers all syncs since the previous line.
+//! Log line about syncs that changed the kernel: the kinds and numbers of entries, and the syncs'
+//! duration. A sync without changes logs nothing. Each family logs at most one such line per
+//! second, which covers all syncs since the previous line.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ struct WorkSums {
 }
 
 impl WorkSums {
-    /// Reports whether the sums include a change for a Service. All other changes are housekeeping,
+    /// Reports whether the sums include a change for a Service. Other changes are housekeeping,
     /// such as deleting unused chains or drained endpoints.
     fn is_of_services(&self) -> bool {
         self.services > 0

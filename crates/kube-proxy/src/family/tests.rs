@@ -383,8 +383,8 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode has not read the node's addresses yet. The family keeps the addresses of the old
-    // mode.
+    // The new mode has not read the node's addresses yet. The family still uses the addresses that
+    // the old mode read.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();
@@ -398,7 +398,7 @@ async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some kernel work always runs, but the kernel has every change that preceded the first
+    // Some kernel work is always running, but the kernel has every change that preceded the first
     // request.
     for _ in 0..5 {
         let later = world.now;

@@ -5,10 +5,11 @@
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! Each Service has one server in each family. It listens on all addresses, or on the addresses of
-//! `--nodeport-addresses`. A server changes its response only once the kernel has the whole
-//! Service. If another process occupies the port, the server tries again after each write or read
-//! of the kernel.
+//! - Each Service has one server in each family. The server listens on all addresses, or on the
+//!   addresses of `--nodeport-addresses`.
+//! - A server changes its response only once the kernel has all entries of the Service.
+//! - If another process occupies the port, the server tries again after each write or read of the
+//!   kernel.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -32,8 +33,8 @@ use tracing::{debug, error, info};
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 
-/// Header with the number of ready endpoints on this node. Load balancers can use it as the node's
-/// weight.
+/// Header with the number of ready endpoints on this node, which load balancers can use as the
+/// node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// State and runtime that all health-check servers share.
@@ -118,8 +119,9 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Updates the servers of Services that the kernel has completely, and the listening addresses
-    /// of all servers. `node_ports` are the addresses that serve NodePorts; `None`: unknown.
+    /// Updates the servers of Services whose entries the kernel has completely, and the listening
+    /// addresses of all servers. `node_ports` are the addresses that serve NodePorts, or `None` if
+    /// unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -156,8 +158,7 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service. Keeps it open if it has the same port and only wanted
-    /// addresses.
+    /// Closes the server of a Service, unless it has this port and only wanted addresses.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -214,8 +215,8 @@ impl Server {
         // Enters the runtime, because a socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // The socket accepts only one family. The other family has its own server and its own
-            // count.
+            // Accepts only one family. The other family has its own server and its own count of
+            // endpoints.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
@@ -269,7 +270,7 @@ impl Body<'_> {
 }
 
 /// Reports whether `--nodeport-addresses` restricts a family to some addresses. As in upstream, a
-/// network that contains every address is no restriction.
+/// network that contains every address is not a restriction.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     addresses.of(family) != Selection::All
 }

@@ -6,8 +6,8 @@
 //! | `/healthz` | `/livez` returns 200, and the Node exists and is not being deleted             |
 //! | `/readyz`  | every object of the first lists is in the kernel, in every family              |
 //!
-//! Otherwise the response is 503. Bodies and headers of the first two paths are upstream's
-//! (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
+//! Otherwise the response is 503. Bodies and headers of the first two paths are the same as
+//! upstream's (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -251,7 +251,7 @@ impl StartConditions {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // All lists are complete. Only the kernel is missing, which the process opens in
+            // All lists are complete. Only the kernel is not open yet; the process opens it in
             // parallel.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),

@@ -1,4 +1,4 @@
-//! Pulse of the daemon's loop. The threads that respond to probes check with it that the loop is
+//! Pulse of the daemon's loop. The threads that respond to probes use it to check that the loop is
 //! alive.
 //!
 //! ```text
@@ -6,9 +6,10 @@
 //!                └─ age of the oldest request without a reply
 //! ```
 //!
-//! Without probes, the pulse does nothing. A living loop works in turns of limited length, and
-//! replies between two turns. If the loop hangs, requests stay without a reply. The first probe
-//! later than [`HUNG_AFTER`] after the oldest such request reports the hang.
+//! - Without probes, the pulse does nothing.
+//! - A living loop works in turns of limited length, and replies between two turns.
+//! - If the loop hangs, requests stay without a reply. [`HUNG_AFTER`] after the oldest such
+//!   request, the next probe reports the hang.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,8 +38,8 @@ struct ProbeTimes {
 }
 
 impl Pulse {
-    /// Requests a sign of life from the loop. Returns the time for which the loop has hung, or
-    /// `None` if it is alive.
+    /// Requests a sign of life from the daemon's loop. Returns the time for which the loop has
+    /// hung, or `None` if it is alive.
     pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         if state.is_over {

@@ -4,12 +4,14 @@
 //!   Lmmdd hh:mm:ss.uuuuuu threadid file:line] "message" err="text" key="text" count=3
 //! ```
 //!
-//! `L` is I, W or E. The time is local and has no year. As in klog, `threadid` is the process id,
-//! right-aligned in seven columns. `file` is printed without its folder. Message and texts are
-//! quoted as in Go (`strconv.Quote`).
+//! - `L` is I, W or E.
+//! - The time is local and has no year.
+//! - As in klog, `threadid` is the process id, right-aligned in seven columns.
+//! - `file` is printed without its folder.
+//! - Message and texts are quoted as in Go (`strconv.Quote`).
 //!
-//! One difference: klog splits a text with line breaks into several lines (`key=<`, …, ` >`). This
-//! program quotes the text, because one event is one line.
+//! There is one difference. klog splits a text with line breaks into several lines (`key=<`, …, `
+//! >`). This program quotes the text, so that each event is one line.
 
 use std::fmt::{self, Write as _};
 
@@ -115,8 +117,8 @@ where
     }
 }
 
-/// Message and fields of an event in the order of recording. Only the error precedes the other
-/// fields.
+/// Message and fields of an event, in the order in which they were recorded. Only the error comes
+/// before the other fields.
 #[derive(Default)]
 struct MessageText {
     message: String,

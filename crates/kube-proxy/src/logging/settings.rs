@@ -41,7 +41,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A value is invalid, or needs a feature gate that is off.
+    /// Fails if a value is invalid, or needs a feature gate that is off.
     pub(crate) fn read(flags: &Flags, gates: &Gates) -> Result<Self, UnusableFlag> {
         let format = log_format(flags, gates)?;
         Ok(Self {

@@ -1,9 +1,11 @@
 //! Converts the registry's OpenMetrics text to Prometheus' own text format, which every scraper
-//! reads.
+//! reads. The format differs from OpenMetrics:
 //!
-//! In that format, the name of a counter's family ends in `_total`. Units and the end mark are
-//! missing. The bounds of buckets are labels that dashboards use, so they have Go's format:
-//! `le="1"`, not `le="1.0"`. A family without samples is omitted.
+//! - The name of a counter's family ends in `_total`.
+//! - Units and the end mark are missing.
+//! - The bounds of buckets have Go's format, because they are labels that dashboards use: `le="1"`,
+//!   not `le="1.0"`.
+//! - A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 

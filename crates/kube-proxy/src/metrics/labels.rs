@@ -63,9 +63,9 @@ pub(crate) struct StabilityLabels {
     pub(crate) stability_level: &'static str,
 }
 
-/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools
-/// compare the versions in a cluster by this metric, so this program's own version has a separate
-/// one, [`OwnBuild`].
+/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools use
+/// this metric to compare the versions in a cluster. So the version of this program has another
+/// metric, [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 pub(crate) struct Build {

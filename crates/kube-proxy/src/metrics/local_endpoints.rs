@@ -1,7 +1,7 @@
-//! Counts Services with a Local traffic policy that have endpoints only on other nodes.
+//! Counts Services that have a Local traffic policy but endpoints only on other nodes.
 //!
 //! A Service counts if any of its ports has no endpoint on this node, as in upstream's IPVS mode.
-//! It counts once under each of its Local policies, for any number of ports.
+//! For each of its Local policies, it counts once, whatever the number of ports.
 
 use std::collections::HashSet;
 

@@ -1,5 +1,5 @@
-//! The metrics `process_*`, as Prometheus' client libraries define them. The values come from
-//! `/proc/self`. Unreadable values are omitted.
+//! The metrics `process_*`, as Prometheus' client libraries define them. The values are from
+//! `/proc/self`; a value that cannot be read is omitted.
 
 use std::fmt;
 use std::fs;
@@ -122,7 +122,7 @@ struct Stat {
 impl Stat {
     fn read(text: &str) -> Option<Self> {
         // The second field is the program's name in parentheses. The name may contain any
-        // character.
+        // character, also a parenthesis.
         let (_, after_name) = text.rsplit_once(')')?;
         let fields: Vec<_> = after_name.split_whitespace().collect();
         // proc(5) counts fields from 1. The first field here is number 3.

@@ -1,8 +1,8 @@
 //! Counts requests to the API server, under client-go's metric names.
 //!
-//! A watch is counted without duration and size, because it has no natural end. This client has no
-//! rate limiter. Its metric still exists, and is always zero, because dashboards add its time to
-//! the requests' duration.
+//! - A watch is counted without duration and size, because it has no natural end.
+//! - This client has no rate limiter. The rate limiter's metric exists and is always zero, because
+//!   dashboards add its time to the requests' duration.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -6,8 +6,8 @@
 //!   the kernel ─▶ all addresses (one dump) ───────────┴▶ busiest Services ─▶ second read, with endpoints
 //! ```
 //!
-//! Only the busiest Services are reported. A second read, for these Services only, returns active
-//! connections and endpoints.
+//! The metrics report only the busiest Services. A second read, only for these Services, returns
+//! active connections and endpoints.
 
 mod names;
 pub mod settings;
@@ -38,8 +38,8 @@ use sums::{Source, Sum};
 
 /// Age up to which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that are looked up under one lock of the names. Then other threads can get
-/// the lock.
+/// Number of addresses that a scrape looks up while it holds the lock of the names. Then other
+/// threads can get the lock.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share it.
@@ -184,8 +184,8 @@ impl Inner {
         })
     }
 
-    /// Groups counts by Service port. Often releases the lock on the names, because the loop also
-    /// needs it.
+    /// Groups counts by Service port. Releases the lock of the names often, because the daemon's
+    /// loop also needs it.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {
@@ -266,8 +266,8 @@ fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) ->
         .iter()
         .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
         .collect();
-    // Breaks ties by key, so that each read keeps the same entries. Otherwise series would appear
-    // and disappear.
+    // Breaks ties by key, so that each read keeps the same entries. Otherwise time series would
+    // appear and disappear.
     ranked.select_nth_unstable(most);
     let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
     all.retain(|key, _| !left_out.contains(key));
@@ -299,8 +299,8 @@ struct LeftOutLabels {
     kind: &'static str,
 }
 
-/// Label `direction`, for metrics that have it, and the function that computes the value from a
-/// count.
+/// Value of a metric: the label `direction`, if the metric has it, and the function that computes
+/// the value from a count.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
 /// A metric of Service ports and of endpoints.
@@ -354,8 +354,7 @@ const ROWS: [MetricRow; 5] = [
 impl Collector for ServiceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.fresh();
-        // Omits all ports after a failed read, because old values would look as if no traffic
-        // flowed.
+        // Omits all ports after a failed read. Old values would look as if there were no traffic.
         let is_readable = read.failure.is_none();
         let ports = read.ports.iter().filter(|_| is_readable);
         let ports: Vec<(Labels, Count)> = ports

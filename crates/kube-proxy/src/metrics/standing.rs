@@ -1,5 +1,5 @@
-//! Metrics of each family's progress, with the same numbers as `kube-proxy status`. Ages are
-//! computed at each scrape.
+//! Metrics of each family's progress, with the same numbers as `kube-proxy status`. Each scrape
+//! computes the ages.
 
 use std::collections::BTreeMap;
 use std::fmt;

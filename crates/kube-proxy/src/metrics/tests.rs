@@ -11,13 +11,12 @@ use super::*;
 use crate::config::command_line::{self, Command};
 
 /// Metrics that both kube-proxy 1.36.2 in IPVS mode and this program have, with kinds, labels and
-/// help. The text comes from Kubernetes' metrics reference and from client_golang's process
-/// collector.
+/// help. Sources of the text: Kubernetes' metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
 /// Metrics that Kubernetes has only in IPVS mode. Userspace mode has none of its own.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// Metrics that Kubernetes has only in iptables mode. Those about nfacct exist only if the kernel
-/// has nfacct.
+/// Metrics that Kubernetes has only in iptables mode. The metrics about nfacct exist only if the
+/// kernel has nfacct.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// Metrics that Kubernetes has only in nftables mode.
 const OF_NFTABLES: &str = concat!(
@@ -279,8 +278,8 @@ fn metric_names_types_labels_and_help_equal_upstreams() {
     }
 }
 
-/// The alert `KubeVersionMismatch` compares the major and minor version in `git_version`, and
-/// expects one value in a cluster.
+/// The alert `KubeVersionMismatch` compares the major and minor version in `git_version`. It
+/// expects the same version in the whole cluster.
 #[test]
 fn the_build_info_metric_has_the_matching_kubernetes_version() {
     let families = scrape(&Metrics::new().classic());

@@ -5,10 +5,11 @@
 //!   kernel ─BPF─▶ Subscription ─▶ Notices ─▶ AddressChanges::next ─▶ each mode
 //! ```
 //!
-//! The daemon adds tens of thousands of addresses to `kube-ipvs0`. A BPF filter in the kernel drops
-//! the notifications about them. This module ignores link-local addresses, which serve no NodePort.
-//! If the receive buffer overflows, messages are lost and any address may have changed. So the
-//! buffer is large, and a separate task reads it.
+//! - The daemon adds tens of thousands of addresses to `kube-ipvs0`. A BPF filter in the kernel
+//!   drops the notifications about them.
+//! - This module ignores link-local addresses, because they serve no NodePort.
+//! - If the receive buffer overflows, messages are lost, and any address may have changed. So the
+//!   buffer is large, and a separate task reads it.
 
 use std::io;
 use std::mem;
@@ -29,8 +30,8 @@ const SERVICE_LINK: &str = "kube-ipvs0";
 /// Size of the socket's receive buffer, in bytes. A message takes about 800 bytes.
 const ROOM_BYTES: usize = 8 << 20;
 
-/// Largest number of notices in the loop's queue. If more arrive, a single notice replaces them:
-/// "any address may have changed".
+/// Largest number of notices in the queue of the daemon's loop. If more arrive, a single notice
+/// replaces them: "any address may have changed".
 const MOST_NOTICES: usize = 10_000;
 
 /// Subscription to the kernel's address notifications. Dropping it ends the subscription.
@@ -69,11 +70,11 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits for notices, and returns all queued ones. Cancel safe.
+    /// Waits for notices, and returns all queued notices. Cancel safe.
     ///
     /// # Errors
     ///
-    /// The subscription has ended.
+    /// Fails if the subscription has ended.
     pub(crate) async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let notices = self.told.take()?;
@@ -130,8 +131,8 @@ impl Subscription {
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
         )]
         // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd
-        // owns the Subscription, lends it only by shared reference, and deregisters it before
-        // dropping it.
+        // owns the Subscription and lends it only by shared reference. It deregisters the
+        // Subscription before it drops the Subscription.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         let mut subscription = Self {
             socket: socket.map_err(io::Error::from)?,
@@ -143,7 +144,7 @@ impl Subscription {
     }
 
     /// Makes the kernel drop notifications about new addresses of the service link. The daemon
-    /// itself adds these addresses, tens of thousands in a first sync.
+    /// itself adds these addresses: tens of thousands in a first sync.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
         let index = self.own_link.as_ref().map(|link| link.index);

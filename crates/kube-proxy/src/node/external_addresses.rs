@@ -1,8 +1,8 @@
 //! Reports three kinds of findings about Services:
 //!
-//! - contested external and load-balancer addresses. The proxy refuses some, and serves others
-//!   although they belong to this node. An address in `spec.externalIPs` takes packets from its
-//!   former owner;
+//! - contested external and load-balancer addresses. The proxy refuses some of these addresses. It
+//!   serves others although they belong to this node: for an address in `spec.externalIPs`, the
+//!   Service then gets the packets instead of the address's former owner;
 //! - Services above the size limit;
 //! - ignored Service options.
 //!
@@ -32,7 +32,7 @@ use crate::events::{Event, Recorder};
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
 /// Limits of stored findings: in total, per namespace, and per Service. Findings above the limits
-/// are only counted. The limits keep one tenant from hiding another tenant's findings.
+/// are only counted. The limits prevent that one tenant's findings hide another tenant's findings.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;
@@ -45,7 +45,7 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// Returns the gauge, with 0 for each reason. If a gauge first appeared with its first finding,
+/// Returns the gauge, with 0 for each reason. If a time series began with the first finding,
 /// monitoring would see no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
@@ -162,7 +162,7 @@ impl ExternalAddresses {
     }
 
     /// Compares the addresses that Services name with the node's addresses. While the node's
-    /// addresses are unknown, for example after a change of mode, uses the last known ones.
+    /// addresses are unknown, for example after a change of mode, uses the last known addresses.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -216,7 +216,7 @@ impl ExternalAddresses {
         let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // Findings about served addresses come first, so that findings about refused addresses
+        // Adds findings about served addresses first, so that findings about refused addresses
         // cannot hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
@@ -271,7 +271,7 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Logs information and no error, because some load balancers use the nodes' own
+            // Logs this as information and not as an error: some load balancers use the nodes' own
             // addresses.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what
@@ -316,7 +316,7 @@ pub(crate) struct NearbyNetworks {
 
 impl NearbyNetworks {
     /// Reads the default routes and the networks of links. Skips parts that cannot be read. Reads
-    /// each link separately, because the modes' links may have thousands of addresses.
+    /// each link separately, because links of the modes may have thousands of addresses.
     pub(crate) fn read() -> Self {
         let mut near = Self::default();
         let Ok(mut rtnetlink) = Rtnetlink::open() else {
@@ -357,8 +357,9 @@ impl NearbyNetworks {
         near
     }
 
-    /// Returns the networks whose addresses are reported, each with the reason. Load balancers
-    /// often use addresses from the nodes' network, so only the next hops are reported there.
+    /// Returns the networks whose addresses are reported, each with the reason. In the nodes'
+    /// network, only the next hops are reported, because load balancers often use addresses from
+    /// that network.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
@@ -367,7 +368,7 @@ impl NearbyNetworks {
     }
 }
 
-/// Returns served addresses that lie in `near` but do not belong to this node, each with its first
+/// Returns served addresses that lie in `near` but do not belong to this node. Each has its first
 /// reason.
 fn near<'a>(
     model: &'a Model,

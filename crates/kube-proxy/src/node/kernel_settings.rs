@@ -1,13 +1,15 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! If a setting cannot be written, only the function that needs it is disabled: see [`Need`].
-//! Upstream exits in each such case.
+//! **Failure.** If a setting cannot be written, only the function that needs it is disabled: see
+//! [`Need`]. Upstream exits in each such case.
 //!
-//! Some settings decide which packets a node accepts. This process restores such a setting once no
-//! option needs it, provided that this process wrote it and its value is unchanged since. The
-//! kernel does not record who wrote a setting. So a setting that an earlier process seems to have
-//! written stays, and the log reports it. All other settings also stay, because other programs may
-//! rely on them.
+//! **Restoring.** Some settings decide which packets a node accepts. This process restores such a
+//! setting once no option needs it, under two conditions: this process wrote the setting, and its
+//! value is unchanged since. All other settings stay:
+//!
+//! - The kernel does not record who wrote a setting. So a setting that an earlier process seems to
+//!   have written stays, and the log reports it.
+//! - Other programs may rely on the remaining settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,12 +35,12 @@ static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 /// Step of this process that needs kernel settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Prepares the node and exits (`--init-only`). A daemon that starts later may lack the
-    /// permission to write these settings.
+    /// Preparation of the node (`--init-only`). A daemon that starts later may lack the permission
+    /// to write these settings.
     Prepare,
-    /// Starts to serve.
+    /// Start of the daemon.
     Start,
-    /// Continues to serve, with changed options.
+    /// Change of options while the daemon serves.
     GoOn,
 }
 
@@ -48,7 +50,7 @@ pub(crate) enum Step {
 ///
 /// # Errors
 ///
-/// The process cannot take this step without a setting that could not be written.
+/// Fails if `step` is not possible without a setting that could not be written.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {

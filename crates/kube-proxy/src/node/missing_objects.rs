@@ -1,11 +1,13 @@
 //! Reports objects that a new list lacks.
 //!
-//! A watch usually reports deletions. A new list can lack known objects for two reasons. In the
-//! first case, they were deleted while the API server was unreachable, or while it compacted its
-//! history. In the second case, the server lost them, because it restarted with empty storage or
-//! from a backup. Both lists look the same, so the daemon removes the objects in both cases. If a
-//! tenth of all objects is missing in one list, the daemon logs a warning. Otherwise it only logs
-//! information, also about one or two objects of a small cluster.
+//! A watch usually reports deletions. A new list can lack known objects for two reasons:
+//!
+//! - They were deleted while the API server was unreachable, or while it compacted its history.
+//! - The API server lost them, because it restarted with empty storage or from a backup.
+//!
+//! Both lists look the same, so the daemon removes the objects in both cases. If a tenth of all
+//! objects is missing in one list, the daemon logs a warning. Otherwise it logs information, also
+//! if one or two objects of a small cluster are missing.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -14,8 +16,8 @@ use proxy::{Changes, Kind, MissingObjects};
 use source::kind_name;
 use tracing::{info, warn};
 
-/// Smallest number of missing objects that may cause a warning. Their share must also reach
-/// [`NOTEWORTHY_PART`].
+/// Smallest number of missing objects that may cause a warning. Their share of the known objects
+/// must also reach [`NOTEWORTHY_PART`].
 const NOTEWORTHY_COUNT: usize = 3;
 /// Divisor for the share of known objects whose absence causes a warning: a tenth.
 const NOTEWORTHY_PART: usize = 10;
@@ -28,7 +30,7 @@ pub(crate) struct KindLabels {
     kind: &'static str,
 }
 
-/// Returns the counter, with 0 for each kind. If a counter first appeared with its first increment,
+/// Returns the counter, with 0 for each kind. If a time series began with the first increment,
 /// monitoring would see no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
@@ -63,8 +65,8 @@ fn of(kind: Kind) -> KindLabels {
 
 fn is_much(vanished: &MissingObjects) -> bool {
     let MissingObjects { count, known, .. } = *vanished;
-    // Also warns if every known object is missing. A server with intact data lists at least the
-    // Service default/kubernetes, so an empty list means lost data.
+    // Also warns if every known object is missing. An API server with intact data lists at least
+    // the Service default/kubernetes, so an empty list means lost data.
     count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(said(&model.take_changes(), &metrics), "");
         assert_eq!(counted(&metrics, "Service"), 0);
 
-        // Waits for the watches: otherwise the new server could send events before the daemon
+        // Waits for the watches. Otherwise the new API server could send events before the daemon
         // watches.
         let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
         while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {

@@ -1,7 +1,7 @@
 //! Warns about settings that name only one IP family in a dual-stack cluster. Upstream does the
 //! same checks at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! The cluster's objects determine the families in use. The checked settings do not.
+//! The cluster's objects determine which families are in use, not the checked settings.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
@@ -27,8 +27,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the settings after objects changed. Costs O(1), unless a family is new or the Node or
-    /// the settings changed.
+    /// Checks the settings after objects changed. Costs O(1), unless a family is new, or the Node
+    /// or the settings changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
@@ -52,8 +52,8 @@ impl Watch {
     }
 }
 
-/// Returns upstream's hint that NodePorts accept connections on all addresses. Returns `None` if a
-/// flag restricts them.
+/// Returns upstream's hint that NodePorts accept connections on all addresses, or `None` if a flag
+/// restricts the addresses.
 pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
         "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
@@ -61,7 +61,7 @@ pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Returns the families of the nodes' addresses and the Services' cluster IPs. Walks through all
+/// Returns the families of the nodes' addresses and of the Services' cluster IPs. Walks through all
 /// Services.
 pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
     let is_used = |family: &IpFamily| {

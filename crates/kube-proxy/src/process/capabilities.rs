@@ -1,9 +1,13 @@
 //! Passes capabilities to the programs that this process starts.
 //!
-//! A program that root executes gets the bounding set. A program of any other user gets only the
-//! *ambient* capabilities. A daemon that does not run as root has its capabilities from its file
-//! (`setcap cap_net_admin+p kube-proxy`) or as ambient ones (systemd's `AmbientCapabilities=`). In
-//! both cases, iptables and modprobe need these capabilities too.
+//! | user | capabilities of an executed program |
+//! |---|---|
+//! | root | the bounding set |
+//! | any other | only the *ambient* capabilities |
+//!
+//! A daemon that does not run as root has its capabilities from its file (`setcap cap_net_admin+p
+//! kube-proxy`) or as ambient capabilities (systemd's `AmbientCapabilities=`). In both cases,
+//! iptables and modprobe need these capabilities too.
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -12,30 +16,30 @@ use rustix::thread::{
 };
 
 /// Capabilities that the daemon or its programs use: network administration, the raw socket of
-/// legacy iptables, and loading kernel modules.
+/// legacy iptables, and the loading of kernel modules.
 const USED: [CapabilitySet; 3] = [
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Returns true if this process may change the kernel's network rules, or can obtain this right by
+/// Reports whether this process may change the kernel's network rules, or can obtain this right by
 /// [`pass_on`].
 pub fn may_administer_network() -> bool {
-    // Assumes yes if the capabilities cannot be read. The first request to the kernel then fails if
-    // this was wrong.
+    // Assumes yes if the capabilities cannot be read. If this is wrong, the first request to the
+    // kernel fails.
     capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
     })
 }
 
-/// Makes permitted capabilities effective and ambient if the daemon or its programs use them. Must
-/// be called while the process has only one thread, because new threads inherit the sets of their
-/// creator. Does nothing for root.
+/// Makes permitted capabilities effective and ambient if the daemon or its programs use them. Does
+/// nothing for root. Call it while the process has only one thread, because new threads inherit the
+/// sets of their creator.
 ///
 /// # Errors
 ///
-/// The kernel rejects the change, which normally does not happen.
+/// Fails if the kernel rejects the change, which normally does not happen.
 pub fn pass_on() -> Result<(), Errno> {
     if geteuid().is_root() {
         return Ok(());

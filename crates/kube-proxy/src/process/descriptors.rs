@@ -5,7 +5,7 @@ use tracing::debug;
 
 /// Raises the soft limit of open files to the hard limit, as every Go program does at its start.
 /// Containers often have a soft limit of 1024, for old programs that use `select`. Each
-/// health-check node port needs one file per address family.
+/// health-check node port needs one file per IP family.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -13,7 +13,7 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // No supported kernel rejects the call. If a kernel did, the daemon would keep the old
+        // No supported kernel rejects the call. If one did, the daemon would continue with the old
         // limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }

@@ -1,9 +1,11 @@
-//! Runs the host's iptables backend if this program is called as `iptables`.
+//! Runs the host's iptables backend if a user calls this program as `iptables`.
 //!
 //! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` variants are links to
-//! kube-proxy. So a command in the pod shows the same rules that kubelet and kube-proxy use. This
-//! program chooses the backend as the daemon does, needs no shell, and writes nothing to the image.
-//! In Kubernetes' own images, a wrapper script rewrites the links at its first call instead.
+//! kube-proxy. So a command in the pod shows the same rules that kubelet and kube-proxy use.
+//!
+//! - This program chooses the backend as the daemon does.
+//! - It needs no shell, and writes nothing to the image. (In Kubernetes' own images, a wrapper
+//!   script rewrites the links at its first call.)
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -15,19 +17,19 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Executes iptables if the program was called by one of iptables' names, which the first of
-/// `arguments` contains. Returns `Ok` if it was called by another name.
+/// Executes iptables if the program was called by one of iptables' names. The first of `arguments`
+/// is the name by which the program was called. Returns `Ok` for any other name.
 ///
 /// # Errors
 ///
-/// The backend cannot be chosen, or its program cannot be started.
+/// Fails if the backend cannot be chosen, or if its program cannot be started.
 pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Error> {
     let called = arguments.next().unwrap_or_default();
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
-    // Passes the capabilities that reading rules needs without root. If that fails, iptables
-    // reports its own error.
+    // Passes on the capabilities that a user other than root needs to read rules. If this fails,
+    // iptables reports its own error.
     let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);

@@ -3,13 +3,13 @@
 //! Upstream's image has the program `/go-runner` (`kube-log-runner`), and kops' static pod starts
 //! kube-proxy through it. In our image, `/go-runner` is a link to kube-proxy.
 //!
-//! With `--log-file` and `--also-stdout`, this process stays as the parent of the command and
-//! copies its output. If a child copied the output, the last lines would be lost: the kernel kills
-//! a container's other processes as soon as its first process ends. In all other cases, the command
-//! replaces this process.
+//! - With `--log-file` and `--also-stdout`, this process is the parent of the command and copies
+//!   its output. If a child copied the output, the last lines would be lost: the kernel kills a
+//!   container's other processes as soon as its first process ends.
+//! - In all other cases, the command replaces this process.
 //!
 //! A failed write to the log file does not stop the command. The exit status is the command's.
-//! Upstream's runner ends with 1 for every failed command.
+//! Upstream's runner exits with 1 if the command fails.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -48,11 +48,12 @@ struct Invocation {
 }
 
 /// Runs the command in `arguments` if the first argument, this program's name, is a runner's name.
-/// Returns the command's exit status. Returns `None` for another name.
+/// Returns the command's exit status, or `None` for another name.
 ///
 /// # Errors
 ///
-/// The command line is invalid, the log file cannot be opened, or the command cannot be started.
+/// Fails if the command line is invalid, the log file cannot be opened, or the command cannot be
+/// started.
 pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<Option<u8>, Error> {
     let called = arguments.next().unwrap_or_default();
     let name = Path::new(&called).file_name().unwrap_or_default();
@@ -156,8 +157,8 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
         .enable_all()
         .build()?;
     let ended = runtime.block_on(async {
-        // Installs the handlers before the start. The kernel discards a signal to process 1 of a
-        // container if that process has no handler.
+        // Installs the handlers before the start of the command. In a container, the kernel
+        // discards a signal to process 1 if the process has no handler for it.
         let mut forwarded = Vec::new();
         for number in FORWARDED {
             let kind = SignalKind::from_raw(number.as_raw());
@@ -232,8 +233,8 @@ mod tests {
         Invocation::parse(arguments).map_err(|error| error.to_string())
     }
 
-    /// Runs a runner's command line, in which `LOG` is replaced by the log file. Returns the exit
-    /// status and the log file's text.
+    /// Runs a runner's command line, after replacing `LOG` with the path of the log file. Returns
+    /// the exit status and the log file's text.
     fn run(line: &str, script: &str) -> (u8, String) {
         let process = std::process::id();
         let log = std::env::temp_dir().join(format!("log-runner-{process}-{}", line.len()));

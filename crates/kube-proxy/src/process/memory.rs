@@ -1,14 +1,16 @@
 //! Configures the allocator of this process, and returns memory to the system after kernel work
 //! that used much memory.
 //!
-//! A first sync and each drift check use tens of megabytes for about a second. The memory holds
-//! writes with their replies, or a dump of the kernel. glibc's allocator has a separate arena for
-//! each thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim`
-//! is called.
+//! A first sync and each drift check use tens of megabytes for about a second, for writes with
+//! their replies or for a dump of the kernel. glibc's allocator has a separate arena for each
+//! thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim` is
+//! called. So:
 //!
-//! So this process uses a single arena: its threads rarely allocate in parallel. The allocator
-//! keeps the memory that a first sync frees, because later work reuses it. Fresh pages would cost
-//! more than most of that work. Other C libraries are not configured.
+//! - This process uses a single arena, because its threads rarely allocate in parallel.
+//! - The allocator keeps the memory that a first sync frees, because later work reuses it. Fresh
+//!   pages would cost more than most of that work.
+//!
+//! Other C libraries are not configured.
 
 use tracing::warn;
 
@@ -22,8 +24,8 @@ pub fn start() {
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
         #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: mallopt takes and returns numbers. It is called before any other thread starts,
-        // with options from malloc.h.
+        // SAFETY: mallopt takes and returns numbers. The process calls it before it starts any
+        // other thread, with options from malloc.h.
         unsafe {
             // Ignores the result: an allocator may not know an option.
             libc::mallopt(option, value);
@@ -31,9 +33,9 @@ pub fn start() {
     }
 }
 
-/// Size in bytes from which the allocator maps an allocation separately. Free memory of this size
-/// at the end of the heap is returned to the system. No single allocation for 10,000 Services is
-/// larger.
+/// Size in bytes from which the allocator maps an allocation separately. The allocator also returns
+/// this much free memory at the end of the heap to the system. No single allocation for 10,000
+/// Services is larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 
@@ -49,7 +51,7 @@ pub(crate) fn trim() {
     }
 }
 
-/// Sets the OOM score of this process. A lower score makes the kernel less likely to kill the
+/// Sets the OOM score of this process. With a lower score, the kernel is less likely to kill the
 /// process when memory is short.
 pub fn set_oom_score(wanted: i16) {
     const FILE: &str = "/proc/self/oom_score_adj";

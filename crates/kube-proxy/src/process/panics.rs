@@ -1,8 +1,8 @@
 //! Ends the process after a panic of any thread.
 //!
-//! A panic destroys the thread's sockets, its work in progress, and the callers that wait for it.
-//! If the process continued, the missing thread would stay unnoticed. A new process starts within a
-//! second and adopts all kernel entries.
+//! A panic destroys the thread's sockets, its work in progress, and the callers that wait for the
+//! thread. If the process continued, nobody would notice the missing thread. A new process starts
+//! within a second and adopts all kernel entries.
 
 use std::panic::{set_hook, take_hook};
 use std::process::exit;
@@ -10,14 +10,14 @@ use std::process::exit;
 /// Exit status after a panic. Rust uses the same status when the main thread panics.
 pub const EXIT_STATUS: i32 = 101;
 
-/// Makes every panic, of any thread or task, end the process with [`EXIT_STATUS`]. First prints the
-/// message to standard error.
+/// Makes the process end with [`EXIT_STATUS`] after a panic in any thread or task. Prints the
+/// message of the panic to standard error first.
 pub fn end_the_process() {
     let say = take_hook();
     set_hook(Box::new(move |panic| {
         say(panic);
-        // Uses standard error instead of the log: the logging code itself may have panicked while
-        // it held its lock.
+        // Prints to standard error instead of the log: the logging code itself may have panicked
+        // while it held its lock.
         eprintln!(
             "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and \
              the programmed entries stay and serve; after a restart it continues from there. \
@@ -41,8 +41,8 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// Runs in a child process, whose main thread would continue after the panic of the other
-    /// thread.
+    /// The test runs in a child process, whose main thread would continue after the panic of the
+    /// other thread.
     #[test]
     fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {

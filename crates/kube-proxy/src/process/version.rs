@@ -1,8 +1,10 @@
 //! The version of this program, and the Kubernetes version that it matches.
 //!
-//! These versions have two kinds of readers. Tools that compare the versions in a cluster need the
-//! Kubernetes version: the alert `KubeVersionMismatch`, and scripts that call `--version`. People
-//! who debug this program need its own version.
+//! There are two kinds of readers:
+//!
+//! - Tools that compare the versions in a cluster need the Kubernetes version: the alert
+//!   `KubeVersionMismatch`, and scripts that call `--version`.
+//! - People who debug this program need its own version.
 
 use flags::version::KUBERNETES;
 
@@ -20,8 +22,8 @@ pub fn short_commit() -> &'static str {
     COMMIT.get(..SHORT).unwrap_or(COMMIT)
 }
 
-/// Returns the output of `--version`: one line with the same beginning as upstream's. Scripts take
-/// its second word as the version.
+/// Returns the output of `--version`: one line with the same beginning as upstream's. Scripts use
+/// the second word of the line as the version.
 pub fn told() -> String {
     let kubernetes = KUBERNETES.git_version();
     format!("Kubernetes {kubernetes} ({})\n", program())

@@ -1,4 +1,4 @@
-//! Replies of the loop to the HTTP servers' requests.
+//! Replies of the daemon's loop to requests of the HTTP servers.
 
 use std::time::Instant;
 

@@ -1,14 +1,16 @@
 //! Keeps the API server reachable at a start.
 //!
 //! At a start, the kernel still has the entries of the previous process. One of them may redirect
-//! the API server's address to a Service. This process must reach the API server at that address to
-//! learn that the Service is deleted or wrong. So before the first connection to an address, this
-//! module removes the entries that redirect it.
+//! the API server's address to a Service. This process must reach the API server at that address,
+//! because only the API server can tell it that the Service is deleted or wrong.
 //!
-//! Once the first lists are complete, the model rejects a Service with such an address, and only
-//! the mode writes. If the server's name later resolves to a new address, the connection waits a
-//! moment until the mode has removed the address from Services. Otherwise the connection could
-//! reach a Service's endpoint and stay silent until its timeout.
+//! 1. Before the first connection to an address, this module removes the entries that redirect the
+//!    address.
+//! 2. Once the first lists are complete, the model rejects a Service with such an address, and only
+//!    the mode writes.
+//! 3. If the API server's name later resolves to a new address, the connection waits a moment until
+//!    the mode has removed the address from Services. Otherwise the connection could reach a
+//!    Service's endpoint, which would not reply until the timeout.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -29,8 +31,7 @@ use modes::footprints;
 /// Time that the mode has to remove an address from a Service.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removal of entries that redirect the API server's addresses, with a record of the cleared
-/// addresses.
+/// Removal of entries that redirect the API server's addresses, and the list of cleared addresses.
 #[derive(Clone)]
 pub(super) struct Clearing {
     rules: AddressRules,
@@ -50,7 +51,7 @@ struct ClearAddresses {
 }
 
 impl Clearing {
-    /// Returns the state before any removal. A removal spares addresses in `rules` and virtual
+    /// Returns the state before any removal. A removal keeps addresses in `rules`, and virtual
     /// servers within `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {

@@ -10,14 +10,17 @@ use modes::footprints;
 use crate::config::options::Options;
 use crate::node::kernel_settings;
 
-/// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries to
-/// standard output, and remaining ones with the next step to standard error. The exit status is 1
-/// if entries remain. Kernel settings stay, as in upstream. The output lists the settings that
-/// decide which packets the node accepts.
+/// Removes the entries of all modes from the kernel, in both IP families.
+///
+/// - Standard output lists the removed entries.
+/// - Standard error lists the remaining entries, with the next step. The exit status is 1 if
+///   entries remain.
+/// - Kernel settings stay, as in upstream. The output lists the settings that decide which packets
+///   the node accepts.
 ///
 /// # Errors
 ///
-/// The cleanup thread has panicked. A remaining entry is not an error.
+/// Fails if the cleanup thread panics. A remaining entry is not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
     // Uses a blocking thread, because the cleanup waits for the kernel and iptables. The process

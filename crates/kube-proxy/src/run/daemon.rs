@@ -8,8 +8,8 @@
 //!   options     ┘            └─▶ proceed: start pending work on idle worker threads
 //! ```
 //!
-//! Draining merges events: everything that arrives while a family's worker writes becomes one
-//! update. The two families work independently.
+//! Draining merges events: all events that arrive while a family's worker writes become one update.
+//! The two families work independently.
 
 use std::future::poll_fn;
 use std::mem;
@@ -52,8 +52,8 @@ const TRIM_DELAY: Duration = Duration::from_secs(1);
 pub(super) enum LeftRules {
     /// Packets may still match rules of the earlier process.
     Armed,
-    /// Task that disables the rules, so that packets bypass them. `None` if no rules need
-    /// disabling.
+    /// Task that disables the rules, so that packets bypass them. `None` if there are no such
+    /// rules.
     Disarmed(Option<JoinHandle<()>>),
 }
 
@@ -82,8 +82,8 @@ pub(super) struct Daemon {
     /// Cleanup of other modes' entries that waits to start, if any.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: LeftRules,
-    /// Running cleanup of other modes' entries, if any. Returns the open connections that delay the
-    /// rest of the cleanup.
+    /// Running cleanup of other modes' entries, if any. Its result is the open connections that
+    /// delay the rest of the cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
@@ -159,8 +159,8 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer serves all deadlines. Resetting it costs system calls, so it is reset only if
-        // the time changes.
+        // One timer serves all deadlines. Resetting the timer costs system calls, so this happens
+        // only if the time changes.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         let health = Arc::clone(&self.observed.health);
         loop {
@@ -195,7 +195,7 @@ impl Daemon {
                         drain.finish(|family, counts| metrics.former_mode_drains(family, counts)).await;
                         None
                     }));
-                    // The removed link's addresses belonged to the node. The kernel sent no
+                    // The addresses of the removed link belonged to the node. The kernel sent no
                     // notification about them.
                     self.notice(&[Notice::Anything]);
                 }
@@ -220,8 +220,8 @@ impl Daemon {
         self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
-        // Reads the clock again: booking Services without writes and waiting for short writes took
-        // time.
+        // Reads the clock again, because two steps took time: booking Services without writes, and
+        // waiting for short writes.
         let now = Instant::now().max(now);
         if self.book(now).await? {
             self.follow_node_ports();
@@ -250,7 +250,8 @@ impl Daemon {
 
     /// Starts the cleanup of other modes' entries once this mode serves. While objects are
     /// unreadable, the cleanup waits, because the entries may still serve the Services of these
-    /// objects. Rules of an ended process serve no client, so packets bypass them at once.
+    /// objects. Rules of an ended process serve no client, so the cleanup makes packets bypass them
+    /// at once.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -284,7 +285,7 @@ impl Daemon {
             let booked = family.book(&self.model, now).await;
             if let Some(why) = booked.gone {
                 // Exits. The restart does not interrupt traffic, because the new process finds the
-                // entries in place.
+                // entries in the kernel.
                 anyhow::bail!("{}: {why}", family.family());
             }
             is_any |= booked.is_any;
@@ -298,7 +299,7 @@ impl Daemon {
     /// Passes changes to the families, if a family can take them.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        // Hands out all changes to a family that was busy, because it computes from the whole
+        // Passes all changes to a family that was busy, because the family computes from the whole
         // current model. With only a part of the changes, an address that moves between Services
         // would belong to no Service for a moment.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
@@ -327,8 +328,8 @@ impl Daemon {
         }
     }
 
-    /// Starts pending work in each family. While the kernel works for the first family, the next
-    /// one computes.
+    /// Starts pending work in each family. While the kernel works for the first family, the second
+    /// family computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -399,8 +400,8 @@ impl Daemon {
     }
 }
 
-/// Waits until the task has ended, removes it, and returns its drain. Without a task, waits
-/// forever.
+/// Waits until the task has ended, removes the task, and returns its drain. Waits forever if there
+/// is no task.
 async fn ended(
     task: &mut Option<JoinHandle<Option<PredecessorDrain>>>,
 ) -> Option<PredecessorDrain> {

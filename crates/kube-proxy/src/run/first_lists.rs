@@ -11,22 +11,22 @@ use tracing::{info, warn};
 
 use crate::config::options::object_source::{OwnNode, SideKinds};
 
-/// Largest number of queued events that are applied before the next write to the kernel. Without
-/// this limit, a flood of events could delay the write forever.
+/// Largest number of queued events that the daemon applies before the next write to the kernel.
+/// Without this limit, a flood of events could delay the write forever.
 const DRAINED_MAX: usize = 50_000;
-/// Longest time for applying queued events before the next write. A large object takes
-/// milliseconds.
+/// Longest time for which the daemon applies queued events before the next write. A large object
+/// takes milliseconds.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
 /// Interval of the log line while the start waits for its first lists.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest time that the start waits for ServiceCIDRs after the other lists are complete. A fast
-/// server delivers them before the first sync. A slow one must not delay the sync.
+/// API server delivers them before the first sync. A slow one must not delay the sync.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Applies events until Services, EndpointSlices and this Node are listed. After a time limit,
-/// continues without the Node. `seen` receives the progress.
+/// Applies events until Services, EndpointSlices and this Node are listed. Continues without the
+/// Node after a time limit. `seen` receives the progress.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -52,7 +52,7 @@ async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mu
 }
 
 /// Applies events as [`gather`] does. `patience` limits the wait for this Node. If the Node is
-/// optional, a complete list without it also ends the wait.
+/// optional, a complete list without the Node also ends the wait.
 pub(crate) async fn gather_within(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -100,7 +100,7 @@ pub(crate) async fn gather_within(
 }
 
 /// Applies an event and all further events that are ready. The source may have more events ready
-/// than its queue holds.
+/// than its queue can hold.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
     model.apply(first);
@@ -108,7 +108,7 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
     let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
     loop {
         let before = drained;
-        // Uses `unconstrained`: otherwise tokio reports an empty queue after 128 messages, until
+        // Uses `unconstrained`. Otherwise tokio reports an empty queue after 128 messages, until
         // the task yields.
         while !is_enough(drained)
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()

@@ -1,5 +1,5 @@
-//! First line of the log: the program, its mode, its source of objects and its node. Messages about
-//! flags follow it.
+//! First line of the log: the program, its mode, its source of objects, and its node. Messages
+//! about flags come after this line.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,8 @@ use tracing::info;
 use crate::config::options::Options;
 use crate::process::version;
 
-/// Logs the first line. `from` is the source, if it could be opened. `uses` are the mode's kernel
-/// features, if the kernel could be opened.
+/// Logs the first line. `from` is the source, or `None` if it could not be opened. `uses` are the
+/// mode's kernel features, or `None` if the kernel could not be opened.
 pub(super) fn tell(options: &Options, from: Option<&str>, uses: Option<&Uses>) {
     info!("{}", line(options, from, uses));
     options.said.tell(&options.log);

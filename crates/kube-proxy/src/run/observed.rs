@@ -47,7 +47,7 @@ impl Observed {
     ///
     /// # Errors
     ///
-    /// The servers' thread cannot be started.
+    /// Fails if the thread of the servers cannot be started.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let http = HttpThread::start().context("cannot start a thread that answers HTTP")?;
         let health = Arc::new(Health::new(options.modes.shared.sync_period));
@@ -80,8 +80,8 @@ impl Observed {
         })
     }
 
-    /// Starts the health server, the metrics server and the local socket. `flags` are the flags on
-    /// this process's command line, with their values.
+    /// Starts the health server, the metrics server and the local socket. `flags` are the flags and
+    /// values on this process's command line.
     pub(super) async fn serve(
         &self,
         options: &Options,

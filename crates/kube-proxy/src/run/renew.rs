@@ -20,8 +20,8 @@ use crate::process::memory;
 impl Daemon {
     /// Applies the Node's pod networks if they define local traffic
     /// (`--detect-local-mode=NodeCIDR`). These networks may arrive after the start, or change
-    /// later. Upstream exits when they change. A missing Node, or a Node without pod networks,
-    /// changes nothing.
+    /// later. (Upstream exits when they change.) Does nothing if the Node is missing or has no pod
+    /// networks.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
         let networks = match (&options.modes.shared.detect_local, self.model.node()) {
@@ -36,9 +36,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Applies prepared options. If they affect the modes, new modes replace the current ones. New
-    /// modes adopt the entries in the kernel, and write only differences. The model and its watches
-    /// stay.
+    /// Applies prepared options. If they affect the modes, new modes replace the current modes. A
+    /// new mode adopts the entries in the kernel, and writes only differences. The model and its
+    /// watches stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {

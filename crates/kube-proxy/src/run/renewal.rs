@@ -6,7 +6,8 @@
 //! ```
 //!
 //! All changed options take effect together or not at all, so that the reported configuration is
-//! correct. Options whose kernel settings this process may not write are dropped and logged.
+//! correct. If this process may not write the kernel setting of an option, it drops the option and
+//! logs this.
 
 use std::future::pending;
 use std::mem;
@@ -92,15 +93,15 @@ impl Renewal {
         self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
-    /// Returns the time at which [`start`](Self::start) has work again. Returns `None` without such
-    /// a time.
+    /// Returns the time at which [`start`](Self::start) has work again, or `None` if no work is
+    /// planned.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let is_waiting = self.task.is_none() && self.wanted.is_some();
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
     }
 
     /// Waits until the requested options are prepared. Returns `None` if newer options were
-    /// requested meanwhile; then [`start`](Self::start) must follow. Cancel safe.
+    /// requested meanwhile; the caller must then call [`start`](Self::start). Cancel safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;

@@ -1,4 +1,4 @@
-//! Waits for signals that end the process.
+//! Signals that end the process.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -15,7 +15,7 @@ impl Stop {
     ///
     /// # Errors
     ///
-    /// The operating system rejects the subscription.
+    /// Fails if the operating system rejects the subscription.
     pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {

@@ -83,8 +83,8 @@ async fn a_dead_kernel_thread_stops_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The loop detects the end of short writes only in a second look. The metric and the log line must
-/// still include the time of these writes.
+/// The daemon's loop detects the end of short writes only when it checks for the second time. The
+/// metric and the log line must still include the time of these writes.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -189,8 +189,8 @@ async fn a_busy_ip_family_later_gets_all_changes() {
     daemon.model.apply(slice(2));
     daemon.turn(later(10)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
-    // The model needs both changes at once, because an address may move from the second Service to
-    // the third.
+    // The model needs both changes at once: an address may move from the second Service to the
+    // third.
     daemon.model.apply(slice(3));
     daemon.turn(later(11)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));

@@ -38,8 +38,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Header with the process's start time, in seconds since the epoch. A scraper detects by it that
-/// the counters have restarted.
+/// Header with the start time of the process, in seconds since 1970. With it, a scraper detects
+/// that the counters have restarted.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -68,8 +68,8 @@ impl Api {
         }
     }
 
-    /// Redirects a browser from `/` to the page, if this server serves the page. Otherwise `/` is
-    /// unknown, as in upstream.
+    /// Redirects a browser from `/` to the page `/ui/`, if this server serves that page. Otherwise
+    /// `/` is unknown, as in upstream.
     fn point_to_page(&self, head: &Parts) -> Option<Answer> {
         let is_served = inspect::refusal(head, self.is_loopback).is_none();
         is_served.then(|| ui::redirect("ui/"))
@@ -174,8 +174,8 @@ impl Pages {
     }
 }
 
-/// Reports whether `Accept` allows OpenMetrics (names it without `q=0`). A client that accepts both
-/// formats gets OpenMetrics.
+/// Reports whether `Accept` allows OpenMetrics: the header names it without `q=0`. A client that
+/// accepts both formats gets OpenMetrics.
 fn asks_for_openmetrics(head: &Parts) -> bool {
     let accepted = head.headers.get_all(header::ACCEPT).iter();
     let ranges = accepted

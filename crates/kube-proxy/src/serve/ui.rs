@@ -1,9 +1,10 @@
 //! The page `/ui/`: files in this binary that a browser shows. The page fetches its data from
 //! `/api/v1/...`.
 //!
-//! The page loads nothing from other servers. Its content security policy forbids foreign scripts,
-//! styles in attributes, and frames around the page. Its script inserts data as text, never as
-//! markup.
+//! - The page loads nothing from other servers.
+//! - Its content security policy forbids foreign scripts, styles in attributes, and frames around
+//!   the page.
+//! - Its script inserts data as text, never as markup.
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -55,8 +56,8 @@ pub fn has(path: &str) -> bool {
     path == "/ui" || path.starts_with("/ui/")
 }
 
-/// Returns the response to a request for the page or one of its files. Returns `None` for a path
-/// that is not below `/ui`.
+/// Returns the response to a request for the page or one of its files, or `None` for a path that is
+/// not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();
     if !has(path) {
@@ -105,8 +106,8 @@ fn sent(file: &File, head: &Parts) -> Answer {
             header::CONTENT_SECURITY_POLICY,
             HeaderValue::from_static(POLICY),
         ),
-        // Makes the browser revalidate each time, because an update of the daemon changes all files
-        // together.
+        // Makes the browser revalidate each file at each use, because an update of the daemon
+        // changes all files together.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (
             header::REFERRER_POLICY,

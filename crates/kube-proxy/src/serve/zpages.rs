@@ -1,9 +1,10 @@
 //! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
 //! enable them, and are on by default.
 //!
-//! People receive plain text, whose format upstream does not define. Programs request an object of
-//! the API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`
-//! (or `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
+//! - **Text**: the default. Upstream does not define its format.
+//! - **An object of the API group `config.k8s.io`**: programs request it with `Accept:
+//!   application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or `application/yaml`; `as=Statusz`).
+//! - Other types, including CBOR, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -59,8 +60,7 @@ impl Zpages {
         }
     }
 
-    /// Returns the response to a request for `/flagz` or `/statusz`. Returns `None` for any other
-    /// path.
+    /// Returns the response to a request for `/flagz` or `/statusz`, or `None` for any other path.
     pub(super) fn respond(&self, head: &Parts) -> Option<Answer> {
         match (head.uri.path(), &self.flags) {
             ("/flagz", Some(flags)) => {
@@ -151,8 +151,8 @@ fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     answer
 }
 
-/// Returns the available format that `Accept` prefers. If the header is missing or `*/*`, returns
-/// text.
+/// Returns the available format that `Accept` prefers. Returns text if the header is missing or
+/// `*/*`.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);

@@ -1,4 +1,4 @@
-//! A mode for tests. It follows a script and records calls.
+//! A mode for tests. It follows a script and records the calls to it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub(crate) struct State {
     pub(crate) updates: Vec<Changes>,
     /// Duration of an update.
     pub(crate) computes_for: Duration,
-    /// Duration of the next write. The call that starts the write returns after the write has
+    /// Duration of the next write. The call that starts the write returns only after the write has
     /// ended.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,

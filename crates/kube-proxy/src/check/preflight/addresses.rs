@@ -10,15 +10,15 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
 
-/// Reports the API server's addresses, which no Service may use. Returns `None` without an API
-/// server.
+/// Reports the API server's addresses, which no Service may use. Returns `None` if the source has
+/// no API server.
 pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
     let message = format!("no Service may have {}", guarded.join(", "));
     (!guarded.is_empty()).then(|| Finding::ok("api server", message))
 }
 
-/// Returns findings about conflicting addresses. `own` are the node's addresses, each with its
-/// link, but without those on the link of IPVS mode.
+/// Returns findings about conflicting addresses. `own` are the node's addresses with their links,
+/// except the addresses on the link of IPVS mode.
 pub(super) fn judge(
     model: &Model,
     own: &BTreeMap<IpAddr, String>,

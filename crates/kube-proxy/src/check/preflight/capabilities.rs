@@ -8,8 +8,8 @@ use crate::check::finding::Finding;
 
 const NAME: &str = "capabilities";
 
-/// Returns findings about capabilities. `backend` is the iptables backend that the mode writes to;
-/// `None`: the mode does not use iptables.
+/// Returns findings about capabilities. `backend` is the iptables backend that the mode writes to,
+/// or `None` if the mode does not use iptables.
 pub(super) fn judge(effective: CapabilitySet, backend: Option<Backend>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if effective.contains(CapabilitySet::NET_ADMIN) {

@@ -1,4 +1,4 @@
-//! Lists listening sockets from `/proc/net/tcp` and similar files, and their processes.
+//! Listening sockets from `/proc/net/tcp` and similar files, and the processes of these sockets.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,9 +17,9 @@ pub(super) struct Listener {
     pub(super) inode: u64,
 }
 
-/// Files of `/proc/net`, each with the state of listening sockets and the protocol. The states are
-/// `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h. An unconnected UDP socket has the
-/// second.
+/// Files of `/proc/net`, each with the state code of its listening sockets, and the protocol. The
+/// codes are `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h. An unconnected UDP socket is
+/// in state `TCP_CLOSE`.
 const LISTENING: [(&str, &str, Protocol); 4] = [
     ("tcp", "0A", Protocol::Tcp),
     ("tcp6", "0A", Protocol::Tcp),
@@ -37,8 +37,8 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. Returns an empty text for a missing file, because the kernel then
-/// lacks the file's IP family.
+/// Reads a file of `/proc/net`. If the file is missing, the kernel lacks the file's IP family, and
+/// the text is empty.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,

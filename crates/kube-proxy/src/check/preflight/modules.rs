@@ -16,11 +16,11 @@ const NAME: &str = "modules";
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
-    /// Modules that are built in or have a file. `None`: no list is usable, as in a container
+    /// Modules that are built in or have a file. `None` if no list is usable, as in a container
     /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
-    /// Responses of the kernel about modules that are neither loaded nor listed: true if available.
-    /// A kernel with built-in modules may have no list of them.
+    /// Responses of the kernel about modules that are neither loaded nor listed: true if the module
+    /// is available. A kernel with built-in modules may have no list of them.
     answered: BTreeMap<String, bool>,
 }
 
@@ -68,7 +68,7 @@ impl Modules {
     }
 }
 
-/// Tests modules by using one function of each. Omits modules that no such query can detect. Writes
+/// Tests modules by using one function of each. Omits modules that no such test can detect. Writes
 /// nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
@@ -98,8 +98,7 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Returns the modules that nf_tables lacks for a family. Returns `None` if the kernel does not
-/// respond.
+/// Returns the modules that nf_tables lacks for a family, or `None` if the kernel does not respond.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -116,8 +115,8 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// Returns the module's name in a line of a module list, if any: `ip_vs` for
-/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...`.
+/// Returns the module's name in a line of a module list: `ip_vs` for
+/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...`. Returns `None` if the line names no module.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;
     let file = path.rsplit('/').next()?;
@@ -226,8 +225,8 @@ mod tests {
         );
     }
 
-    /// Test case: a pod on a kernel whose modules are all built in, while `modules.builtin` is
-    /// empty.
+    /// The process runs in a pod on a kernel whose modules are all built in, while
+    /// `modules.builtin` is empty.
     #[test]
     fn the_kernels_answer_overrides_the_module_lists() {
         let wanted = [

@@ -44,7 +44,7 @@ pub(super) struct UnownedServer {
 }
 
 /// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread`
-/// are the unreadable parts of the state, which may contain more of them.
+/// names the parts of the state that could not be read and may contain more of them.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[UnownedServer],
@@ -54,8 +54,8 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // Reports NodeLocal DNSCache only in IPVS mode. In other modes, it can take over the address of
-    // the DNS Service.
+    // Reports NodeLocal DNSCache only in IPVS mode. In other modes, NodeLocal DNSCache can take
+    // over the address of the DNS Service.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
     let taken = foreign

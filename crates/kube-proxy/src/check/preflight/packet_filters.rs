@@ -1,4 +1,4 @@
-//! Checks both backends of iptables: the chosen one, and the other one if it has rules.
+//! Checks both backends of iptables: the chosen backend, and the other backend if it has rules.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::check::finding::{Finding, some};
 const NAME: &str = "iptables";
 
 /// Returns findings about the iptables backends. `chosen` is the backend that the mode would use,
-/// or the error of choosing one. `None`: the mode does not use iptables.
+/// or the error of choosing it. `None` means that the mode does not use iptables.
 pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
     let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
     let mut kubelets: Vec<Backend> = Vec::new();
@@ -23,8 +23,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // Skips this chain: kube-proxy also fills a chain of the kubelet, so the prefix does
-            // not show the creator.
+            // Skips this chain: both kubelet and kube-proxy fill it, so its prefix does not show
+            // who created it.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -123,7 +123,7 @@ fn is_of_a_mode(taken: &TakenChain) -> bool {
 }
 
 /// Reports a dormant nat or filter table, whose rules the kernel skips. A dormant nat table stops
-/// every Service, so that finding is a failure.
+/// every Service, so that finding counts as a failure.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

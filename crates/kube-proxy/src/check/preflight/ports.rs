@@ -1,5 +1,5 @@
-//! Finds ports that another process occupies: the ports of this process's servers, and Services'
-//! ports on the node's addresses.
+//! Finds ports that another process occupies: ports of this process's servers, and ports of
+//! Services on the node's addresses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -70,8 +70,7 @@ fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
     listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
 }
 
-/// Returns findings about occupied ports. `owners` are the sockets' processes, as far as they are
-/// known.
+/// Returns findings about occupied ports. `owners` are the processes of the sockets, if known.
 pub(super) fn judge(
     concerned: &[&Listener],
     owners: &BTreeMap<u64, String>,
@@ -115,7 +114,7 @@ pub(super) fn judge(
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
         let who = owner(listener);
-        // Skips health-check ports and listening ports of userspace mode that a running kube-proxy
+        // Skips health-check ports and userspace mode's listening ports that a running kube-proxy
         // itself occupies.
         if who.is_some_and(is_kube_proxy) {
             continue;

@@ -1,5 +1,5 @@
-//! Reads the node's routes from `/proc/net/route` and `/proc/net/ipv6_route`. The IPv4 file has
-//! only the main table. The IPv6 file has all tables.
+//! Reads the node's routes from two files. `/proc/net/route` (IPv4) has only the main table.
+//! `/proc/net/ipv6_route` has all tables.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,8 +14,7 @@ pub(super) struct Route {
 
 /// Parses the IPv4 routes, without default routes.
 pub(super) fn v4(text: &str) -> Vec<Route> {
-    // The file contains the address, which is in network byte order, as a number in host byte
-    // order.
+    // The file prints the address, which is in network byte order, as a number in host byte order.
     let number = |field: Option<&str>| {
         let number = u32::from_str_radix(field?, 16).ok()?;
         Some(Ipv4Addr::from(number.to_ne_bytes()))
@@ -59,7 +58,7 @@ pub(super) fn v6(text: &str) -> Vec<Route> {
 mod tests {
     use super::*;
 
-    /// The text has the format of `cat /proc/net/route` on an amd64 machine, after `ip route add
+    /// The text is the output of `cat /proc/net/route` on an amd64 machine, after `ip route add
     /// 10.96.0.0/12 dev eth1`.
     #[test]
     fn routing_tables_are_parsed() {

@@ -1,5 +1,5 @@
 //! Checks each kernel setting: its value, the value that the mode needs, and the permission to
-//! write it.
+//! write the setting.
 
 use modes::sysctl::row::Need;
 use modes::sysctl::setting::Setting;
@@ -18,8 +18,7 @@ pub(super) struct PendingSetting {
 }
 
 /// Returns findings about kernel settings. `has_served` is true if this mode has already served on
-/// this node. In that case, wrong settings cause only warnings, because the mode would serve
-/// anyway.
+/// this node. Wrong settings then cause only warnings, because the mode would serve in any case.
 pub(super) fn judge(pending: &[PendingSetting], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];

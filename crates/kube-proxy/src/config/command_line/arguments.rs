@@ -25,8 +25,8 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// Arguments of a command about a start. They are removed from the command line before the flags
-/// are parsed.
+/// Arguments of a command about a start. The parser removes them from the command line before it
+/// parses the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeadingArguments {
     /// Command about a start: a subcommand before the flags, or `--dry-run`.
@@ -105,7 +105,7 @@ pub(super) fn take_question(
     Ok(LeadingArguments { question, answer })
 }
 
-/// Returns true if a command line contains a command about a start. Works on invalid command lines
+/// Reports whether a command line contains a command about a start. Accepts invalid command lines
 /// too.
 pub(super) fn asks(arguments: &[OsString]) -> bool {
     let word = arguments.get(1).and_then(|word| word.to_str());
@@ -127,7 +127,7 @@ fn is_dry_run(arguments: &[OsString]) -> bool {
         if value.is_empty() {
             return Some(true);
         }
-        // Counts an invalid value as true. The process then reports the error and exits, as after
+        // Treats an invalid value as true. The process then reports the error and exits, as after
         // any invalid command.
         value
             .strip_prefix('=')

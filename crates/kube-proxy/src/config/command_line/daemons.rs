@@ -1,6 +1,8 @@
-//! Finds the daemon's flags for a command without flags, such as a bare `kube-proxy check`. In the
-//! daemon's container, process 1 has these flags. In a shell with the variables of a unit file,
-//! `KUBE_PROXY_ARGS` has them.
+//! Finds the daemon's flags for a command without flags, such as a bare `kube-proxy check`. There
+//! are two origins:
+//!
+//! - In the daemon's container, process 1 has these flags.
+//! - In a shell with the variables of a unit file, `KUBE_PROXY_ARGS` has them.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,7 +23,7 @@ const VARIABLE: &str = "KUBE_PROXY_ARGS";
 pub struct CompletedArguments {
     /// The whole command line. Its first argument is the program's name.
     pub arguments: Vec<OsString>,
-    /// Message for the operator that names the origin of the added flags. `None`: no flag was
+    /// Message for the operator that names the origin of the added flags, or `None` if no flag was
     /// added.
     pub note: Option<String>,
 }
@@ -39,7 +41,7 @@ struct FlagOrigins {
 ///
 /// # Errors
 ///
-/// No origin has flags: [`CommandLineError::NoFlags`].
+/// [`CommandLineError::NoFlags`] if no origin has flags.
 pub fn completed(arguments: Vec<OsString>) -> Result<CompletedArguments, CommandLineError> {
     complete(arguments, || FlagOrigins {
         variable: env::var(VARIABLE).ok(),

@@ -416,8 +416,8 @@ fn a_deprecated_feature_gate_causes_upstreams_warning() {
     );
 }
 
-/// From 1.40 on, upstream needs the gate for IPVS mode. The start also succeeds with `AllAlpha` and
-/// `AllBeta`.
+/// From 1.40 on, upstream needs the feature gate for IPVS mode. The start also succeeds with
+/// `AllAlpha` and `AllBeta`.
 #[test]
 fn feature_gates_of_later_releases_do_not_stop_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
@@ -1100,7 +1100,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
     }
 }
 
-/// The expected lines are upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
+/// The expected lines are from upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
 /// spellings.
 #[test]
 fn flags_are_logged_like_upstream() {
@@ -1223,8 +1223,8 @@ fn help_names_the_mode_of_mode_specific_flags() {
     }
 }
 
-/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse its second word, or all
-/// text after the first word.
+/// The version is one line, such as `Kubernetes v1.37.0`. Scripts parse the second word of the
+/// line, or all text after the first word.
 #[test]
 fn the_version_has_upstreams_format() {
     let Ok(Command::Print(told)) = read("--version") else {

@@ -1,5 +1,5 @@
-//! The whole command line as one tree: the daemon's flags and every subcommand. Help, completions,
-//! man pages and suggestions are generated from it.
+//! The whole command line as one tree: the daemon's flags and every subcommand. The program
+//! generates help, completions, man pages and suggestions from this tree.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};

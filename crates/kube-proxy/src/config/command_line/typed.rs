@@ -8,8 +8,8 @@ use flags::{Flags, go};
 use super::arguments::{normalised, take_question};
 use crate::config::Period;
 
-/// Returns the flags of a valid command line with their values, sorted. The format is that of
-/// upstream's log: `--v="2"`.
+/// Returns the flags of a valid command line with their values, sorted, in the format of upstream's
+/// log: `--v="2"`.
 pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
     values(arguments)
         .into_iter()

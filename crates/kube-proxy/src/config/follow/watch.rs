@@ -1,7 +1,7 @@
 //! Watches the configuration file.
 //!
-//! The watch covers the whole folder, because the file itself may be replaced. A mounted ConfigMap
-//! changes by a symbolic link beside the file, and editors rename files.
+//! The watch covers the file's whole folder, because a program may replace the file itself. A
+//! mounted ConfigMap changes by a symbolic link beside the file, and editors rename files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,10 @@ use crate::config::options::Options;
 /// Delay between a change and the read of the file, because one save causes several notifications.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-/// Waits until `file` differs from `used`, and returns the new content. If the file is unreadable
-/// or invalid, logs a warning and keeps `used`. If the file cannot be watched, logs a warning and
-/// never returns.
+/// Waits until `file` differs from `used`, and returns the new options.
+///
+/// - If the file is unreadable or invalid, logs a warning and continues with `used`.
+/// - If the file cannot be watched, logs a warning and never returns.
 ///
 /// `reread` must read the file in the same way in which `used` was read.
 pub async fn changed<E: Display>(
@@ -34,8 +35,8 @@ pub async fn changed<E: Display>(
         warn!(file = %file.display(), %error, "the configuration file cannot be watched; restart after changing it");
         return std::future::pending().await;
     }
-    // Reads the file once more, because it may have changed after the first read and before the
-    // watch began.
+    // Reads the file once more: it may have changed after the first read and before the watch
+    // began.
     changes.notify_one();
     let mut complaint = String::new();
     loop {

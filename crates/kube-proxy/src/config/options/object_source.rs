@@ -1,4 +1,4 @@
-//! Options of the source of Services.
+//! Options for the source of Services.
 
 use std::path::PathBuf;
 
@@ -37,8 +37,8 @@ pub(crate) enum SideKinds {
 }
 
 impl SideKinds {
-    /// Returns the optional kinds that a source delivers separately. A folder of manifests delivers
-    /// all kinds together.
+    /// Returns the optional kinds of objects that a source delivers separately. A folder of
+    /// manifests delivers all kinds together.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Api(api) if api.service_cidrs == ServiceCidrWatch::Off => Self::Nothing,

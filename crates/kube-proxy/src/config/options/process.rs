@@ -19,18 +19,18 @@ pub struct Process {
     pub init_only: bool,
     /// Value for `/proc/self/oom_score_adj`: -1000 to 1000.
     pub oom_score_adj: i16,
-    /// Shortest pause between the end of one sync and the start of the next. Never longer than the
-    /// sync period.
+    /// Shortest pause between the end of a sync and the start of the next sync. Never longer than
+    /// the sync period.
     pub min_sync_period: Duration,
     /// Feature gates with their given values.
     pub gates: Gates,
-    /// Networks that must contain external and load-balancer addresses of Services. `None`: any
-    /// network.
+    /// Networks that must contain external and load-balancer addresses of Services. `None` allows
+    /// any network.
     pub allowed_external: Option<Vec<IpNet>>,
     /// Configuration file to follow (`--config`). `None`: flags only.
     pub configuration_file: Option<PathBuf>,
     /// File that stores the configuration for which this pod was prepared (`--prepared-config`), if
-    /// given.
+    /// the flag is set.
     pub prepared_configuration: Option<PathBuf>,
 }
 

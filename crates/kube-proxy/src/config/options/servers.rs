@@ -26,7 +26,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// An address is invalid.
+    /// Fails if an address is invalid.
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         Ok(Self {
             healthz_address: listen(

@@ -23,8 +23,8 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// Test fixture: the node `node1`, and the Service `default/web`. The Service has a health-check
-/// node port and two endpoints on the node.
+/// The node `node1` with the Service `default/web`. The Service has a health-check node port and
+/// two endpoints on the node.
 struct World {
     port: u16,
     model: Model,
@@ -124,8 +124,8 @@ impl World {
         Ok(format!("{before}{after}").replace('\r', ""))
     }
 
-    /// Returns the status and the weight of the response as text, such as `200 ×2`. Returns
-    /// `closed` if the port is closed.
+    /// Returns the status and the weight of the response as text, such as `200 ×2`, or `closed` if
+    /// the port is closed.
     async fn told(&self) -> String {
         let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
             return "closed".into();
@@ -139,8 +139,8 @@ impl World {
     }
 }
 
-/// The response equals that of upstream 1.36.2, except for the order of headers and the header
-/// `Connection`.
+/// The response equals the response of upstream 1.36.2, except for the order of headers and the
+/// header `Connection`.
 #[tokio::test]
 async fn the_health_check_response_equals_upstreams() {
     let world = World::new("").await;

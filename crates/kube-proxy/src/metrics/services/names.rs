@@ -20,8 +20,8 @@ pub(crate) struct Names {
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Service ports that claim one address and port, usually only one. The first one, ordered by age
-/// and name, owns the address.
+/// Service ports that claim one address and port, usually only one. They are sorted by age and
+/// name; the first one owns the address.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
@@ -49,8 +49,7 @@ impl Names {
         self.node.insert(family, node_ports.clone());
     }
 
-    /// Returns the Service port at an address. Returns `None` for a virtual server of another
-    /// program.
+    /// Returns the Service port at an address, or `None` for another program's virtual server.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
             let place = FrontendAddress::NodePort(at.port, at.protocol);

@@ -14,8 +14,8 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Level of detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics: no counter is read or stored. Metrics cost several series for each Service port
-    /// on each node, which are many in a large cluster.
+    /// No metrics: the daemon reads and stores no counters. Metrics of single Services need several
+    /// time series for each Service port on each node, which are many in a large cluster.
     #[default]
     None,
     /// Metrics of Service ports.
@@ -29,8 +29,8 @@ pub enum Detail {
 pub struct Settings {
     /// Level of detail of the metrics.
     pub detail: Detail,
-    /// Largest number of reported Service ports, and also of endpoints. Those with the most
-    /// connections are reported.
+    /// Largest number of reported Service ports, and also of reported endpoints. The metrics report
+    /// those with the most connections.
     pub most: usize,
 }
 
@@ -39,7 +39,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A value is invalid.
+    /// Fails if a value is invalid.
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         let most = flags.metrics_service_series_max;
         let most = usize::try_from(most).ok().filter(|most| *most > 0);

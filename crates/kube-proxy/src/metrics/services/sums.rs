@@ -1,6 +1,8 @@
-//! Sums of counters that never fall. A Service port has a counter at each of its addresses. A plain
-//! sum would fall when an address is removed or its kernel entry is created again. A scraper would
-//! read the lower sum as a restart from 0, and count all of it as new traffic.
+//! Sums of counters that never fall.
+//!
+//! A Service port has a counter at each of its addresses. A plain sum would fall when an address is
+//! removed, or when its kernel entry is created again. A scraper would take the lower sum for a
+//! restart from 0, and count all of it as new traffic.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -49,8 +51,7 @@ impl Sum {
         self.is_told = true;
     }
 
-    /// Reports whether the sum includes past counts. Without such a sum, the reported value would
-    /// fall.
+    /// Reports whether the sum includes past counts, which would be lost if the sum were removed.
     fn has_past(&self) -> bool {
         self.past != Count::default()
     }
@@ -70,7 +71,7 @@ impl Sum {
 }
 
 /// Updates all sums with the counts of the last read. A sum without a current count is not
-/// reported. If it has past counts, it is kept, so that its value does not fall when the count
+/// reported. If the sum has past counts, it is kept. So its value does not fall when the count
 /// returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,

@@ -324,8 +324,8 @@ fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
     assert!(read.ports.is_empty() && read.endpoints.is_empty());
 }
 
-/// Fake relay with the listening ports of one Service port. Each has a number and a count of
-/// connections.
+/// A fake relay with the listening ports of one Service port. Each listening port has a number and
+/// a count of connections.
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
@@ -362,8 +362,8 @@ fn counters_of_listening_ports_are_summed_in_any_order() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         // One listening port was closed. Its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // The port is open again as another listening port, whose counter is higher than the
-        // former one.
+        // The port is open again with a new listening port, whose counter is higher than the former
+        // one.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));

@@ -39,8 +39,8 @@ fn rows() -> Vec<&'static SysctlRow> {
     all.map(|wanted| wanted.row).collect()
 }
 
-/// Returns a fake kernel whose settings are all 0. Also returns facts that keep the settings of
-/// connection tracking unchanged.
+/// Returns a fake kernel whose settings are all 0, and facts under which the settings of connection
+/// tracking stay unchanged.
 fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
     for row in rows() {
@@ -164,7 +164,7 @@ fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
     assert_eq!(found(), ["0", "0"]);
     assert_eq!(settle(false), (0, Vec::new()), "once");
 
-    // The setting had a value before the start. This process writes it, and then another program
+    // The setting had a value before the start. This process writes it. Then another program
     // changes it.
     fs::write(root.join(ARP[0]), "1\n").unwrap();
     settle(true);

@@ -1,5 +1,5 @@
 //! Runs the small mode of the engine's tests through every observer: the status, the comparison,
-//! the explanation and the cleanup. No observer has code for a particular mode.
+//! the explanation and the cleanup. This shows that no observer needs code for a particular mode.
 
 #[path = "../../../../../engine/tests/small/mode.rs"]
 mod mode;
@@ -20,7 +20,7 @@ use crate::check;
 use mode::{Kernel, NoFlags, Plan, Userspace};
 
 /// Footprint of the small mode. If the mode crashes, it leaves a table whose rules redirect packets
-/// to its sockets.
+/// to the mode's sockets.
 const FOOTPRINT: Footprint = Footprint {
     nft_tables: &["small"],
     served_by: ServedBy::Process,

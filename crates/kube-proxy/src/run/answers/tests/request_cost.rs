@@ -1,5 +1,5 @@
-//! Tests that limit the cost of requests for the loop's thread, for the memory, and for other
-//! clients.
+//! Tests that limit the cost of requests: for the thread of the daemon's loop, for memory, and for
+//! other clients.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -9,7 +9,7 @@ use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters}
 
 use super::*;
 
-/// Fake kernel with counters at this number of addresses. A read reports that it has begun, and
+/// A fake kernel with counters at this number of addresses. A read reports that it has begun, and
 /// then waits for the test.
 struct Kernel {
     addresses: u32,
@@ -74,8 +74,8 @@ impl ReadCounters for Kernel {
     }
 }
 
-/// Replies to requests as the loop does, until `asking` is complete. Also returns the CPU time of
-/// this thread outside of the replies.
+/// Replies to requests as the daemon's loop does, until `asking` is complete. Also returns the CPU
+/// time of this thread outside of the replies.
 async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
     let (began, mut answering) = (worked(), Duration::ZERO);
     tokio::pin!(asking);
