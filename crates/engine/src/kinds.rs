@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-/// The types of a mode, as an enum without values. Code that needs only these types thus does not
-/// depend on the mode's [`Scheme`](crate::Scheme).
+/// The types of a mode, as an enum without values. Code that needs only these types can use the
+/// enum, and so does not depend on the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
     /// Settings of the mode, from flags and the node.
     type Config: Config;
@@ -27,7 +27,7 @@ pub trait Config: Send + Sync + 'static {
     }
 }
 
-/// A part of the kernel's state that one read covers. Either its whole content is known, or nothing
+/// A part of the kernel's state that is read as a whole. Either its whole content is known, or none
 /// of it.
 pub trait Part: Copy + Eq + Send + 'static {
     /// Lanes that read the parts.
@@ -45,7 +45,7 @@ pub trait Part: Copy + Eq + Send + 'static {
 
 /// A worker thread of a mode, which executes one step after the other.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All lanes, in the order in which they start. The lane with the most urgent work is first. It
+    /// All lanes, in the order in which they start. The first lane has the most urgent work: it
     /// writes changes of Services.
     const ALL: &'static [Self];
 }

@@ -34,8 +34,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Creates lanes without threads. Each executes its work within the call that starts the work.
-    /// Tests use them for a fixed order of writes.
+    /// Creates lanes without threads. Each lane executes work within the call that requests the
+    /// work. Tests use such lanes for a fixed order of writes.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())

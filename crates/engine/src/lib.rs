@@ -19,11 +19,11 @@
 //! State: the node, knowledge of each part, plans in flight, the next report
 //! ```
 //!
-//! The engine decides when work happens:
+//! The engine decides:
 //! - when to read a part of the kernel's state, and when to retry a failed read;
 //! - when a free lane gets its next [`Step`];
-//! - when the deletion of entries is safe;
-//! - when a Service is settled;
+//! - when entries may be deleted;
+//! - when a Service is settled: its entries in the kernel are as wanted;
 //! - when to report drift, conflicts and unreadable parts;
 //! - since when a part is late or stuck.
 //!
@@ -69,27 +69,30 @@
 //! ```
 //!
 //! A scheme is pure, except for [`KernelAccess`]. Its only clock is [`State::now`], and it makes no
-//! system call. If the kernel reports changes of a mode's rules, the mode requests reads in
-//! [`Scheme::notice`] and none in [`check`](Scheme::check). A mode that forwards packets itself
-//! keeps a table of its sockets, which the engine never reads.
+//! system calls.
+//!
+//! If the kernel notifies a mode about changes of its rules, the mode requests reads in
+//! [`Scheme::notice`] and none in [`check`](Scheme::check). A mode that forwards packets itself has
+//! a table of its sockets, which the engine never reads.
 //!
 //! # What stays with the modes
 //!
-//! The engine once contained these parts. They are back in the modes, because they share only their
-//! names:
+//! Earlier, the engine contained the following parts. Each mode now has its own, because in the
+//! modes they share little more than a name:
 //!
-//! - The order of writes. IPVS' three lanes wait for each other, entry by entry. iptables writes
-//!   one text, and finds rejected rules by halving it. nftables commits one transaction, in which
-//!   the kernel names rejected objects. userspace's redirects wait until the listening ports have
-//!   numbers. A common planner would need a callback for each mode.
-//! - Recording outcomes. IPVS and userspace have an outcome for each write. iptables and nftables
-//!   have a verdict for each Service port, over two or four tables. They share only four functions
-//!   of [`reconcile::Table`].
-//! - Comparing. IPVS compares 10,000 virtual servers while events arrive, so it must skip entries
-//!   that another lane writes meanwhile. In other modes, the lane that writes rules also reads
-//!   them, and does not write during a read.
-//! - Claims. In IPVS, draining destinations change a Service's claims. In iptables, claims stay as
-//!   compiled.
+//! - The order of writes. The three lanes of IPVS mode wait for each other, entry by entry.
+//!   iptables mode writes one text, and finds rejected rules by halving the text. nftables mode
+//!   commits one transaction, in which the kernel names rejected objects. The redirects of
+//!   userspace mode wait until the listening ports have numbers. A common planner would need a
+//!   callback for each mode.
+//! - The recording of outcomes. IPVS mode and userspace mode get an outcome for each write.
+//!   iptables mode and nftables mode get a verdict for each Service port, which concerns two or
+//!   four tables. The modes share only four functions of [`reconcile::Table`].
+//! - The comparison with the kernel. IPVS mode compares 10,000 virtual servers while events arrive,
+//!   so it must skip entries that another lane writes meanwhile. In other modes, the lane that
+//!   writes rules also reads them, and writes nothing during a read.
+//! - Claims. In IPVS mode, draining destinations change a Service's claims. In iptables mode,
+//!   claims stay as compiled.
 
 mod kinds;
 mod lanes;
@@ -124,7 +127,7 @@ use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
 /// Pause between a notification about an address and the read of all addresses. Addresses often
-/// change in bursts, and one read then covers the burst.
+/// change in bursts, and one read after the pause covers the whole burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Number of entries above which the process returns a read's memory to the system.
@@ -278,8 +281,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // A lane's plan assumes that the plans of all earlier lanes have succeeded, so each
-            // entry is planned once.
+            // The plan of a lane assumes that the plans of all earlier lanes have succeeded. So the
+            // preview plans each entry once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -316,7 +319,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // Services are compiled for the node's addresses. Waiting for these addresses avoids a
+        // Compiled Services depend on the node's addresses. Waiting for these addresses avoids a
         // second compilation.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
@@ -347,7 +350,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         // A read in progress may miss the change that this notification reports.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // The kernel also sends this notification if only the lifetime of the address has
+            // The kernel sends this notification even if only the lifetime of the address has
             // changed.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),

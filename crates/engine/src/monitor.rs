@@ -1,5 +1,5 @@
-//! Parts of a report that the engine derives from a mode's state: conflicts, repaired drift and
-//! lateness.
+//! Parts of a report that the engine derives from a mode's state: conflicts, repaired drift, and
+//! late changes.
 
 use std::mem;
 use std::time::Instant;
@@ -22,8 +22,8 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Updates the time since which no entry serves. That time begins when entries are first
-    /// wanted, not when the kernel refuses them.
+    /// Updates the time since which no entry exists that serves a Service. This time begins when
+    /// entries are first wanted, not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
@@ -77,8 +77,8 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // If the kernel refuses single entries, these may be invalid. If it refuses all entries,
-        // there must be another cause.
+        // If the kernel refuses some entries, these entries may be invalid. If the kernel refuses
+        // all entries, there must be another cause.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

@@ -1,4 +1,4 @@
-//! Changed Services and drift that later reports will contain.
+//! Changed Services, and drift, that the engine will report later.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -100,8 +100,8 @@ impl ReportDraft {
         self.drifting.get_or_insert(now);
     }
 
-    /// Checks which of the changed or written Services are settled now, and adds them to the
-    /// report.
+    /// Finds the Services that are settled now among those that were changed or written, and adds
+    /// them to the report.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,

@@ -77,8 +77,8 @@ impl Extent<'_> {
 /// Effect of a part that is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients are affected. Pending changes of the part count as late, and without progress as
-    /// stuck.
+    /// Clients are affected. Pending changes of the part count as late. If they make no progress,
+    /// they count as stuck.
     Clients,
     /// Clients are affected, but only an operator can remove the cause. A restart would not help.
     Operator,
@@ -86,8 +86,8 @@ pub enum Concern {
     Nobody,
 }
 
-/// A proxy mode for one IP family: its tables, its writing order, and the results of its reads and
-/// writes. Pure.
+/// A proxy mode for one IP family: its tables, the order of its writes, and how it records reads
+/// and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
     /// The types of the mode that its components use.
     type Kinds: Kinds;
@@ -107,8 +107,8 @@ pub trait Scheme: Sized + Send + 'static {
     const EVIDENCE: &'static [PartOf<Self>];
     /// Lanes that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];
-    /// Lanes whose writes clients wait for. These lanes continue to work until another mode takes
-    /// over.
+    /// Lanes whose writes serve traffic: new connections wait for these writes. During a change of
+    /// mode, these lanes continue to write until the new mode serves.
     const SERVING: &'static [LaneOf<Self>];
 
     /// Creates a scheme without wanted or actual entries.
@@ -122,11 +122,11 @@ pub trait Scheme: Sized + Send + 'static {
     /// Returns the tables that hold the entries of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// Returns the table of the entries that serve Services. If none of its entries exists in the
-    /// kernel, no client is served.
+    /// Returns the table of the entries that serve Services. If the kernel has none of its entries,
+    /// the node serves no client.
     fn served(&self) -> &dyn Served;
 
-    /// Returns the table of the entries that two Services may claim. By default, this is the
+    /// Returns the table of the entries for which Services may conflict. By default, this is the
     /// [`served`](Self::served) table.
     fn disputed(&self) -> &dyn Served {
         self.served()
@@ -135,7 +135,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// Reports whether the kernel has all entries that a Service needs.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns the effect of a part that is out of date. By default, the node's addresses affect no
+    /// Returns the effect of an outdated part. By default, outdated addresses of the node affect no
     /// client if all addresses serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
@@ -147,12 +147,13 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- wanted entries ----
 
-    /// Allows or forbids the deletion of unwanted entries, after [`State::may_delete`] has changed.
-    /// At first, deletion is forbidden.
+    /// Allows or forbids the deletion of unwanted entries. The engine calls this function when
+    /// [`State::may_delete`] has changed. At first, deletion is forbidden.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
-    /// Applies the addresses that serve NodePorts, after [`State::node`] may have changed. Returns
-    /// true if the engine must compile every Service again.
+    /// Applies the addresses that serve NodePorts. The engine calls this function when
+    /// [`State::node`] may have changed. Returns true if the engine must compile every Service
+    /// again.
     fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
     /// Computes the entries that Services want.
@@ -168,8 +169,8 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- next work ----
 
-    /// Adds wanted entries that follow from the kernel's state, before the lanes get their next
-    /// steps.
+    /// Adds wanted entries that follow from the kernel's state. The engine calls this function
+    /// before it requests the lanes' next steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Returns the next step of an idle lane that has no pending reads. The engine calls this
@@ -182,8 +183,8 @@ pub trait Scheme: Sized + Send + 'static {
         None
     }
 
-    /// Returns the addresses at which another program owns the entries. The kernel refuses our
-    /// entries at these addresses, but the node stays healthy.
+    /// Returns the addresses at which another program owns the entries. The kernel refuses this
+    /// program's entries at these addresses, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -198,14 +199,14 @@ pub trait Scheme: Sized + Send + 'static {
         Drains::default()
     }
 
-    /// Returns the form of the entries, such as `layout flat`. `None` if the mode always uses the
-    /// same form.
+    /// Returns the form of the entries, such as `layout flat`, or `None` if the mode has only one
+    /// form.
     fn form(&self, _state: &State<Self::Kinds>) -> Option<&'static str> {
         None
     }
 
-    /// Makes the scheme plan all writes without waiting for other writes. A preview needs this,
-    /// because no time passes in it.
+    /// Makes the scheme plan all writes at once, without waiting for other writes. A preview needs
+    /// this, because no time passes during the preview.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
@@ -213,8 +214,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Applies the content of a part that was read.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
-    /// Reports whether the read requires that Services are compiled again. [`update`](Self::update)
-    /// finds these Services.
+    /// Reports whether the last read makes the compilation of some Services necessary.
+    /// [`update`](Self::update) finds these Services.
     fn wants_update(&self) -> bool {
         false
     }

@@ -25,16 +25,17 @@ pub trait Served: Rows {
     /// Reports whether entries are wanted and none of them exists, with any value.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether the write of every wanted entry has failed. Does not count `held` entries,
-    /// which another program owns. Returns false if another program owns all entries.
+    /// Reports whether the write of every wanted entry has failed. `held` is the number of entries
+    /// that another program owns; these do not count. Returns false if another program owns all
+    /// entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
     /// Returns a version that changes whenever the result of [`conflicts`](Self::conflicts) may
     /// change.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns the claims that lost to other owners, and the number of such claims that are not
-    /// listed. Lists at most [`CONFLICTS_MAX`] of them for the Services of each namespace.
+    /// Returns the claims that lost to claims of other owners, and the number of lost claims beyond
+    /// the list. The list has at most [`CONFLICTS_MAX`] conflicts for each namespace.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -61,8 +62,8 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // Stores only the first conflicts of each namespace, because it may have hundreds of
-        // thousands.
+        // Stores only the first conflicts of each namespace: a namespace may have hundreds of
+        // thousands of conflicts.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {

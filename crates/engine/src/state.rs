@@ -73,14 +73,14 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Reports whether the engine may delete unwanted entries. All objects must be known, and also
-    /// which entries belong to this program.
+    /// Reports whether the engine may delete unwanted entries. Two facts must be known: all
+    /// objects, and which entries belong to this program.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
 
-    /// Returns the treatment of unwanted entries in tables. If their deletion is forbidden, they do
-    /// not count as late.
+    /// Returns how tables count unwanted entries. While their deletion is forbidden, they do not
+    /// count as late.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -200,9 +200,10 @@ impl<K: Kinds> State<K> {
 
     // ---- the node ----
 
-    /// Applies the Node object. Returns true if the facts about the node have changed. A Node
-    /// without addresses removes no address: it may be new, and its cloud provider may not have set
-    /// addresses yet.
+    /// Applies the Node object. Returns true if the facts about the node have changed.
+    ///
+    /// A Node object without addresses removes no address: the Node may be new, and its cloud
+    /// provider may not have set addresses yet.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());

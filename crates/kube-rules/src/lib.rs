@@ -1,5 +1,6 @@
-//! Rules that several modes write: marking, masquerading, forwarding, and the detection of traffic
-//! from local pods. This module contains the iptables rules, and [`nft`] those of nf_tables.
+//! Rules that several modes write. They mark, masquerade and forward packets, and detect traffic
+//! from local pods. This module contains the iptables rules. The module [`nft`] contains the rules
+//! of nf_tables.
 //!
 //! Other programs use some of these chains by name, and jump to them.
 //!
@@ -52,8 +53,8 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the match for traffic from other sources than pods of this node, or `None` without a
-/// detector.
+/// Returns the match for traffic that does not come from this node's pods, or `None` if no detector
+/// of pod traffic is configured.
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),

@@ -1,7 +1,7 @@
-//! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
+//! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
 //!
-//! Other versions of `nft` encode some rules differently. A mode that compares rules treats such a
-//! rule as foreign, and replaces it once.
+//! Other versions of `nft` encode some rules differently. A mode treats such a rule as foreign and
+//! replaces it once.
 
 mod interval;
 mod marks;
@@ -38,8 +38,8 @@ pub const COUNTER: u32 = 1;
 /// Size of an interface name in bytes: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the register after `bytes` bytes of values. All keys of this crate fit into the
-/// registers.
+/// Returns the first free register after values of `bytes` bytes. All keys of this crate fit into
+/// the registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -112,8 +112,9 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule under construction, from left to right. Each clause loads its values from the first
-/// register on, and reads no registers of other clauses.
+/// A rule under construction. The clauses are added in the order in which the kernel evaluates
+/// them. Each clause loads its values from the first register on, and does not use registers that
+/// other clauses loaded.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {
@@ -237,8 +238,8 @@ impl Line {
         )
     }
 
-    /// Matches an address in a network: `ip saddr != NET`. If the prefix is a multiple of 8, loads
-    /// only these bytes.
+    /// Matches an address in a network: `ip saddr != NET`. If the prefix length is a multiple of 8,
+    /// the rule loads only the bytes of the prefix.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
@@ -252,8 +253,8 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// Matches an address in several networks: `ip saddr != { NET, ... }`. For one network,
-    /// compares without a set.
+    /// Matches an address in several networks: `ip saddr != { NET, ... }`. A single network needs
+    /// no set.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -274,8 +275,8 @@ impl Line {
         self.push([fib_type(side), compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// Matches traffic of this node's pods, or all other traffic. Returns `None` if no detector of
-    /// pod traffic is configured.
+    /// Matches traffic of this node's pods or, according to `sense`, all other traffic. Returns
+    /// `None` if no detector of pod traffic is configured.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         Some(match detector {
             LocalDetector::None => return None,
@@ -425,8 +426,8 @@ impl Line {
             .translate_to_registers(Some(port))
     }
 
-    /// Translates the destination to itself, which makes the kernel record a translation: `dnat to
-    /// ip daddr`.
+    /// Translates the destination to the same address, so that the kernel records a translation:
+    /// `dnat to ip daddr`.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
@@ -470,7 +471,7 @@ impl Line {
     }
 
     /// Translates the destination to a random endpoint from a shared map: `dnat ip to numgen random
-    /// mod N . ip daddr . tcp dport map @map`. An earlier clause of the rule must match the
+    /// mod N . ip daddr . tcp dport map @map`. An earlier clause of the same rule must match the
     /// protocol.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);

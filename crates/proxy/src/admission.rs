@@ -1,24 +1,24 @@
 //! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
-//! The API server assigns each cluster IP and node port only once. But whoever may write a Service
-//! chooses `spec.externalIPs`, and whoever may write its status chooses `status.loadBalancer`. Both
-//! fields may contain an address of another tenant. Every mode refuses the following addresses,
-//! even if the other Service is younger:
+//! The API server assigns each cluster IP and node port only once. But two fields may contain an
+//! address of another tenant: users who may write a Service choose `spec.externalIPs`, and users
+//! who may write its status choose `status.loadBalancer`. Every mode refuses the following
+//! addresses, even if the other Service is younger:
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
-//! - the API server's address and port: a node that redirects these packets could never receive a
-//!   correction of the Service;
+//! - the API server's address and port: a node that redirects packets to this address could never
+//!   receive a correction of the Service;
 //! - an external IP, at ports of another Service's load balancer with the same address;
 //! - an external IP that belongs to this node, at the node ports of other Services.
 //!
-//! So an address that a controller or the API server has assigned has precedence over one that a
-//! user has chosen.
+//! So an address that the API server or a controller has assigned takes precedence over an address
+//! that a user has chosen.
 //!
-//! The model serves the Service without its refused addresses. It decides again whenever a cluster
-//! IP, a load balancer's address, a node port or an address of this node appears or disappears. The
-//! result therefore does not depend on the order of events.
+//! The model serves the Service without its refused addresses. Whenever a cluster IP, a load
+//! balancer's address, a node port or an address of this node appears or disappears, the model
+//! decides again. So the result does not depend on the order of events.
 //!
-//! The model then cuts the Service to its [limits](crate::limits), and does not serve the rest.
+//! Then the model cuts the Service to its [limits](crate::limits).
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -79,8 +79,8 @@ pub enum Refusal {
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
-    /// Another Service's load balancer has the address and port. A controller assigned them to the
-    /// load balancer, whereas a user chose the external IP.
+    /// Another Service's load balancer has the address and port. A controller assigned them,
+    /// whereas a user chose the external IP.
     LoadBalancer(u16, Protocol),
     /// The address belongs to this node, and another Service has this node port. The API server
     /// assigned the port to that Service alone.
@@ -198,8 +198,8 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// Returns the EndpointSlices of a Service that exceed its limits, or `None` if all its slices
-    /// are served.
+    /// Returns the EndpointSlices of a Service that exceed its limits and are therefore not served,
+    /// or `None` if all its slices are served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -214,7 +214,7 @@ impl Admission {
     }
 
     /// Returns all external and load-balancer addresses in a network, each with the Services that
-    /// contain it.
+    /// name it.
     pub(crate) fn asking_within(
         &self,
         net: IpNet,
@@ -326,8 +326,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses that serve a Service. Services with one of these addresses
-    /// as an external IP must then be checked again.
+    /// Sets the load-balancer addresses that serve a Service. Marks Services that have one of these
+    /// addresses as external IP for another check.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -359,7 +359,7 @@ impl Admission {
     }
 
     /// Returns the ports of the Service's external IPs that belong to another Service's node port
-    /// or load balancer, each with the reason. Sorted.
+    /// or load balancer, sorted, each with the reason.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -398,8 +398,8 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Removes all refused parts from a Service. The caller has [entered](Self::enter) the Service
-    /// before.
+    /// Removes all refused parts from a Service. The caller must have [entered](Self::enter) the
+    /// Service.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();

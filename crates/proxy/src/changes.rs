@@ -14,8 +14,8 @@ use crate::object::Service;
 pub struct Changes {
     /// Services that were changed or deleted, or whose endpoints have changed.
     pub services: HashSet<NamespacedName>,
-    /// Former addresses and node ports of deleted Services, and of changed Services that may have
-    /// lost some.
+    /// Former addresses and node ports of deleted Services, and of changed Services that may no
+    /// longer have all of them.
     pub left: HashMap<NamespacedName, FormerPlaces>,
     /// Families of the cluster IPs and endpoints that have changed.
     pub families: FamilySet,
@@ -27,8 +27,8 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
-    /// Trigger times of changed slices. A deleted slice has none, because the time in its
-    /// annotation belongs to an earlier change.
+    /// Trigger times of changed slices. A deleted slice has no trigger time, because its annotation
+    /// contains the time of an earlier change.
     pub triggers: Vec<Trigger>,
     /// Objects that new lists lacked, one entry for each such list.
     pub vanished: Vec<MissingObjects>,
@@ -74,8 +74,9 @@ pub struct Trigger {
     pub at: SystemTime,
 }
 
-/// Known objects that a new list lacks although no event reported their deletion. A few are normal
-/// after an outage of the source. Many suggest that the API server has lost them.
+/// Known objects that a new list lacks, although no event reported their deletion. A few missing
+/// objects are normal after an outage of the source. Many suggest that the API server has lost
+/// objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
     /// Kind of the listed objects.
@@ -128,8 +129,8 @@ impl Changes {
         self.services.insert(service.name.clone());
     }
 
-    /// Records the former addresses and node ports of a Service, unless its replacement `by` has
-    /// the same ones.
+    /// Records the former addresses and node ports of a Service, unless the Service `by`, which
+    /// replaces it, has the same addresses and node ports.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -183,8 +184,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns the addresses and node ports of a Service, or `None` if its replacement `by` has the
-    /// same ones.
+    /// Returns the addresses and node ports of a Service, or `None` if the Service `by`, which
+    /// replaces it, has the same addresses and node ports.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports

@@ -1,5 +1,9 @@
-//! Contested parts of Services, each with the reason: refused addresses, addresses of the node,
-//! parts above the limits, and ignored options.
+//! Contested parts of Services, each with the reason:
+//!
+//! * refused addresses;
+//! * addresses of the node;
+//! * parts above the limits;
+//! * ignored options.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -32,8 +36,8 @@ pub enum ContestedPart {
     Option(IgnoredOption),
 }
 
-/// Part of a Service above the limits, in one family. All sizes compare as equal, so that a Service
-/// whose size varies is reported only once.
+/// Part of a Service above the limits, in one family. Values of all sizes compare as equal, so a
+/// Service whose size varies is reported only once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -66,8 +70,8 @@ pub enum ContestReason {
     OfNode,
     /// The proxy serves the address, although it is the next hop of this node's default route.
     NextHop,
-    /// The proxy serves the address, although it is in this network of one of the node's
-    /// interfaces.
+    /// The proxy serves the address, although a network of one of the node's interfaces contains
+    /// it.
     InNetwork(IpNet),
 }
 

@@ -12,7 +12,7 @@ pub enum LocalDetector {
     SourceNet(IpNet),
     /// Detection by the bridge on which packets arrive, for the mode `BridgeInterface`.
     Bridge(String),
-    /// Detection by the beginning of the name of the interface on which packets arrive, for the
-    /// mode `InterfaceNamePrefix`.
+    /// Detection by the name of the interface on which packets arrive: the text is the beginning of
+    /// the name (mode `InterfaceNamePrefix`).
     InterfacePrefix(String),
 }

@@ -1,4 +1,4 @@
-//! A change of one kernel entry, in the words of the kernel's tools.
+//! A change of one kernel entry, in the syntax of the kernel's tools.
 
 use crate::names::ServicePortName;
 
@@ -7,8 +7,8 @@ use crate::names::ServicePortName;
 pub struct EntryChange {
     /// Name of the entry, such as `10.96.0.1:443/TCP` or `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub entry: String,
-    /// Attributes of the entry before the change. May be empty. `None`: the change creates the
-    /// entry.
+    /// Attributes of the entry before the change, or `None` if the change creates the entry. The
+    /// text may be empty.
     pub before: Option<String>,
     /// Attributes of the entry after the change. `None`: the change removes the entry.
     pub after: Option<String>,

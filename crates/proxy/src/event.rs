@@ -34,16 +34,18 @@ impl Kind {
     }
 }
 
-/// An event of a source. A list consists of `ListStarted`, its objects as `…Applied` or
-/// `Unreadable`, and `ListComplete`. The end of a whole list deletes all objects that the list
-/// lacks. After an interrupted list, the source sends `ListStarted` again. No list deletes an
-/// object before its end.
+/// An event of a source.
 ///
-/// A complete list may not be whole: it has every readable object, but an unreadable file, such as
-/// a broken manifest, may contain more. Known objects that the list lacks then stay. Once every
-/// file is readable, the source sends a `ListComplete` that is whole, without a `ListStarted`. If a
-/// server does not serve an optional kind (ServiceCIDRs), the source sends a `ListComplete` that is
-/// not whole, also without a `ListStarted`.
+/// A list consists of `ListStarted`, its objects as `…Applied` or `Unreadable`, and `ListComplete`.
+/// The end of a whole list deletes all known objects that are not in the list. Before its end, a
+/// list deletes no object. After an interrupted list, the source sends `ListStarted` again.
+///
+/// A complete list has every readable object. It is not whole if there may be more objects, for
+/// example in a broken manifest. Known objects that are not in such a list stay. The source sends a
+/// `ListComplete` without a `ListStarted` in two cases:
+///
+/// * Every file has become readable. This `ListComplete` is whole.
+/// * A server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not whole.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
@@ -55,8 +57,8 @@ pub enum Event {
         /// True if the list contains every existing object.
         is_whole: bool,
     },
-    /// An object exists, but the source cannot decode it. Its last known state stays in use. If no
-    /// state is known, kernel entries that may belong to the object stay.
+    /// An object exists, but the source cannot decode it. The model keeps its last known state. If
+    /// no state is known, kernel entries that may belong to the object stay.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
@@ -75,6 +77,7 @@ pub enum Event {
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
     /// All addresses and ports at which the source reaches its API server. No Service may redirect
-    /// them. Before a source reads events over a connection to a new address, it sends this event.
+    /// their packets. The source sends this event before it reads events over a connection to a new
+    /// address.
     ApiServerAt(Vec<SocketAddr>),
 }

@@ -2,8 +2,8 @@
 //!
 //! A load balancer checks this port on every node, and sends packets only to nodes with ready
 //! endpoints. So no packet is lost with `externalTrafficPolicy: Local`. Terminating endpoints still
-//! serve packets that arrive. They do not count, so that the load balancer sends new packets to
-//! other nodes.
+//! serve packets that arrive, but are not counted. So the load balancer sends new packets to other
+//! nodes.
 
 use std::net::IpAddr;
 

@@ -18,7 +18,7 @@ pub struct IgnoredOption {
 }
 
 impl IgnoredOption {
-    /// Describes the action that this node does not take: `heed annotation
+    /// Describes the ignored option in the words of a plan's line, such as `heed annotation
     /// kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(

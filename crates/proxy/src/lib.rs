@@ -1,5 +1,5 @@
-//! Parts that all proxy modes share: the model of Services and endpoints, and the choice of
-//! endpoints.
+//! Parts that all proxy modes share: the model of Services and endpoints, the choice of endpoints
+//! for each Service port, and the interface of a mode.
 //!
 //! ```text
 //!   sources ──Event──▶ Model ──Changes──▶ Mode::update ──▶ proceed, book ──▶ Report
@@ -8,9 +8,9 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! This crate is pure: no clock, I/O, kernel or Kubernetes client. Sources decode their input into
-//! the compact types of [`object`]. A mode, such as `proxy-ipvs`, compiles a [`ServiceView`] into
-//! the kernel entries that it wants.
+//! This crate is pure: it has no clock, no I/O, no kernel access and no Kubernetes client. Sources
+//! decode their input into the compact types of [`object`]. A mode, such as `proxy-ipvs`, compiles
+//! a [`ServiceView`] into the kernel entries that the mode wants.
 
 mod admission;
 mod changes;

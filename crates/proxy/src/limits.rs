@@ -1,15 +1,20 @@
 //! Limits on the kernel entries of one Service.
 //!
-//! A Service of 90 KB can name 5,000 external IPs and 100 ports. In IPVS mode, these are 500,000
-//! virtual servers on every node. Each mode writes ports × addresses entries for a Service, and
-//! IPVS mode writes the endpoints for each of these entries. So both products have a limit, for
-//! each IP family. Other modes write the endpoints only once. They have the same limits, so that
-//! every mode serves the same part of a Service.
+//! A Service object of 90 KB can name 5,000 external IPs and 100 ports. In IPVS mode, these are
+//! 500,000 virtual servers on every node. So two products have a limit, for each IP family:
 //!
-//! Within the limits, the order is: the cluster IP, NodePorts, load-balancer addresses, external
-//! IPs, each in the order of the object. Ports and EndpointSlices are cut only if the cluster IP
-//! and NodePorts alone exceed a limit. The result depends only on the objects, so it is equal in
-//! every mode and on every node.
+//! | product | entries |
+//! |---|---|
+//! | ports × addresses | entries of a Service in each mode |
+//! | ports × addresses × endpoints | destinations of a Service in IPVS mode |
+//!
+//! Other modes write each endpoint only once. They have the same limits, so that every mode serves
+//! the same part of a Service.
+//!
+//! The limits keep addresses in this order: the cluster IP, NodePorts, load-balancer addresses,
+//! external IPs. Within each kind, the order is that of the object. Ports and EndpointSlices are
+//! cut only if the cluster IP and NodePorts alone exceed a limit. The result depends only on the
+//! objects, so every mode and every node serves the same part.
 
 use std::fmt;
 
@@ -18,23 +23,25 @@ use hashbrown::{HashMap, HashSet};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
 
-/// Largest number of addresses × ports of one Service, in one IP family. For NodePorts, all
-/// addresses of the node count as one.
+/// Largest number of addresses × ports of one Service, in one IP family. All addresses of the node
+/// that serve NodePorts count as one address.
 pub const MAX_FRONTENDS: usize = 4_096;
 
-/// Largest number of addresses × ports × endpoints of one Service, in one IP family. Also the
-/// largest number of load-balancer addresses × ports × source ranges.
+/// Largest number of addresses × ports × endpoints of one Service, in one IP family. The same limit
+/// applies to load-balancer addresses × ports × source ranges.
 pub const MAX_DESTINATIONS: usize = 100_000;
 
 /// Largest number of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`],
-/// in one IP family. It is larger than [`MAX_DESTINATIONS`], because a tenant multiplies addresses
-/// and ports at no cost but must create each endpoint. In IPVS mode, such a Service needs some 190
-/// MB of kernel memory (`ipvs-netlink/examples/memory_cost.rs`).
+/// in one IP family.
+///
+/// This limit is larger than [`MAX_DESTINATIONS`]: a tenant can add addresses and ports at no cost,
+/// but must create a pod for each endpoint. In IPVS mode, such a Service needs some 190 MB of
+/// kernel memory (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
 /// Largest number of endpoints of one Service port in one IP family: ten times the number with
-/// which Kubernetes is tested. For each added destination, the kernel searches all destinations of
-/// the virtual server.
+/// which Kubernetes is tested. The reason for a limit: for each added destination, the kernel
+/// searches all destinations of the virtual server.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
 /// Number of addresses × ports, of one Service in one IP family, up to which they count as few.
@@ -49,8 +56,7 @@ fn max_destinations(frontends: usize) -> usize {
     }
 }
 
-/// The part of a Service that exceeds the limits in one IP family. The proxy does not serve this
-/// part.
+/// The part of a Service above the limits, in one IP family. The proxy does not serve this part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// The IP family that exceeds the limits.
@@ -108,8 +114,8 @@ pub(crate) struct RemovedParts {
     pub(crate) slices: HashSet<NamespacedName>,
 }
 
-/// Reports whether [`cut`] would remove nothing from a Service. O(slices), or O(1) for a Service of
-/// usual size.
+/// Reports whether [`cut`] would remove nothing from a Service. Costs O(1) for a Service of usual
+/// size, otherwise O(slices).
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();

@@ -6,8 +6,8 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never blocks: its own worker threads make system calls and run programs, in parallel
-//! where these are independent. A single task calls all functions of a mode.
+//! A mode never blocks. Its worker threads make system calls and run programs. Independent work
+//! runs in parallel. A single task calls all functions of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -42,19 +42,19 @@ pub trait Mode: Send {
     fn notice(&mut self, notice: &Notice, now: Instant);
 
     /// Starts to compare the kernel with the recorded state, part by part. The daemon calls this
-    /// method once in each sync period.
+    /// function once in each sync period.
     fn check(&mut self, now: Instant);
 
     /// Starts all pending work on idle worker threads, which read and write the kernel. Returns at
     /// once.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only writes that clients wait for. The daemon calls this function before it replaces
-    /// this mode by another one. It replaces the mode once all worker threads are idle.
+    /// Starts only writes for which clients wait. The daemon calls this function when another mode
+    /// will replace this mode. It replaces the mode once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Becomes ready when [`book`](Self::book) has a result: a worker thread has finished, or a
-    /// change needs no write. While the mode is idle, the result stays pending and wakes no task.
+    /// Becomes ready when [`book`](Self::book) has a result, because a worker thread has finished
+    /// or a change needs no write. While the mode is idle, returns `Pending` and wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
     /// Records the finished work of worker threads. Returns a report, or `None` if no work has
@@ -80,7 +80,7 @@ pub trait Mode: Send {
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
     /// Returns the Service addresses and ports that another program owns in the kernel. This mode
-    /// does not program them. Empty by default.
+    /// writes no entries for them. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -90,14 +90,14 @@ pub trait Mode: Send {
         Vec::new()
     }
 
-    /// Returns the form of the family's entries, such as `layout flat`. `None` if the mode always
-    /// uses the same form.
+    /// Returns the form of the family's entries, such as `layout flat`, or `None` if the mode has
+    /// only one form.
     fn form(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the number of draining endpoints, and details of at most `named` of them. Empty in a
-    /// mode that does not track the connections of removed endpoints.
+    /// Returns the number of draining endpoints, with details of at most `named` endpoints. Empty
+    /// if the mode does not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
@@ -147,15 +147,15 @@ pub enum Notice {
 /// Progress of a mode: pending writes, and whether they succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that the kernel does not have yet. Ignores entries that caused the
-    /// failure of their own write; the report names these.
+    /// Time of the oldest change that the kernel does not have yet. Ignores entries whose write
+    /// failed for a reason that concerns only the entry; `failures` names these entries.
     pub pending_since: Option<Instant>,
-    /// Time of the last successful write, or of the oldest pending change if this is later. `None`
-    /// if no pending change affects clients.
+    /// Time since which pending changes make no progress: the last successful write, or the oldest
+    /// pending change if this is later. `None` if no pending change affects clients.
     pub stuck_since: Option<Instant>,
     /// True if no write is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state: the kernel refused their write, or they
+    /// Number of entries that differ from the wanted state. The kernel refused their write, or they
     /// wait for other entries or for the initial lists.
     pub pending: usize,
     /// Number of pending entries whose last write the kernel refused.
@@ -169,8 +169,8 @@ pub struct Report {
     pub written: usize,
     /// Number of writes by kind of entry and by result, including refused writes.
     pub writes: Writes,
-    /// Writes that failed or that the mode could not try. Their entries stay pending, and the mode
-    /// retries them with back-off.
+    /// Writes that failed, and writes that the mode could not try. Their entries stay pending, and
+    /// the mode retries the writes with back-off.
     pub failures: Vec<Failure>,
     /// Number of tables whose rules `iptables-restore` refused.
     pub failed_restores: usize,
@@ -213,8 +213,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Records that the node no longer serves a UDP port at `address`. `None`: at no address of the
-    /// node. Ignores other protocols, because their flows end by themselves.
+    /// Records that the node no longer serves a UDP port at `address`, or at any address of the
+    /// node if `address` is `None`. Ignores other protocols, because their flows end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -300,8 +300,8 @@ impl Drift {
 /// Result of one sync of iptables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IptablesReport {
-    /// Number of wanted rules in the tables filter and nat, without rules in other programs'
-    /// chains.
+    /// Number of wanted rules in the tables filter and nat. Ignores rules in chains of other
+    /// programs.
     pub wanted: [usize; 2],
     /// Number of rules in filter and nat that this sync wrote. `None` if the kernel already had all
     /// rules.

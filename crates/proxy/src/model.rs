@@ -1,5 +1,5 @@
 //! The model: the latest state of all objects that a source has sent, and the changes since the
-//! last [`Model::take_changes`].
+//! last call of [`Model::take_changes`].
 
 mod list;
 mod queries;
@@ -21,26 +21,26 @@ use crate::service_cidrs::ServiceCidrs;
 use list::ListProgress;
 use shared::{Shared, is_just_elsewhere, seen};
 
-/// All Services, all EndpointSlices and this node's Node. An update costs O(event), a read
-/// O(changed Services).
+/// All Services, all EndpointSlices, and the Node object of this node. An update costs O(event), a
+/// read of the changes costs O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Services by name. Boxed: a hash table needs up to twice the memory of its entries, and three
-    /// times as much while it grows.
+    /// Services by name. Boxed, because a hash table needs up to twice the memory of its entries,
+    /// and three times as much while the table grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Slices by Service, sorted by name. A list, because most Services have one slice, and a node
-    /// of a tree would be ten times as large.
+    /// Slices by Service, sorted by name. A list needs less memory than a tree: most Services have
+    /// one slice, and one tree node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Service of each slice. The event of a deletion names only the slice, and the slice's label
-    /// may have changed.
+    /// Service of each slice. This map is needed because a deletion event names only the slice, and
+    /// because the slice's label may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Version of the set of Service names. Changes whenever a Service is added or deleted.
     names_version: u64,
     /// Name of this node. The model drops the names of other nodes and keeps only their zones.
     own_node: Option<Box<str>>,
     node: Option<Node>,
-    /// True if this node's Node exists, false if a list lacked it, and `None` while this is
-    /// unknown.
+    /// True if the Node object of this node exists, false if a list lacked it, and `None` while its
+    /// existence is unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -139,7 +139,7 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // Keeps the last state of the Node: the object may be deleted while the node still
+            // Keeps the last state of the Node: someone may delete the object while the node still
             // serves.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
@@ -277,10 +277,9 @@ impl Model {
     }
 
     /// Checks the addresses of doubted Services again, even while a list arrives. A Service at the
-    /// API server's address cannot wait: it may prevent the end of the list.
+    /// API server's address cannot wait, because this Service may prevent the list from ending.
     fn judge_doubted(&mut self) {
-        // Repeats the check, because an external IP may get an address that a load balancer has
-        // just lost.
+        // Repeats the check: an external IP may get an address that a load balancer has just lost.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -425,8 +424,8 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns the name of a Service. If the Service is known, the name shares its text with the
-    /// model.
+    /// Returns the name of a Service. If the Service is known, the returned name shares its memory
+    /// with the model.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));

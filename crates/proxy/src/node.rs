@@ -22,21 +22,21 @@ pub struct NodeFacts {
     pub flag_ip: Option<IpAddr>,
     /// The node's address of this family, from `--bind-address` or its Node object.
     pub ip: Option<IpAddr>,
-    /// Addresses of this family on every interface except `kube-ipvs0`, without loopback and IPv6
-    /// link-local addresses.
+    /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback addresses
+    /// and IPv6 link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// True once the daemon has read the interfaces' addresses.
     pub has_addresses: bool,
     /// The addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// Networks of this family's ClusterIPs, sorted and unique. One may contain another. `None`
-    /// while they are unknown: entries that depend on them must then stay. Set only for modes that
-    /// use these networks.
+    /// ClusterIP ranges of this family, sorted and unique. A range may contain another range. Set
+    /// only for modes that use the ranges. `None` while they are unknown: entries that depend on
+    /// the ranges must then stay.
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
-/// Reports whether other hosts can reach an address: it is neither loopback nor IPv6 link-local. As
-/// in upstream, other hosts can reach IPv4 link-local addresses.
+/// Reports whether other hosts can reach an address. Excludes loopback addresses and IPv6
+/// link-local addresses but, as in upstream, not IPv4 link-local addresses.
 pub fn is_outside(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -66,12 +66,12 @@ impl NodeFacts {
     }
 
     /// Returns the sorted addresses that serve NodePorts. Returns `None` while the node's addresses
-    /// are unknown, or its own IP if `primary` needs it. The existing entries for NodePorts must
-    /// then stay.
+    /// are unknown, or while `primary` needs the node's own IP and this IP is unknown. The existing
+    /// entries for NodePorts must then stay.
     ///
     /// `bound` are the addresses on `kube-ipvs0`. As in upstream, networks in
-    /// `--nodeport-addresses` include these addresses. A selection of all addresses, even as
-    /// `0.0.0.0/0`, excludes them.
+    /// `--nodeport-addresses` may contain these addresses, which then serve NodePorts. A selection
+    /// of all addresses, even as `0.0.0.0/0`, excludes them.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -117,8 +117,8 @@ impl NodeFacts {
         }
     }
 
-    /// Returns the sorted addresses of the node in the networks of `--nodeport-addresses`. Used if
-    /// the node's own address is unknown.
+    /// Returns the sorted addresses of the node in the networks of `--nodeport-addresses`. The
+    /// caller uses them if the node's own address is unknown.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -142,8 +142,8 @@ pub enum NodePortAddresses {
     All,
     /// The node's own IP (`primary`).
     Primary,
-    /// Addresses in these networks. If no network is of a family, all addresses of this family
-    /// serve NodePorts.
+    /// Addresses in these networks. If all networks are of the other family, all addresses of this
+    /// family serve NodePorts.
     Within(Vec<IpNet>),
     /// The node's own IP (`primary`), and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
@@ -295,8 +295,8 @@ mod tests {
         let of = |nets: &[&str]| serving(with_primary(nets));
         assert_eq!(of(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
         assert_eq!(of(&["10.0.0.0/16"]), ["10.0.0.1", "192.168.0.10"]);
-        // `0.0.0.0/0` selects all addresses. With networks of the other family only, `primary`
-        // alone counts.
+        // `0.0.0.0/0` selects all addresses. If all networks are of the other family, only
+        // `primary` counts.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
         // While its own address is unknown, the node serves only at addresses in the networks.
@@ -347,8 +347,8 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // The node's addresses are known, but no network contains one. As in upstream, none serves
-        // NodePorts.
+        // The node's addresses are known, but no network contains any of them. As in upstream, no
+        // address serves NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

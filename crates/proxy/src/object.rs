@@ -1,9 +1,11 @@
 //! Compact forms of the Kubernetes objects that a proxy needs.
 //!
-//! A source decodes JSON or YAML straight into these types. For 10,000 Services with 50 endpoints
-//! each, the k8s-openapi types would need hundreds of megabytes. An endpoint in an [`EndpointList`]
-//! needs 5 bytes. The source also fills in the API's defaults (`ready` nil is true, `protocol`
-//! absent is TCP, ...), so no other code handles absent values.
+//! A source decodes JSON or YAML straight into these types, because they are small. For 10,000
+//! Services with 50 endpoints each, the k8s-openapi types would need hundreds of megabytes. An
+//! endpoint in an [`EndpointList`] needs 5 bytes.
+//!
+//! The source also sets the API's default for each absent value (`ready` is true, `protocol` is
+//! TCP, ...). So no other code handles absent values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -43,12 +45,12 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, of both families. For a single port,
-    /// [`external_ips_of`](Self::external_ips_of) omits the addresses that another Service serves
-    /// (`yielded`).
+    /// `spec.externalIPs`, of both families. For one port,
+    /// [`external_ips_of`](Self::external_ips_of) omits the addresses at which another Service
+    /// serves this port (`yielded`).
     pub external_ips: Vec<IpAddr>,
     /// Ports of external IPs that belong to another Service's load balancer or node port. Sorted.
-    /// The model sets this field.
+    /// Set by the model.
     pub yielded: Box<[ServiceAddress]>,
     /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
     /// VIP`.
@@ -187,8 +189,8 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// One endpoint. Its conditions follow the API's nil rules: `ready` and `serving` nil are true,
-/// `terminating` nil is false.
+/// One endpoint. Its conditions follow the API's rules for absent values: `ready` and `serving` are
+/// true, `terminating` is false.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// `addresses[0]`. The API says that consumers should ignore further addresses.
@@ -234,15 +236,15 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// A list of endpoints. A node may hold 500,000 of them. An endpoint takes 5 bytes if all endpoints
-/// are IPv4 and differ in little but the address.
+/// A list of endpoints, of which a node may hold 500,000. An endpoint takes 5 bytes if all
+/// endpoints are IPv4 and nearly all their attributes are equal, except the address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
 enum PackedEndpoints {
-    /// Compact form for endpoints that are all IPv4 and have few different states. States are in
-    /// the order of their first use.
+    /// Compact form for endpoints that are all IPv4 and have few different states. The list of
+    /// states is in the order of first use.
     V4 {
         states: Box<[EndpointState]>,
         list: Box<[Endpoint4]>,
@@ -316,8 +318,8 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some states may be equal now. This loop keeps each distinct state once, in the order of
-        // first use.
+        // `place` may have made states equal. This loop keeps each distinct state once, in the
+        // order of first use.
         let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {
@@ -349,8 +351,8 @@ impl EndpointList {
 
     /// Packs endpoints. Returns `None` if an address is IPv6, or if too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // A hash table finds equal states: each endpoint of a slice may be on another node and have
-        // its own state.
+        // A hash table finds equal states fast. It is needed because each endpoint of a slice may
+        // be on another node and thus have its own state.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();

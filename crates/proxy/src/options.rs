@@ -1,12 +1,17 @@
-//! Options of a Service that Kubernetes' fields do not have, set by annotations.
+//! Options of a Service, set by annotations, for which Kubernetes has no fields.
 //!
 //! Each option is a row of the table below. A row defines a field of [`ServiceOptions`] with its
-//! annotation, allowed values, default and supporting modes. A source passes every annotation with
-//! the [`PREFIX`] to [`ServiceOptions::read`]. The model stores invalid annotations. The daemon
-//! reports them in the log, as events and in `kube-proxy services`.
+//! annotation, allowed values, default and supporting modes.
 //!
-//! To add an option, add a row, a type with [`OptionValue`], a row in `docs/service-options.md`,
-//! and a mode that reads the field. A test compares the rows with the document.
+//! A source passes every annotation with the [`PREFIX`] to [`ServiceOptions::read`]. The model also
+//! stores invalid annotations. The daemon reports them in the log, as events and in `kube-proxy
+//! services`.
+//!
+//! To add an option:
+//!
+//! 1. Add a row, and a type with [`OptionValue`].
+//! 2. Add a row to `docs/service-options.md`. A test compares the rows with the document.
+//! 3. Read the field in a mode.
 
 mod balancing;
 
@@ -14,8 +19,8 @@ use std::fmt;
 
 pub use balancing::{MaxConnections, SchedulerFlags, SlowStart, Weights};
 
-/// Prefix of the annotations of all options: the program's name. It is not a domain, because the
-/// project owns none and `kubernetes.io` is reserved.
+/// Prefix of the annotations of all options: the program's name. The prefix is no domain, because
+/// the project owns none and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
@@ -212,8 +217,8 @@ impl ServiceOptions {
     }
 }
 
-/// An IPVS scheduler of the kernel. The kernel loads a module for any scheduler name, so tenants
-/// may name only the kernel's own schedulers.
+/// An IPVS scheduler of the kernel. Tenants may name only the kernel's own schedulers, because the
+/// kernel would load a module for any name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 

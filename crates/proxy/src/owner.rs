@@ -7,13 +7,13 @@ use std::sync::Arc;
 use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
-/// A Service port that wants an entry. Owners are sorted by age, then by name. If several owners
-/// claim an address and port, the first owner gets it, in every mode. The model has already removed
-/// claims that conflict with a load balancer's address.
+/// A Service port that wants a kernel entry. Owners are sorted by age, then by name. In every mode,
+/// if several owners claim an address and port, the first owner gets it. The model has already
+/// removed claims that conflict with a load balancer's address.
 #[derive(Debug, Clone)]
 pub struct Owner {
-    /// Creation time of the Service (`metadata.creationTimestamp`) in seconds. A Service without a
-    /// time counts as the youngest.
+    /// Creation time of the Service (`metadata.creationTimestamp`), in seconds since the epoch. A
+    /// Service without this time counts as the youngest.
     pub created: i64,
     /// The Service port that owns the entries.
     pub name: ServicePortName,

@@ -1,7 +1,8 @@
-//! Divides changes into pieces, which the mode computes one after the other.
+//! Divides changes into pieces. The mode computes one piece after the other.
 //!
-//! A tenant can change very many entries of its namespace at once, by Services of the largest size
-//! or by thousands of small ones. Changes in other namespaces then wait for one piece at most:
+//! A tenant can change very many entries of its namespace at once: with Services of the largest
+//! size, or with thousands of small Services. Changes in other namespaces then wait for at most one
+//! piece:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
@@ -27,7 +28,8 @@ use crate::view::ServiceView;
 const SHARE: usize = 8_192;
 
 /// Longest time for which a piece above the shares waits for the writes of the previous piece. Some
-/// writes may never succeed: the kernel refuses them, or they wait for other entries.
+/// writes may never succeed, because the kernel refuses them or because they wait for other
+/// entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the work of computing a Service in its current state, in the unit of [`SHARE`].
@@ -41,11 +43,11 @@ fn work_now(view: &ServiceView<'_>) -> usize {
 pub struct Pieces {
     /// True if the last piece contained only changes within the shares of their namespaces.
     had_others: bool,
-    /// Last Service in each namespace whose changes above the share were in a piece. The
-    /// namespace's next piece begins after this Service.
+    /// Last Service of each namespace in its latest piece above the share. The namespace's next
+    /// piece begins after this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// Namespace of the last piece above the shares. The namespace that follows in order gets the
-    /// next piece.
+    /// Namespace of the last piece above the shares. The next piece is for the namespace that
+    /// follows by name.
     last: String,
     /// Time at which the last piece above the shares was taken.
     taken: Option<Instant>,
@@ -125,9 +127,9 @@ impl Pieces {
     }
 }
 
-/// Returns the Services above the share of their namespace, by name, each with its work. The
-/// Services with the least work fill the share. Returns `None` if no Service is above a share, or
-/// if all Services must be computed.
+/// Returns the Services above the share of their namespace, sorted by name, each with its work.
+/// Within a namespace, the Services with the least work use the share first. Returns `None` if no
+/// Service is above a share, or if all Services must be computed.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
         return None;

@@ -1,4 +1,4 @@
-//! Networks of ClusterIPs (KEP-1880), from all ServiceCIDR objects.
+//! ClusterIP ranges (KEP-1880): the networks of all ServiceCIDR objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! Shares of Services and namespaces in the writes of one plan.
+//! The shares of Services and namespaces in the writes of one plan.
 //!
 //! A tenant may have very many pending writes in its namespace, for one Service of the largest size
-//! or for thousands of smaller ones. A change in another namespace waits for one share of them at
-//! most.
+//! or for thousands of smaller Services. A change in another namespace waits for at most one share
+//! of these writes.
 
 use hashbrown::HashMap;
 

@@ -1,15 +1,16 @@
 //! Finds stale conntrack entries: those of UDP flows to an endpoint that no longer serves them.
 //!
-//! UDP has no end of connection that the kernel could observe. While a client keeps sending, the
-//! kernel keeps the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664).
-//! After the entry is deleted, the next packet opens a new flow. A flow is stale in two cases:
+//! The kernel cannot observe the end of a UDP flow. While a client keeps sending, the kernel keeps
+//! the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664). After the
+//! daemon has deleted the entry, the next packet opens a new flow. A flow is stale in two cases:
 //!
-//! - A Service claims the flow's original address and port, but none of its serving endpoints sends
-//!   the replies. If the Service has no serving endpoint, all its flows are stale (k/k#139628).
-//! - The mode has withdrawn its rules for the flow's address and port, and no Service claims them.
-//!   The flow is translated, which shows that these rules had redirected it (k/k#141371). This case
-//!   also covers a Service that was deleted while this program was down, because its rules were
-//!   still in the kernel.
+//! 1. A Service claims the flow's original address and port, but none of its serving endpoints
+//!    sends the replies. If the Service has no serving endpoint, all its flows are stale
+//!    (k/k#139628).
+//! 2. The mode has withdrawn its rules for the flow's address and port, no Service claims them, and
+//!    the flow is translated. The translation shows that these rules had redirected the flow
+//!    (k/k#141371). If someone deleted a Service while this program was down, its rules were still
+//!    in the kernel, so its flows are stale, too.
 //!
 //! ```text
 //!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
@@ -17,12 +18,13 @@
 //! ```
 //!
 //! The first case is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
-//! protect flows of other programs. A node port counts only at this node's addresses, not for
-//! forwarded packets to other hosts. If several Services claim an address and port, the endpoints
-//! of all of them are valid.
+//! protect flows of other programs:
 //!
-//! A tenant can create very many frontends: addresses times ports. A change of addresses or ports
-//! costs O(frontends), any other change O(endpoints). The check of one flow costs O(1).
+//! * A node port counts only at this node's addresses. Packets to other hosts are only forwarded.
+//! * If several Services claim an address and port, the endpoints of all of them are valid.
+//!
+//! A tenant can create very many frontends (addresses × ports). A change of addresses or ports
+//! costs O(frontends). Any other change costs O(endpoints). The check of one flow costs O(1).
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -95,7 +97,7 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // Yielded ports affect only external IPs: a Service always keeps its own cluster IP and
+        // Yielded ports concern only external IPs. A Service always keeps its own cluster IP and
         // load-balancer IPs.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
@@ -204,7 +206,7 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. If flows are deleted in steps, those of one owner may wait for those of
+/// Owner of a stale flow. If flows are deleted in steps, flows of one owner may wait for flows of
 /// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
@@ -258,9 +260,9 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to one of its frontends may be stale now, because
-    /// another Service claims the frontend or the mode has withdrawn it. The mode still serves all
-    /// other frontends.
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale now: another
+    /// Service claims the frontend, or the mode has withdrawn it. Until the mode withdraws a
+    /// frontend, the kernel still serves it.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -297,8 +299,8 @@ impl UdpServices {
         self.withdrawn.extend(frontends.into_iter().take(room));
     }
 
-    /// Forgets all [withdrawn](Self::withdraw) frontends that no Service claims. The caller has
-    /// deleted their stale flows. If the node's addresses were unknown, keeps node ports and
+    /// Forgets all [withdrawn](Self::withdraw) frontends that no Service claims. The caller must
+    /// have deleted their stale flows. If the node's addresses were unknown, keeps node ports and
     /// returns false.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
@@ -309,8 +311,8 @@ impl UdpServices {
         !self.withdrawn.iter().any(waits)
     }
 
-    /// Returns the owner of a UDP flow if the flow is stale. `destination` is the original
-    /// destination, and `answerer` is the endpoint that replies.
+    /// Returns the owner of a UDP flow, or `None` if the flow is not stale. `destination` is the
+    /// original destination, and `answerer` is the endpoint that replies.
     pub fn find_stale(
         &self,
         destination: SocketAddr,

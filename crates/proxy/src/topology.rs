@@ -1,9 +1,10 @@
 //! Chooses the endpoints of one Service port for cluster traffic and for local traffic.
 //!
-//! The rules are those of upstream's `CategorizeEndpoints`, with KEP-1669 for terminating endpoints
-//! and KEP-2433 and KEP-3015 for hints. Traffic uses ready endpoints. If all ready endpoints have
-//! hints, the hints narrow the choice. If no endpoint is ready, traffic uses terminating endpoints
-//! that are still serving.
+//! The rules are those of upstream's `CategorizeEndpoints`, with KEP-1669 for terminating
+//! endpoints, and with KEP-2433 and KEP-3015 for hints:
+//!
+//! * Traffic uses ready endpoints. If all ready endpoints have hints, the hints narrow the choice.
+//! * If no endpoint is ready, traffic uses terminating endpoints that still serve.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,17 +29,17 @@ pub struct Target {
 /// The endpoints of one Service port in one family. Each list is sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Endpoints for traffic that may use any node. Empty if no such traffic exists: the internal
-    /// policy is Local, and external traffic cannot reach the Service.
+    /// Endpoints for traffic that may use any node. Empty if such traffic cannot exist, because the
+    /// internal policy is Local and external traffic cannot reach the Service.
     pub cluster: Vec<Target>,
     /// Endpoints for traffic that must stay on this node. Empty if the Service has no policy Local.
     pub local: Vec<Target>,
-    /// Every endpoint on this node, in any state. Each may connect to itself through the Service
-    /// (hairpin).
+    /// Every endpoint on this node, in any state. Each of them may connect to itself through the
+    /// Service (hairpin).
     pub on_node: Vec<Target>,
     /// Endpoints in this node's zone, in any state. Empty unless the Service sets weights.
     pub in_zone: Vec<Target>,
-    /// True if an endpoint is serving on some node. With hints and without a Local policy, only
+    /// True if an endpoint is serving on some node. If hints apply and no policy is Local, only
     /// endpoints for this node or zone count.
     pub any: bool,
     /// Number of endpoints in any state.
@@ -61,8 +62,8 @@ pub struct Endpoints<'a> {
     sorted: Vec<SliceEndpoint<'a>>,
     /// Indexes into `sorted` of the endpoints of each slice.
     places: Vec<Vec<usize>>,
-    /// Slices that have a port, each with the port's index in it. The key is the port's name and
-    /// protocol. A Service may have thousands of ports, each in other slices.
+    /// Slices that have a port, each with the index of the port in the slice. The key is the port's
+    /// name and protocol. A Service may have thousands of ports, in different slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
@@ -94,8 +95,8 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
-        // If a slice lists an address twice and neither is terminating, the last entry counts, as
-        // in upstream (`endpointslicecache.go`, `addEndpoints`).
+        // If a slice contains an address twice and neither endpoint is terminating, the last
+        // endpoint counts, as in upstream (`endpointslicecache.go`, `addEndpoints`).
         let is_same = |one: &SliceEndpoint<'_>, next: &SliceEndpoint<'_>| {
             (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
                 && !next.endpoint.terminating
@@ -126,12 +127,12 @@ impl<'a> Endpoints<'a> {
     }
 
     /// Returns the endpoints of a port, sorted, one for each address and port. If slices disagree,
-    /// an endpoint that is not terminating wins, because it belongs to a new pod with the same
-    /// address. O(n).
+    /// an endpoint that is not terminating wins: it belongs to a new pod with the same address.
+    /// Costs O(n).
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // The list is unsorted only if several slices contain an address, or if an address has
-        // several port numbers.
+        // The list is unsorted only in two cases: several slices contain one address, or one
+        // address has several port numbers.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -429,8 +430,9 @@ enum Scope {
 }
 
 impl Scope {
-    /// Chooses the scope. Hints apply only if every ready endpoint has one and at least one of them
-    /// names this zone or node. So incomplete hints cannot leave this node without endpoints.
+    /// Chooses the scope. Hints apply only if every ready endpoint has a hint, and at least one
+    /// endpoint has a hint for this zone or node. So incomplete hints cannot leave this node
+    /// without endpoints.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

@@ -1,4 +1,4 @@
-//! Counts writes to the kernel by kind of entry and result.
+//! Counters of writes to the kernel, by kind of entry and by result.
 
 /// Kind of written entries, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

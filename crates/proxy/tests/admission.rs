@@ -1,4 +1,4 @@
-//! Checks which external and load-balancer addresses serve a Service, whatever the order of events.
+//! Tests which external and load-balancer addresses serve a Service, in any order of events.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -116,8 +116,8 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             add(&mut model, &thief);
             assert!(!model.has_changes());
 
-            // The deletion of the victim frees its address for the thief. When the victim returns,
-            // it gets the address back.
+            // The deletion of the Service `victim` frees its address for the Service `thief`. When
+            // `victim` returns, it gets its address back.
             model.apply(Event::ServiceDeleted(name("victim")));
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief").1, []);
@@ -181,8 +181,8 @@ fn external_ips_are_served_only_in_allowed_networks() {
 fn no_service_gets_the_api_servers_address() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
     let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
-    // The model learns the API server's addresses from the source, and from the endpoints of
-    // default/kubernetes.
+    // The model learns the API server's addresses from two origins: the source, and the endpoints
+    // of default/kubernetes.
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);
     add(&mut model, &other_port);
@@ -211,8 +211,8 @@ fn a_new_api_server_address_is_taken_from_services_at_once() {
     add(&mut model, &thief);
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
     model.take_changes();
-    // The new address applies even during a list: the list may never end while a Service redirects
-    // it.
+    // The new address applies even during a list, because the list may never end while a Service
+    // redirects the packets to this address.
     model.apply(Event::ListStarted(Kind::Service));
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));
@@ -403,8 +403,8 @@ fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// The node port wins whatever the age and order of Services, because the API server assigned it to
-/// one Service only.
+/// The node port wins for any age and order of the Services, because the API server assigned the
+/// node port to one Service only.
 #[test]
 fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];

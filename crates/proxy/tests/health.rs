@@ -1,4 +1,4 @@
-//! Checks the number of endpoints at a health-check node port.
+//! Tests the number of endpoints that a health-check node port returns.
 //!
 //! An endpoint is written `ADDRESS@NODE STATE`. The states are `ready`, `dying` (serving while
 //! terminating) and `starting`.

@@ -1,4 +1,4 @@
-//! Checks which part of a Service the model serves if the Service exceeds the limits.
+//! Tests which part of a Service the model serves if the Service exceeds the limits.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -198,7 +198,7 @@ fn a_service_of_usual_size_is_served_completely() {
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
     // The first Service has 5,000 endpoints, the number with which Kubernetes is tested. The second
-    // has 1,000 ports, like a telephone exchange.
+    // Service has 1,000 ports, as a telephone exchange may have.
     for (given, slices) in [
         (service(3, 2, 3), &*slices),
         (service(1_000, 1, 2), &[slice("a", 100, 50)]),
@@ -209,8 +209,8 @@ fn a_service_of_usual_size_is_served_completely() {
     }
 }
 
-/// A Service with few addresses and ports may have many endpoints: a tenant must create each
-/// endpoint, but multiplies ports and addresses at no cost.
+/// A Service with few addresses and ports may have many endpoints: a tenant must create a pod for
+/// each endpoint, but can add ports and addresses at no cost.
 #[test]
 fn a_service_with_very_many_endpoints_is_served_completely() {
     let slices: Vec<_> = (0..170)

@@ -1,4 +1,4 @@
-//! Table test of the rule for stale UDP flows.
+//! Tests the rule for stale UDP flows by a table.
 //!
 //! A flow is written `DESTINATION ENDPOINT`: the client's original destination, and the endpoint
 //! that replies.
@@ -325,9 +325,11 @@ fn only_flows_to_lost_addresses_of_a_service_are_stale() {
     }
 }
 
-/// Checks the cost of three Services that claim the same 1,000 addresses × 100 ports, which is more
-/// than the model allows. If each frontend needed a search of a list, one Service would take
-/// minutes. A change of endpoints must not search the frontends.
+/// Measures the cost of three Services that claim the same 1,000 addresses × 100 ports, which is
+/// more than the model allows. Two properties keep the cost low:
+///
+/// * A frontend needs no search of a list. Otherwise one Service would take minutes.
+/// * A change of endpoints searches no frontends.
 #[test]
 fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
     let address = |at: u16| {

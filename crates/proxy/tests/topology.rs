@@ -1,4 +1,4 @@
-//! Table test of the rules by which endpoints serve cluster traffic and local traffic.
+//! Tests by a table which endpoints serve cluster traffic and local traffic.
 //!
 //! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`. The states are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).

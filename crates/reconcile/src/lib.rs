@@ -8,17 +8,18 @@
 //!
 //! After every call, a row is pending if and only if its wanted value differs from its actual
 //! value. So a start, a change, a failed write and drift all take the same path. They differ only
-//! in the rows that become pending.
+//! in which rows become pending.
 //!
-//! Several owners may claim one key, such as two ports of a Service that share an address. The
-//! claim of the smallest owner is wanted, so the outcome of a conflict does not depend on the order
-//! of events. When this owner releases the key, the next owner's claim is wanted. A table has no
-//! clock: the caller passes an [`Instant`](std::time::Instant). It has no access to the kernel
-//! either, so it never writes.
+//! Several owners may claim one key: for example, two ports of a Service that share an address. The
+//! claim of the smallest owner is wanted, so the order of events does not change the outcome of a
+//! conflict. When this owner releases the key, the next owner's claim is wanted.
 //!
-//! A table also stores when its oldest pending row became pending. So a caller can check in O(1)
-//! whether all entries that were requested before some time exist. A row whose write fails because
-//! of the row itself can be excused from this check.
+//! A table has no clock: the caller passes an [`Instant`](std::time::Instant). A table never
+//! writes, because it has no access to the kernel.
+//!
+//! A table also stores the time at which its oldest pending row became pending. So a caller can
+//! check in O(1) whether all entries that were requested before some time exist. A row can be
+//! excused from this check if its write fails for a reason that concerns only this row.
 
 mod row;
 mod rows;

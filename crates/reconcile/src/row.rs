@@ -1,7 +1,7 @@
 //! One row of a table: its claims and its actual value.
 //!
-//! Nearly all rows have one claim, and their actual value equals the wanted one or is absent. A
-//! table has tens of thousands of such rows, so the compact form needs no allocation.
+//! Nearly all rows have one claim, and an actual value that is absent or equal to the wanted one. A
+//! table has tens of thousands of such rows. So they have a compact form that needs no allocation.
 
 use std::mem;
 

@@ -58,9 +58,9 @@ where
     }
 }
 
-/// Defines `begin` and `all` for a struct of tables, within its `impl`. The arguments name all
-/// fields of the struct, or end with `..`. `all` omits tables outside of the brackets, because
-/// their pending entries never count as late.
+/// Defines the functions `begin` and `all` for a struct of tables, within its `impl`. The arguments
+/// name all fields of the struct, or end with `..`. The function `all` returns only the tables in
+/// brackets. Pending entries of other tables never count as late.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {

@@ -23,8 +23,8 @@ pub struct ReadSchedule {
 }
 
 impl ReadSchedule {
-    /// Creates a schedule for unknown content. A read is due immediately. `longest` limits the
-    /// delay after failures.
+    /// Creates a schedule for content that is not known yet: a read is due immediately. `longest`
+    /// limits the delay after failed reads.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
             unknown: Some(now),
@@ -37,8 +37,8 @@ impl ReadSchedule {
         }
     }
 
-    /// Requests a read as soon as possible. If a read is running, another one follows it, because
-    /// the running one may have begun too early.
+    /// Requests a read as soon as possible. If a read is running, another read follows, because the
+    /// running one may have begun too early.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
@@ -51,8 +51,8 @@ impl ReadSchedule {
         self.ask(now);
     }
 
-    /// Requests a read that begins at least `pause` after the last one. So repeated requests cannot
-    /// cause a busy loop.
+    /// Requests a read that begins at least `pause` after the last read, so that repeated requests
+    /// cannot cause a busy loop.
     pub fn ask_apart(&mut self, now: Instant, pause: Duration) {
         if let Some(known) = self.known {
             self.put_off(known + pause);
@@ -100,8 +100,8 @@ impl ReadSchedule {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
 
-    /// Returns true while a read is requested or running, or waits for a retry. Until the read
-    /// ends, the content may have changed without notice.
+    /// Returns true while a read is requested, running or waiting for a retry. Until the read ends,
+    /// the content may have changed unnoticed.
     pub fn is_owed(&self) -> bool {
         self.is_under_way || self.asked.is_some()
     }

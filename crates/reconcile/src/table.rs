@@ -42,8 +42,8 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// Number and start of the current epoch, an interval of pending times. The number is 0 before
-    /// the first [`Table::begin`].
+    /// Number and start of the current epoch. An epoch is an interval in which rows became pending.
+    /// The number is 0 before the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
     /// Start of each epoch, with the number of rows that became pending in it.
     since: BTreeMap<u32, (Instant, usize)>,
@@ -51,8 +51,8 @@ pub struct Table<K, V, O> {
     removals: Removals,
 }
 
-/// The set of pending rows. When most rows are pending, as at a start, a list would cost more than
-/// a scan of all rows.
+/// The set of pending rows. If most rows are pending, as at a start, a list of their keys would
+/// cost more than a scan of all rows.
 #[derive(Debug)]
 enum PendingRows<K> {
     Listed(HashSet<K>),
@@ -129,8 +129,8 @@ where
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). While their
-    /// removal is forbidden, they should not count.
+    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). They should
+    /// not count while their removal is forbidden.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;
@@ -204,8 +204,8 @@ where
         }
     }
 
-    /// Replaces a claimed value by one that follows from a write or an observed entry. If the last
-    /// write failed, the new value would fail too, so the retry stays scheduled.
+    /// Replaces a claimed value by a value that follows from a write or from an observed entry. If
+    /// the last write failed, the new value would fail, too, so the retry stays scheduled.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
@@ -235,8 +235,8 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Users of contested keys need only the owners, so a changed value alone changes no
-        // version.
+        // Users of contested keys need only the owners, so a change of the value alone leaves the
+        // version unchanged.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
@@ -245,8 +245,8 @@ where
             self.contested_version += 1;
         }
         let is_new = is_other && origin == ClaimOrigin::New;
-        // A failed write of the previous value does not delay the new value, unless the actual
-        // value is unknown.
+        // If the write of the previous value failed, the new value need not wait for the retry,
+        // unless the actual value is unknown.
         if is_new && !self.is_doubted(key) {
             self.forgive(key);
         }
@@ -331,8 +331,8 @@ where
         }
     }
 
-    /// Counts pending rows if they are more than half of all rows, and lists them if they are less
-    /// than an eighth. The many changes between two switches compensate the cost of the scan.
+    /// Counts pending rows if they are more than half of all rows. Lists them if they are less than
+    /// an eighth. Listing costs a scan of all rows, but many changes lie between two switches.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -357,8 +357,8 @@ where
         }
     }
 
-    /// Replaces all actual values by a dump. Keys that the dump lacks become absent. Returns the
-    /// keys whose actual value was wrong, except doubted keys.
+    /// Replaces all actual values by a dump. Keys that are not in the dump become absent. Returns
+    /// the keys whose recorded actual value differed from the dump, except doubted keys.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -401,8 +401,8 @@ where
         self.settle(key);
     }
 
-    /// Records a failed write. The key stays pending. It is due again after a delay, which doubles
-    /// with each failure.
+    /// Records a failed write. The key stays pending, and is due again after a delay. Each further
+    /// failure doubles the delay.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);

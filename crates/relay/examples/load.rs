@@ -1,12 +1,16 @@
-//! Measures the cost of the relay on loopback: connections per second, throughput, round trips, and
-//! memory of an idle connection. Measures each with and without `splice`.
+//! Measures what the relay costs on loopback, with and without `splice`:
+//!
+//! * connections per second;
+//! * throughput;
+//! * round trips per second;
+//! * memory of an idle connection.
 //!
 //! ```text
 //! cargo run --release -p relay --example load
 //! ```
 //!
-//! The clients and the endpoint are separate processes, so that this process measures only the
-//! relay. `direct` is the same measurement without a relay.
+//! The clients and the endpoint are separate processes, so this process measures only the relay.
+//! The rows `direct` measure the same traffic without a relay.
 #![allow(clippy::unwrap_used, reason = "an example stops at the first surprise")]
 
 use std::env;

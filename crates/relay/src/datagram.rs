@@ -1,5 +1,5 @@
-//! Receives datagrams with their destination address. A reply must be sent from this address to
-//! match the flow's conntrack entry.
+//! Receives datagrams with their destination address. The relay sends replies from this address, so
+//! that they match the flow's conntrack entry.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};

@@ -1,5 +1,5 @@
-//! The relay's limit of open files. Without a free descriptor, the relay accepts no connection, and
-//! logs this once. It continues when a descriptor is free again.
+//! The relay's limit of open files. If no descriptor is free, the relay logs this once and accepts
+//! no connection until a descriptor is free again.
 
 use std::cell::Cell;
 use std::io;
@@ -19,8 +19,8 @@ pub(crate) const OPEN: &str =
 /// Smallest number of descriptors that the relay leaves to the rest of the process.
 const RESERVE: usize = 256;
 
-/// Upper bound of the relay's own limit of open files. It is Linux's default for the largest limit
-/// of a process (`fs.nr_open`).
+/// Upper bound of the relay's own limit of open files: Linux's default for the largest limit of a
+/// process (`fs.nr_open`).
 const MOST: u64 = 1 << 20;
 
 /// First and longest pause after the kernel has refused a descriptor.
@@ -77,8 +77,9 @@ impl Free {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit, like Go's runtime. Returns the new limit,
-/// or `None` if it is unlimited. Each Service port needs a descriptor even without a connection.
+/// Raises the soft limit of open files to the hard limit, like Go's runtime, because each Service
+/// port needs a descriptor even without a connection. Returns the new limit, or `None` if the
+/// number is unlimited.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -98,8 +99,8 @@ fn semaphore(most: usize) -> Arc<Semaphore> {
 }
 
 impl Descriptors {
-    /// Creates the descriptors of a relay from the free ones, for at most `connections`
-    /// connections.
+    /// Creates the descriptors of a relay with at most `connections` connections. The relay takes
+    /// them from `free`, the free descriptors of the process.
     pub(crate) fn new(free: Free, connections: usize) -> Self {
         let [first, _] = PAUSES;
         Self {

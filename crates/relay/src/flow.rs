@@ -1,4 +1,4 @@
-//! A UDP flow: the socket to an endpoint, for one client.
+//! A UDP flow: the relay's socket that connects one client to one endpoint.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use super::descriptors::DescriptorPermit;
 use super::shares::ClientPlace;
 use super::traffic::CountedConnection;
 
-/// Key of a flow: the number of its listening port, the client, and the local address to which the
-/// client has sent.
+/// Key of a flow: the number of its listening port, the client's address and port, and the local
+/// address to which the client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) port: u64,

@@ -1,17 +1,22 @@
-//! The relay: listening ports of this process, and the forwarding of their connections and
-//! datagrams to endpoints. This crate knows neither Kubernetes nor the rules that lead packets to
-//! its ports.
+//! The relay: opens listening ports in this process, and forwards their connections and datagrams
+//! to endpoints. This crate knows neither Kubernetes nor the rules that redirect packets to its
+//! ports.
 //!
 //! ```text
 //!   Relay (a handle, for any thread) ── orders ─▶ its thread: a runtime with a task for each
 //!     open: the caller makes the socket               port, connection, and UDP flow
 //! ```
 //!
-//! The relay runs on one thread, so it needs no locks. Callers that send orders never wait. All
-//! memory is bounded: connections and flows by their [descriptors](Limits), pending writes by one
-//! buffer for each direction, and remembered clients by a fixed number. Each Service and each
-//! client may use only a share of the connections and flows (`shares`). Half of the ephemeral ports
-//! stay free for the node's other programs (`ports`).
+//! The relay runs on one thread, so it needs no locks. Callers that send orders never wait.
+//!
+//! All memory is bounded:
+//!
+//! * connections and flows by the limit of [descriptors](Limits);
+//! * pending writes by one buffer for each direction;
+//! * remembered clients by a fixed number.
+//!
+//! A Service or a client may use only a share of all connections and flows (`shares`). Half of the
+//! ephemeral ports stay free for the node's other programs (`ports`).
 
 mod balance;
 mod datagram;
@@ -79,9 +84,10 @@ pub struct ListeningPort {
 #[error("the relay has ended; its cause is on standard error")]
 pub struct RelayEnded;
 
-/// A handle to a relay. Clones share one relay. After the last handle is dropped, ports accept
-/// connections for another [`Limits::linger`]. The thread ends with its last connection, or after
-/// [`Limits::drain`].
+/// A handle to a relay. Clones share one relay. After the last handle is dropped:
+///
+/// 1. Ports accept connections for another [`Limits::linger`].
+/// 2. The relay's thread ends with the last connection, or after [`Limits::drain`].
 #[derive(Debug, Clone)]
 pub struct Relay {
     orders: UnboundedSender<Order>,
@@ -152,8 +158,8 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The system refuses the socket, the relay has ended, or no descriptor is left. If the system
-    /// chose the port number, also fails if half of the ephemeral ports are taken.
+    /// The system refuses the socket, the relay has ended, or no descriptor is left. If `at` has
+    /// port 0, the call also fails if half of the ephemeral ports are taken.
     pub fn open(
         &self,
         transport: Transport,
@@ -161,8 +167,8 @@ impl Relay {
         service: &Arc<str>,
         serving: Arc<PortBackends>,
     ) -> io::Result<ListeningPort> {
-        // Fails if no descriptor is free for this port. The caller retries later. So the rest of
-        // the process keeps its descriptors.
+        // Fails if no descriptor is free for this port, so that the rest of the process keeps its
+        // descriptors. The caller retries later.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -263,8 +269,8 @@ async fn with(holds: Holds, task: impl Future<Output = ()>) {
     task.await;
 }
 
-/// Executes orders until all senders are dropped. Returns the caller that waits for the end, if
-/// any, and the number of remaining connections.
+/// Executes orders until the last sender is dropped. Returns the caller that waits for the relay's
+/// end, if any, and the number of remaining connections.
 async fn run(
     limits: Limits,
     free: Free,

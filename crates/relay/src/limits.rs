@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Time limits for an endpoint to accept a connection, one for each attempt. Source: upstream's
-/// `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
+/// Time limits of the attempts to connect to endpoints: the first, second, third and fourth
+/// attempt. Source: upstream's `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
 pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
@@ -14,7 +14,7 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
 /// Limits of a relay: times, numbers and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Time without a datagram in either direction after which a UDP flow ends. Upstream:
+    /// Time after which a UDP flow ends if neither side sends a datagram. Upstream:
     /// `--udp-timeout`.
     pub udp_idle: Duration,
     /// Largest number of UDP flows. A flow beyond it evicts the flow that was idle longest.
@@ -22,17 +22,17 @@ pub struct Limits {
     /// Time for which connections continue after their listening port was closed.
     pub drain: Duration,
     /// Time for which ports still accept connections after the last handle to the relay was
-    /// dropped. Meanwhile, a successor redirects packets to its own ports.
+    /// dropped. Meanwhile, the process that replaces this one redirects packets to its own ports.
     pub linger: Duration,
     /// Largest number of TCP connections. Further connections wait in the kernel's queue.
     pub connections: usize,
     /// Largest number of pipes in use at one time. Beyond it, the relay copies bytes.
     pub pipes: usize,
-    /// Largest number of 64 KiB reads that wait in memory for slow receivers. Beyond it, the relay
-    /// reads only 4 KiB at a time.
+    /// Largest number of 64 KiB reads that wait in memory for slow receivers. Above this number,
+    /// the relay reads only 4 KiB at a time.
     pub waiting: usize,
-    /// Largest number of descriptors, including listening ports and pipes. `None`: the soft limit
-    /// of the process, less a reserve.
+    /// Largest number of descriptors, including listening ports and pipes. `None`: the process's
+    /// soft limit of open files, minus a reserve.
     pub descriptors: Option<usize>,
     /// Mark of packets to endpoints (`SO_MARK`). Redirecting rules ignore marked packets. `None`:
     /// no mark.
@@ -61,8 +61,8 @@ pub enum Carriage {
 /// Number of endpoints that the relay tries for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dial {
-    /// Each endpoint in turn until one accepts, with a time limit from [`DIAL_TIMEOUTS`] for each
-    /// attempt.
+    /// Each endpoint in turn until one accepts the connection. [`DIAL_TIMEOUTS`] has the time limit
+    /// of each attempt.
     Several,
     /// One endpoint, within this time limit.
     Once(Duration),
@@ -82,10 +82,12 @@ pub enum Pin {
 pub enum AllowedClients {
     /// All clients.
     Anybody,
-    /// Only clients that the kernel redirected from another address or port. The relay resets
-    /// direct connections to the listening port, and drops direct datagrams. For TCP, the kernel
-    /// reports the original destination of a connection (`SO_ORIGINAL_DST`). For UDP, the relay
-    /// queries connection tracking once for each flow, and accepts the client if the query fails.
+    /// Only clients whose packets the kernel redirected from another address or port.
+    ///
+    /// * TCP: the kernel reports the original destination of a connection (`SO_ORIGINAL_DST`). The
+    ///   relay resets connections that clients open directly to the listening port.
+    /// * UDP: the relay queries connection tracking once for each flow. It drops datagrams that
+    ///   clients send directly to the listening port, and accepts the client if the query fails.
     Redirected,
 }
 

@@ -1,8 +1,6 @@
-//! The share of the node's ephemeral ports that the relay may use.
-//!
-//! The system chooses listening ports from the range that also serves the node's outgoing
-//! connections (`net.ipv4.ip_local_port_range`). If the relay used the whole range, not even the
-//! kubelet could connect.
+//! The kernel chooses the relay's listening ports from the same range as the ports of the node's
+//! outgoing connections (`net.ipv4.ip_local_port_range`). If the relay used the whole range, no
+//! program of the node could open a connection, not even the kubelet.
 
 use std::fs;
 use std::io;
@@ -61,9 +59,9 @@ impl Range {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// A transport, and true for IPv6. Only ports of the same kind compete for a number. The kernel
-/// gives odd numbers to listeners and even ones to clients first, so IPv4 and IPv6 listeners get
-/// the same numbers.
+/// Kind of a port: its transport, and true for IPv6. Only ports of the same kind compete for a
+/// number. The kernel prefers odd numbers for listeners and even numbers for clients, so IPv4 and
+/// IPv6 listeners get the same numbers.
 type Kind = (Transport, bool);
 
 /// A guard that counts one ephemeral port as in use.

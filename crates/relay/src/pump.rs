@@ -1,11 +1,10 @@
-//! Forwards bytes between two connections, until both directions have ended.
-//!
 //! Memory for pending writes is bounded: the relay reads from a connection again only after it has
-//! written all earlier bytes. An idle connection has neither a buffer nor a pipe. All connections
-//! share one buffer, and borrow a pipe only while it holds bytes.
+//! written all earlier bytes. All connections share one buffer. A connection borrows a pipe only
+//! while the pipe holds bytes, so an idle connection has neither a buffer nor a pipe.
 //!
-//! When one direction ends (FIN), the relay closes it towards the receiver, and the other direction
-//! continues. A reset of one connection resets the other.
+//! When a sender closes its direction (FIN), the relay closes this direction towards the receiver.
+//! The other direction continues. If one connection is reset, the relay resets the other
+//! connection.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -29,8 +28,8 @@ use super::traffic::{CountedConnection, add};
 /// Size of one read in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// Size in bytes of one read while many reads wait to be written. Limits the bytes that a waiting
-/// direction holds.
+/// Size of one read, in bytes, while many reads wait to be written. It limits the bytes that a
+/// waiting direction holds in memory.
 const FEW_BYTES: usize = 4 * 1024;
 
 /// Requested size of a pipe in bytes. The kernel may allow less.
@@ -146,8 +145,8 @@ impl Pump {
                     Medium::Buffer => self.read(from, to, sum)?,
                     Medium::Pipe => self.splice(from, to, sum)?,
                 };
-                // A read that does not fill the buffer has emptied the socket, so a second read is
-                // unnecessary.
+                // A read that does not fill the buffer has emptied the socket, so no second read is
+                // needed.
                 let is_empty = matches!(now, Transfer::All(count) if count < CHUNK);
                 moved = Some(now);
                 if is_empty && way == Medium::Buffer {

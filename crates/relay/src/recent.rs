@@ -1,8 +1,6 @@
-//! A bounded map whose entries expire some time after their last use.
-//!
-//! All entries have the same time to live, so the head of one queue expires first. A use of an
-//! entry only records the time. If a used entry reaches the head, the map moves it to the end. So
-//! each call costs O(1), and the map needs no timer.
+//! All entries have the same time to live, so they expire in the order of one queue. The use of an
+//! entry only records the time. When a used entry reaches the head of the queue, the map moves the
+//! entry to the end. So each call costs O(1), and the map needs no timer.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -10,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// Number of entries at the head that each insertion examines. Above one, so that the queue cannot
-/// grow without limit.
+/// Number of entries at the head of the queue that each insertion examines. More than one, because
+/// each insertion adds an entry: otherwise the queue could grow without limit.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that one eviction may skip.

@@ -21,8 +21,8 @@ impl RedirectCheck {
         Self(None)
     }
 
-    /// Reports whether `client` has sent to another address or port than `own`, at which the
-    /// datagram arrived. Returns true if the query fails.
+    /// Reports whether the kernel redirected the client's datagram: `client` has sent to another
+    /// address or port than `own`, at which the datagram arrived. Returns true if the query fails.
     pub(crate) fn is(&mut self, client: SocketAddr, own: SocketAddr) -> bool {
         let Some(conntrack) = &mut self.0 else {
             return true;

@@ -1,4 +1,4 @@
-//! State that the tasks of a relay share on its thread, and counters that other threads read.
+//! The state that all tasks of a relay share on its thread, and counters that other threads read.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -23,8 +23,8 @@ use super::shares::{Client, ClientPlace, Shares};
 /// Number of connections that a client may keep even if no place is free.
 const FEW: usize = 16;
 
-/// Number of connections that the relay may accept before the connections that they replace have
-/// ended.
+/// Number of additional connections that the relay may accept while the connections that they
+/// replace are still ending.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer in bytes. Larger than any datagram.
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(limits: Limits, free: Free, counters: Arc<Counters>) -> Self {
-        // A connection needs two descriptors. A flow needs one descriptor, and one of the node's
+        // A connection needs two descriptors. A flow needs one descriptor and one of the node's
         // ephemeral ports.
         let connections = limits.connections.min(free.most() / 2);
         let flows = limits.udp_flows.min(ephemeral() / 4).min(free.most() / 2);
@@ -128,8 +128,8 @@ impl Shared {
     }
 }
 
-/// Sets the mark of a socket's packets. Ignores an error: a process that may not set marks cannot
-/// write redirects either.
+/// Sets the mark of a socket's packets. Ignores errors: a process that may not set marks cannot
+/// write redirect rules either, so no rule needs the mark.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);
@@ -210,8 +210,8 @@ impl Counters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that the relay has accepted and then reset: the client was
-    /// not allowed, or no endpoint or place was left.
+    /// Returns the number of connections that the relay has accepted and then reset, because the
+    /// client was not allowed, or because no endpoint or place was left.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }

@@ -1,16 +1,21 @@
 //! The shares of clients and Services in the relay's connections and flows.
 //!
-//! A relay has a limited number of places, one for each connection or flow. A client may open some
-//! of them and keep them forever. So if a share is used up, a new connection evicts an existing
-//! one:
+//! A relay has a limited number of places, one for each connection or flow. A client may keep its
+//! places forever, so each client and each Service has a limit:
 //!
-//! - a client has half of all places;
-//! - a Service has three quarters of all places;
-//! - if no place is free, the client with the most places loses one.
+//! | limit | number of places |
+//! |---|---|
+//! | of a client | half of all places |
+//! | of a Service | three quarters of all places |
+//! | of all clients together | all places |
 //!
-//! The evicted connection belongs to the client with the most places. It is approximately the
-//! connection of that client that was idle longest. Clients with [few](Shares::new) places lose
-//! none. If all clients have few places and none is free, new connections wait.
+//! If a limit is reached, the new connection evicts an existing connection.
+//!
+//! The evicted connection belongs to the client with the most places within this limit. It is
+//! approximately the connection that was idle longest.
+//!
+//! If no place is free, clients with [few](Shares::new) places lose none. If all clients have few
+//! places, new connections wait.
 //!
 //! A client is one IPv4 address, one IPv6 /64 network, or this node at all its loopback addresses.
 
@@ -128,8 +133,8 @@ struct Member<T> {
     end: T,
 }
 
-/// Connections or flows of one client at one Service, oldest first. Some numbers in the queue may
-/// belong to ended ones.
+/// Connections or flows of one client to one Service, oldest first. Some numbers in the queue may
+/// belong to members that have ended.
 #[derive(Default)]
 struct Group {
     queue: VecDeque<u64>,
@@ -358,8 +363,8 @@ impl<T: Clone> Holders<T> {
     }
 }
 
-/// Returns the client that must free a place: the one with the most places, or `client` if no other
-/// one has more. Returns `None` if no client has more than `few` places.
+/// Returns the client that must free a place: the client with the most places, or `client` if no
+/// other client has more. Returns `None` if no client has more than `few` places.
 fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;

@@ -78,8 +78,8 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // The runtime's listener cannot report waiting clients without accepting one. Its stream can,
-    // and it wraps any socket.
+    // The runtime's listener cannot report waiting clients without accepting a connection. The
+    // runtime's stream can, and can wrap any socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
         // Never happens, because the runtime can watch every socket of the system.
         return;
@@ -88,7 +88,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         if listener.readable().await.is_err() {
             return;
         }
-        // The readiness may be outdated. If no client waits any more, this task needs no
+        // The readiness report may be outdated. If no client waits any more, this task needs no
         // descriptors.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
@@ -96,8 +96,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         {
             continue;
         }
-        // Takes descriptors before it accepts. Until then, the connection waits in the kernel's
-        // queue, at no cost for this process.
+        // Takes descriptors before the accept. Until then, the connection waits in the kernel's
+        // queue, and costs this process nothing.
         let Some(place) = shared.descriptors.take_connection().await else {
             return;
         };
@@ -105,8 +105,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // Opens the outgoing socket before it accepts. Otherwise, if descriptors run short, each
-        // connection could hold one socket and wait for its second one. Endpoints have the family
+        // Opens the outgoing socket before the accept. Otherwise, when descriptors run short, each
+        // connection could hold one socket and wait for a second one. Endpoints have the IP family
         // of their Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
@@ -128,7 +128,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             }
             Err(error) => {
                 drop((held, outward));
-                // An error of the new connection needs no pause, but an error of the listener does
+                // An error of the new connection needs no pause. An error of the listener needs one
                 // (accept(2)).
                 if !is_of_connection(&error) {
                     sleep(PAUSE).await;
@@ -222,8 +222,8 @@ async fn connect_and_carry(
     }
 }
 
-/// Reports whether the kernel redirected the client: it sent to another address or port than this
-/// socket's.
+/// Reports whether the kernel redirected the client: the client sent to another address or port
+/// than this socket's own.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {
@@ -246,9 +246,11 @@ fn prepare(connection: &TcpStream) {
     let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
 }
 
-/// Connects to the first endpoint that accepts. Returns the connection and its endpoint. If an
-/// endpoint refuses, tries the next one, until each has refused. After a timeout, the next attempt
-/// has more time. The first attempt uses the socket that was opened before `accept`.
+/// Connects to the first endpoint that accepts. Returns the connection and its endpoint.
+///
+/// If an endpoint refuses, tries the next endpoint, until each endpoint has refused. After a
+/// timeout, the next attempt has more time. The first attempt uses the socket that was opened
+/// before `accept`.
 async fn dial(
     shared: &Shared,
     port: &Port,

@@ -1,6 +1,6 @@
-//! Counters of a listening port, by endpoint.
+//! Counters of a listening port, for each endpoint.
 //!
-//! Only the relay's thread counts, so counting needs no lock and costs one addition for each read.
+//! Only the relay's thread counts. So counting needs no lock, and costs one addition for each read.
 //! Other threads read the counters.
 
 use std::net::SocketAddr;

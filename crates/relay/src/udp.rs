@@ -1,5 +1,5 @@
-//! A UDP port. Each client has a flow: a separate socket to one endpoint. The endpoint's replies
-//! return through this socket.
+//! A UDP port. For each client, the relay opens a flow: a separate socket that sends to one
+//! endpoint and receives the endpoint's replies.
 
 use std::cell::RefCell;
 use std::io;
@@ -245,8 +245,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Sends a datagram. Drops it if a buffer is full. Calls the system directly, because the runtime
-/// reports a new socket as full until it has polled the socket.
+/// Sends a datagram, or drops it if a buffer is full. Calls the system directly: the runtime
+/// reports a new socket as full until the runtime has polled the socket.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),

@@ -1,5 +1,5 @@
-//! Tests the relay in a process without free descriptors. The limit applies to the whole process,
-//! so this test has its own binary.
+//! Tests the relay in a process that has no free descriptors. This test has its own binary, because
+//! the limit of open files applies to the whole process.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;

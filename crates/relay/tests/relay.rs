@@ -119,8 +119,8 @@ fn a_client_that_was_not_redirected_is_reset() {
 
 #[test]
 fn a_half_closed_connection_still_carries_replies() {
-    // The endpoint replies after the client has closed its direction, and reads after it has closed
-    // its own.
+    // The endpoint sends its reply only after the client has closed its direction. The endpoint
+    // still reads after it has closed its own direction.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
         connection.read_to_end(&mut told).unwrap();
@@ -216,8 +216,8 @@ fn a_slow_reader_delays_the_writer_without_data_loss() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // The socket buffers are the kernel's memory, bounded by `tcp_rmem` and `tcp_wmem`.
-        // Parallel tests of this process allocate a few megabytes.
+        // Socket buffers do not count here: they are the kernel's memory, bounded by `tcp_rmem` and
+        // `tcp_wmem`. Parallel tests of this process allocate a few megabytes.
         let grown = resident().saturating_sub(before);
         assert!(grown < 48 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();

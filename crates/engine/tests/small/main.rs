@@ -1,5 +1,5 @@
-//! Tests the smallest mode: it opens a socket for each cluster IP and port. From the kernel, it
-//! reads only the node's addresses. It writes no rules.
+//! Tests the engine with the smallest mode. This mode opens a socket for each cluster IP and port,
+//! reads only the node's addresses from the kernel, and writes no rules.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod mode;

@@ -1,5 +1,5 @@
-//! The smallest mode. The daemon's tests also include this file: they show, explain, diff and clean
-//! up this mode, for which the daemon has no special code.
+//! The smallest mode, which the daemon's tests also include. The daemon has no special code for
+//! this mode, but can show, explain, diff and clean up its entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -193,8 +193,7 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// A fake kernel: its open sockets, the sockets that it refuses, and whether its addresses are
-/// readable.
+/// A fake kernel: its open sockets, the sockets that it refuses, and a flag for readable addresses.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) open: BTreeSet<SocketAddr>,

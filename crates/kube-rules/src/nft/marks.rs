@@ -18,9 +18,9 @@ impl Line {
         self.change_mark(!mark, mark)
     }
 
-    /// Replaces the mark by the value that a map has for a key: `mark set ip daddr . meta l4proto .
-    /// th dport map @map`. If the map lacks the key, the rule ends. Stores the replaced mark in the
-    /// packet's priority, for [`Self::restore_mark`].
+    /// Replaces the packet's mark by the value that a map has for a key: `mark set ip daddr . meta
+    /// l4proto . th dport map @map`. Before that, copies the old mark to the packet's priority, for
+    /// [`Self::restore_mark`]. If the map lacks the key, the rule ends.
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         let (value, replaced) = (Register::FIRST, after(4));
@@ -34,7 +34,7 @@ impl Line {
     }
 
     /// Restores the mark that [`Self::mark_by`] replaced. Skips packets of the node itself, packets
-    /// whose mark has bits other than `bits`, and packets whose earlier mark was 0.
+    /// whose mark has bits outside of `bits`, and packets whose old mark was 0.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);

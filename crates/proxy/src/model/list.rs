@@ -1,4 +1,4 @@
-//! Progress of lists, and the objects that are missing from new lists.
+//! Progress of lists, and the objects that new lists lack.
 
 use hashbrown::HashSet;
 
@@ -9,12 +9,12 @@ use crate::names::NamespacedName;
 pub(super) struct ListProgress {
     /// True once a list was completed. It stays true during later lists.
     pub(super) has_completed: bool,
-    /// True once a complete list has contained every object and each of them was readable. It then
-    /// stays true: an object that becomes unreadable later has a known older state, or is too new
-    /// to have kernel entries.
+    /// True once a complete list has contained every object, each of them readable. Never becomes
+    /// false again: an object that becomes unreadable later either has a known older state, or is
+    /// too new to have kernel entries.
     pub(super) was_whole: bool,
-    /// Known names for which no event has arrived since the last list began. They stay after a list
-    /// that is complete but not whole. When a whole list completes, the model deletes the objects
+    /// Known names for which no event has arrived since the last list began. A complete list that
+    /// is not whole keeps these names. When a whole list completes, the model deletes the objects
     /// with these names.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist, but were never readable.
@@ -36,8 +36,8 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // Reads the flag before `confirm` removes the name. After a whole list, an unknown object
-        // is new and has no kernel entries, so it does not count.
+        // Reads the flag before `confirm` removes the name. An object that is unknown after a whole
+        // list is new and has no kernel entries, so it does not count.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

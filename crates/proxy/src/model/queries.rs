@@ -1,4 +1,4 @@
-//! Queries of the model, such as its Services, versions and changes.
+//! Queries of the model: its objects, its changes, and versions of results.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -16,14 +16,14 @@ use crate::options::ServiceOptions;
 use crate::view::ServiceView;
 
 impl Model {
-    /// Reports whether Services and slices have been listed at least once. Until then, the daemon
-    /// writes no entry.
+    /// Reports whether the source has listed Services and slices at least once. Until then, the
+    /// daemon writes no entry.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
     /// Reports whether the model has known every existing Service and slice at least once. Until
-    /// then, a kernel entry without a known Service must stay, because it may belong to an
+    /// then, kernel entries without a known Service must stay, because they may belong to an
     /// unreadable Service. Never becomes false again.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
@@ -39,8 +39,8 @@ impl Model {
         }
     }
 
-    /// Reports whether the source has queried this node's Node at least once, even if the Node does
-    /// not exist.
+    /// Reports whether the source has queried the Node object of this node at least once, even if
+    /// this object does not exist.
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
     }
@@ -50,7 +50,7 @@ impl Model {
         self.service_cidr_list.has_completed
     }
 
-    /// Returns the sorted networks of a family's ClusterIPs, or `None` while unknown (see
+    /// Returns the ClusterIP ranges of a family, sorted, or `None` while they are unknown (see
     /// [`NodeFacts`]).
     ///
     /// [`NodeFacts`]: crate::NodeFacts::service_cidrs
@@ -78,8 +78,8 @@ impl Model {
         self.admission.excess_of(name)
     }
 
-    /// Returns the Services that have this external or load-balancer address, in no order. The
-    /// address may be refused to some of them.
+    /// Returns the Services that name this external or load-balancer address, in no order. The
+    /// model may have refused the address to some of them.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
         let names = self.admission.asking(address);
         names.filter_map(|name| self.services.get(name).map(|service| &**service))
@@ -143,8 +143,8 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Sets the sorted addresses of this node that serve NodePorts. At these addresses, an external
-    /// IP cannot take another Service's node port.
+    /// Sets the sorted addresses of this node that serve NodePorts. At these addresses, another
+    /// Service's node port has precedence over an external IP.
     pub fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         self.admission.serve_node_ports_at(addresses);
         self.judge_again();
@@ -183,8 +183,8 @@ impl Model {
         })
     }
 
-    /// Returns the sorted addresses and ports of the API server, which no Service may redirect:
-    /// those to which the source connects, and the endpoints of `default/kubernetes`.
+    /// Returns the sorted addresses and ports of the API server: the addresses to which the source
+    /// connects, and the endpoints of `default/kubernetes`. No Service may redirect their packets.
     pub fn api_servers(&self) -> &[SocketAddr] {
         self.admission.api_servers()
     }
@@ -215,8 +215,8 @@ impl Model {
         self.node.as_ref()
     }
 
-    /// Reports whether this node's Node exists. `None`: unknown. After a deletion,
-    /// [`node`](Self::node) still returns the last state.
+    /// Reports whether the Node object of this node exists, or `None` if this is unknown. After its
+    /// deletion, [`node`](Self::node) still returns the last state.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node
     }

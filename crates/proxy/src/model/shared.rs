@@ -1,4 +1,4 @@
-//! Values that share memory, and the part of a placement that the model stores.
+//! Values that share memory, and the part of an endpoint's placement that the model stores.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether a placement is on another node and has no hints. Nearly all placements are of
-/// this kind. The model stores at most the zone of such a placement.
+/// Reports whether a placement is on another node and has no hints, as nearly all placements. The
+/// model stores only the zone of such a placement, if any.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),

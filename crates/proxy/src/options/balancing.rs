@@ -110,10 +110,11 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Largest weight. The scheduler `mh` can represent this ratio in its table, and every endpoint
-    /// still gets clients.
+    /// Largest weight. The scheduler `mh` can represent this ratio in its table so that every
+    /// endpoint still gets clients.
     const MAX: u8 = 100;
-    /// Schedulers that distribute connections in proportion to weights. All others are unsuitable:
+    /// Schedulers that distribute connections in proportion to weights. Other schedulers are
+    /// unsuitable:
     ///
     /// * `rr`, `lc` and `dh` ignore weights.
     /// * `sh` gives some endpoints no clients if the sum of weights exceeds its 256 slots.
@@ -194,8 +195,8 @@ pub struct SlowStart {
 impl SlowStart {
     /// Units of the annotation, each with its length in seconds.
     const UNITS: [(char, u16); 2] = [('s', 1), ('m', 60)];
-    /// Shortest and longest time in seconds. A shorter time would only cost writes, because the
-    /// weight grows in coarse steps.
+    /// Shortest and longest time, in seconds. A shorter time would cause more writes for little
+    /// effect, because the weight grows in coarse steps.
     const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 
     /// Returns the time in which the weight grows.
