@@ -1,4 +1,4 @@
-//! Reads and writes of this mode, which its worker threads make.
+//! The system calls of this mode's worker threads, which read and write the kernel.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

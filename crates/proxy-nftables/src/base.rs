@@ -1,5 +1,8 @@
-//! The base: objects of the table that do not depend on Services. These are the table itself, its
-//! shared sets and maps, and the chains that every packet passes.
+//! The base: the objects of the table that do not depend on Services.
+//!
+//! * the table itself;
+//! * its shared sets and maps;
+//! * the chains that every packet passes.
 //!
 //! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
 
@@ -49,9 +52,14 @@ pub(crate) enum BaseKey {
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set and may exist although no layout wants it. Such
-    /// a chain belongs to upstream's layout, or chooses from a number of endpoints that no Service
-    /// has. Other chains of an unwanted layout use only sets that are deleted with them.
+    /// Returns true for a chain that uses this set and may exist in the kernel although no layout
+    /// wants it:
+    ///
+    /// * a chain of upstream's layout;
+    /// * a chooser chain for a number of endpoints that no Service has.
+    ///
+    /// Other chains of an unwanted layout use only sets that are deleted together with these
+    /// chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -123,8 +131,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..footprint::NFTABLES
 };
 
-/// Returns the names of all chains, sets and maps of a family that do not depend on Services, in
-/// both layouts.
+/// Returns the names of all chains, sets and maps of a family that do not depend on Services.
+/// Includes the names of both layouts.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
     let layouts = [Layout::Upstream, Layout::Flat].into_iter();
@@ -282,7 +290,7 @@ impl Base {
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
             // The check follows the jump to `services`. Packets that `services` has translated do
-            // not return, so the check sees only untranslated packets.
+            // not return to this chain, so only untranslated packets reach the check.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -331,8 +339,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP error does not reach a socket that is still sending this packet. The client
-            // would send its next packet only after a second. So TCP gets a reset.
+            // Rejects TCP with a reset. An ICMP error does not reach a socket that is still sending
+            // this packet, so the client would send its next packet only after a second.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -342,8 +350,8 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Returns the rule that leads the node's own packets to localhost through the check of
-    /// NodePorts. Returns `None` if the rules reject no NodePort on localhost.
+    /// Returns the rule that sends the node's own packets to localhost through the check of
+    /// NodePorts, or `None` if the rules reject no NodePort on localhost.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();
@@ -441,8 +449,8 @@ impl Base {
 /// Comment that identifies the rule for unallocated ClusterIPs.
 const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
 
-/// Returns the rule that drops packets to unallocated ClusterIPs in these networks. Returns `None`
-/// without networks.
+/// Returns the rule that drops packets to unallocated ClusterIPs in these ranges, or `None` without
+/// ranges.
 pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))

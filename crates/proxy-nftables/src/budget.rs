@@ -7,11 +7,11 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The maximum. It is allowed until every Service was written once, because no other change
-    /// waits for a transaction until then.
+    /// The maximum. The mode uses it until every Service was written once, because until then no
+    /// other change waits for a transaction.
     pub(crate) const WHOLE: Self = Self(1_000);
-    /// The smallest allowed size. In upstream's layout, each transaction makes the kernel scan all
-    /// elements of verdict maps. This scan would take most of the time of smaller transactions.
+    /// The smallest size. In upstream's layout, the kernel scans all elements of verdict maps for
+    /// each transaction. In smaller transactions, this scan would take most of the time.
     pub(crate) const LEAST: Self = Self(125);
     /// Intended duration of a transaction. Changes of other Services wait for its end.
     const TIME: Duration = Duration::from_millis(30);
@@ -31,8 +31,9 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Returns the size for the next transaction, after one of size `size` took the time `took`.
-    /// Ignores small transactions, because their duration reveals little.
+    /// Returns the size of the next transaction, after a transaction of size `size` that took the
+    /// time `took`. Ignores small transactions, because their duration reveals little about the
+    /// kernel's speed.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {

@@ -1,5 +1,5 @@
-//! Converts a plan into changes of the table. Their order satisfies the kernel: an object is
-//! created before, and deleted after, the objects that refer to it.
+//! Converts a plan into changes of the table. The kernel requires their order: an object is created
+//! before the objects that refer to it, and deleted after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,8 +31,8 @@ use kube_rules::nft::{address_type, octets};
 pub(crate) enum Grouping {
     /// One change for all elements of a map. It is faster.
     ByMap,
-    /// One change for the elements of each plan unit in a map, so that a refusal identifies the
-    /// unit.
+    /// One change contains the elements of one plan unit in a map. So if the kernel refuses the
+    /// change, the unit at fault is known.
     ByUnit,
 }
 
@@ -43,8 +43,8 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets follow chains, as in upstream. By the order of their handles, a later version
-    /// recognizes sets without a size ([`SetMemory`](crate::clients::SetMemory)).
+    /// Sets follow chains, as in upstream. Their handles then show a later version of this program
+    /// that the sets were created without a size ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -64,8 +64,8 @@ impl Stage {
     }
 }
 
-/// Key of the elements that form one change: the stage, the plan unit if elements are grouped by
-/// unit, and the set.
+/// Key of the elements that form one change: the stage, the plan unit (if each unit has its own
+/// change), and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
 /// Changes of a transaction, which are collected in any order.
@@ -181,8 +181,8 @@ impl Plan {
             }
             BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // No layout wants this chain. It is only flushed here, because it uses a set
-                    // that is replaced.
+                    // No layout wants this chain. This transaction only flushes the chain, because
+                    // the chain uses a set that is replaced.
                     let name = match key {
                         BaseKey::Chooser(chooser) => chooser.name().into(),
                         BaseKey::Chain(name) | BaseKey::Set(name) | BaseKey::Counter(name) => {
@@ -202,8 +202,8 @@ impl Plan {
                     changes.push(Stage::AddChains, unit, add);
                 }
                 if *there == ExistingObject::Other {
-                    // The kernel cannot change the hook or priority of a chain, so the old chain is
-                    // deleted first.
+                    // The kernel cannot change the hook or priority of a chain, so the transaction
+                    // deletes the old chain first.
                     let delete = Change::DeleteChain(Arc::clone(name));
                     changes.push(Stage::DeleteReplaced, unit, delete);
                 }
@@ -230,9 +230,9 @@ impl Plan {
             let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
-                // Adds and deletes one element: the kernel shrinks the hash table of a set when an
-                // element is removed. No packet can match this element. It exists only inside the
-                // transaction, and no client has its address.
+                // Adds and deletes one element, because the kernel shrinks the hash table of a set
+                // when an element is removed. The element exists only inside the transaction, and
+                // its address belongs to no client. So no packet can match the element.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -316,8 +316,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // No size, as in upstream. For a set with a size, the kernel allocates memory at once:
-            // 2 MiB for 65,535 elements.
+            // No size, as in upstream. If a set had a size, the kernel would allocate its memory at
+            // once: 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),
@@ -424,7 +424,7 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // The name of the chain in an element usually contains the Service. If not, a comment names the
+    // The chain's name in an element usually contains the Service. Otherwise, a comment names the
     // Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();

@@ -1,10 +1,16 @@
 //! Endpoints in maps that all Services share, in the layout `flat`.
 //!
-//! For a packet to an address and port, a rule draws a random number below the number of endpoints.
-//! A map then returns the endpoint with this number for this destination. A Service with one, two
-//! or three endpoints is in a map for that number, which a rule in the chain `services` looks up.
-//! All other Services are in one shared map. A chooser chain for each number of endpoints looks up
-//! this map.
+//! Two steps choose the endpoint of a packet to an address and port:
+//!
+//! 1. A rule draws a random number below the number of endpoints.
+//! 2. A map returns the endpoint with this number for this destination.
+//!
+//! The number of endpoints decides which map contains the Service:
+//!
+//! | endpoints | map | the map is looked up by |
+//! |---|---|---|
+//! | 1, 2 or 3 | one for each number and protocol | a rule in the chain `services` |
+//! | more | one for each protocol | a chooser chain for each number |
 
 use std::net::SocketAddr;
 use std::sync::Arc;

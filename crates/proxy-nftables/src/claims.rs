@@ -1,4 +1,4 @@
-//! Claims of Services: compiled Service ports, by Service.
+//! Claims of Services: the compiled ports of each Service.
 
 use std::mem;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. While deletion is forbidden, keeps existing routes to
-    /// endpoints.
+    /// Replaces all claims of a Service. While deletion is forbidden, keeps routes to endpoints
+    /// that exist in the kernel.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -126,8 +126,8 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims again the objects of ports that have no endpoint for some senders, after a read of
-    /// the kernel. Has no effect once deletion is allowed.
+    /// Claims the objects of some ports again, after a read of the kernel. These ports have no
+    /// endpoint for some clients. Has no effect once deletion is allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -151,7 +151,7 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims the objects of a port, but keeps existing routes and chains that lead to endpoints.
+/// Claims the objects of a port, but keeps routes and chains in the kernel that lead to endpoints.
 /// Returns true if it kept any.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;

@@ -1,8 +1,8 @@
 //! Sets of session affinity clients: their timeout, and the memory that the kernel reserves for
-//! them.
+//! each set.
 
-/// Timeout that stands for a set of another kind: its key or flags differ, so it cannot hold
-/// clients. No Service wants this timeout.
+/// Timeout of a set of another kind. Its key or flags differ, so the set cannot contain clients. No
+/// Service wants this timeout.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// State of a set of session affinity clients.
@@ -20,17 +20,17 @@ pub(crate) enum SetMemory {
     AsNeeded,
     /// Memory for 131,072 buckets or 2 MiB, even if the set is empty. Up to version 0.1, this
     /// program created sets with a size, for which the kernel reserves this memory. The kernel
-    /// releases it when an element is removed.
+    /// releases the memory when an element is removed.
     Reserved,
 }
 
 impl SetMemory {
-    /// Infers the reserved memory from the handles of a set and of the chain that adds clients to
-    /// the set.
+    /// Infers the reserved memory from two handles: that of the set, and that of the chain that
+    /// adds clients to the set.
     ///
-    /// The kernel reports the same size in both cases. But the versions that gave sets a size
-    /// created all sets of a transaction before its chains. Upstream and this version create chains
-    /// first.
+    /// The kernel reports the same size for sets with and without reserved memory, but the handles
+    /// show the order of creation. The versions that gave sets a size created all sets of a
+    /// transaction before its chains. Upstream and this version create chains first.
     pub(crate) fn of(set: u64, chain: u64) -> Self {
         if set < chain {
             Self::Reserved

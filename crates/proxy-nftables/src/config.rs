@@ -1,4 +1,4 @@
-//! Settings of the nftables mode for one IP family, from flags and from the Node object.
+//! Settings of nftables mode for one IP family, from flags and from the Node object.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub enum LocalhostNodePorts {
     /// The rules reject and count packets to NodePorts on localhost.
     Refused,
     /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets to
-    /// all other NodePorts on localhost.
+    /// all other NodePorts at these addresses.
     Served,
 }
 

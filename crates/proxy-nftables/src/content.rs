@@ -1,5 +1,5 @@
-//! Digest of a chain's rules. The rules of a chain with 50 endpoints need some kilobytes, and only
-//! a write needs the rules themselves.
+//! The digest of a chain's rules. The mode stores digests, because the rules of a chain with 50
+//! endpoints need some kilobytes. The rules themselves are needed only for a write.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -43,8 +43,8 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Skips the types of the set, which only serve listings. The order of elements has no
-        // meaning.
+        // Skips the types of the set, which only listings show. Hashes elements in any order,
+        // because their order has no effect.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

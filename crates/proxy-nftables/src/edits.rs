@@ -1,9 +1,11 @@
 //! Changes single rules of long chains.
 //!
-//! With session affinity, the chain that chooses an endpoint has one rule for each endpoint, and
-//! each of these rules uses its own set. For each written rule, the kernel searches all sets of the
-//! table. So the cost of writing the whole chain grows with the square of the endpoints: 8 s for
-//! 10,000. This module reads the current rules with their handles instead, and writes only the
+//! With session affinity, the chain that chooses an endpoint has one rule for each endpoint. Each
+//! of these rules uses its own set. For each written rule, the kernel searches all sets of the
+//! table. So the cost of writing the whole chain grows with the square of the number of endpoints:
+//! 8 s for 10,000.
+//!
+//! Instead, this module reads the current rules with their handles, and writes only the
 //! differences.
 
 use std::collections::BTreeMap;
@@ -19,8 +21,8 @@ use crate::plan::{ChainState, Plan};
 /// Number of rules up to which a chain is rewritten as a whole.
 const LONG: u32 = 4;
 
-/// Largest number of rules of one chain in a transaction. Other Services thus need not wait for all
-/// rules of a long chain.
+/// Largest number of rules of one chain in a transaction. The limit lets other Services write
+/// between two parts of a long chain.
 pub(crate) const MANY_RULES: usize = 250;
 
 /// Changes of the rules of one chain.
@@ -35,9 +37,9 @@ pub(crate) struct Edit {
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
-    /// Reads each existing long chain that the plan changes, and compares it with the wanted rules.
-    /// The plan rewrites a chain as a whole if the chain cannot be read, or if most of its rules
-    /// change.
+    /// Reads each existing long chain that the plan changes, and compares its rules with the wanted
+    /// rules. If a chain cannot be read, or if most of its rules change, the plan rewrites the
+    /// whole chain.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -48,8 +50,8 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // The chain is new. A later plan writes the elements that lead to it, once the
-                    // chain is complete.
+                    // The chain is new. A later plan writes the elements that lead to this chain,
+                    // once the chain is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -98,9 +100,9 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes that turn the current rules into the wanted ones. Returns `None` if it costs
+/// Returns the changes that turn the current rules into the wanted rules, or `None` if it costs
 /// less to rewrite the chain. If many rules are new, adds only some of them now, and deletes none.
-/// The last rule changes last, because it gives new clients an endpoint.
+/// The last rule changes in the last step, because this rule gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();

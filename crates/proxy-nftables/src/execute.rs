@@ -1,9 +1,12 @@
 //! Executes a plan, and reports the outcome of each unit.
 //!
 //! The whole plan is one transaction, which the kernel applies completely or not at all. If the
-//! kernel refuses the transaction, it usually names the changes at fault. The executor removes the
-//! units of these changes and tries the rest again. If the kernel names no change, the executor
-//! tries halves of the transaction until it has isolated the unit at fault.
+//! kernel refuses the transaction:
+//!
+//! 1. Usually the kernel names the changes at fault. The executor removes the units of these
+//!    changes, and commits the rest again.
+//! 2. If the kernel names no change, the executor commits halves of the transaction, until it has
+//!    isolated the unit at fault.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -74,9 +77,11 @@ fn is_of_validation(blame: &Blame) -> bool {
     )
 }
 
-/// Keeps only the first of several validation errors. Returns true if there were several. After a
-/// change that makes the table invalid, the kernel refuses each further change, because it
-/// validates the whole table each time. So only the first change is certainly at fault.
+/// Keeps only the first of several validation errors. Returns true if there were several.
+///
+/// The kernel validates the whole table at each change. So after a change that makes the table
+/// invalid, the kernel refuses each further change, too. Only the first change is certainly at
+/// fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
 fn believe_first_of_cascade(blamed: &mut BTreeMap<PlanUnit, Blame>) -> bool {
@@ -98,8 +103,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the table. Ignores a refusal: the kernel then also refuses the next transaction,
-    /// which reports the reason.
+    /// Activates the table. Ignores a refusal: the kernel then refuses the next transaction, too,
+    /// and its error has the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -132,8 +137,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // This kernel keeps an object in use until the transaction that deletes its users ends.
-            // So a later transaction deletes the stale objects.
+            // This kernel keeps an object in use until the end of the transaction that deletes its
+            // users. So a later transaction deletes the stale objects.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -160,8 +165,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups in order, and isolates the refused units of each. Wanted units precede
-    /// stale ones.
+    /// Commits these groups in order, and isolates the refused units of each group. Wanted units
+    /// precede stale units.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -192,8 +197,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each attempt finds only one. With halves, the
-                    // valid units are written sooner.
+                    // Several units are at fault, but each attempt finds only one of them. If the
+                    // attempts use halves, the valid units are written sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -210,8 +215,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Defers objects that may still protect Services, such as chains of another layout. They stay
-    /// until their replacements exist.
+    /// Defers the deletion of objects that may still protect Services, such as chains of another
+    /// layout. These objects stay until their replacements exist.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -275,8 +280,8 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // EEXIST can also mean that the set is of another kind. That reveals nothing about
-                // timeouts.
+                // EEXIST can also mean that the existing set is of another kind. Such an error
+                // reveals nothing about timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,5 +1,5 @@
-//! A fake kernel for tests. It stores the same objects as nf\_tables. A transaction that nf\_tables
-//! would refuse fails and changes nothing.
+//! A fake kernel for tests. It stores the same objects as nf\_tables. It refuses every transaction
+//! that nf\_tables would refuse, and a refused transaction changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -38,11 +38,12 @@ pub struct FakeState {
     pub handles: Handles,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts of refused changes. The fake refuses a change whose description contains one of them,
-    /// like a kernel that lacks a feature.
+    /// Texts of refused changes. If the description of a change contains one of these texts, the
+    /// fake refuses the change, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid. If a description contains one, the fake
-    /// refuses this change, and all rules and elements after it in the transaction.
+    /// Texts of changes that make the table invalid. If the description of a change contains one of
+    /// these texts, the fake refuses the change, and all later rules and elements of the
+    /// transaction.
     pub invalid: Vec<String>,
     /// Texts of changes for which the fake refuses the transaction as a whole. It names no change.
     pub refused_as_whole: Vec<String>,
@@ -52,16 +53,18 @@ pub struct FakeState {
     pub room: Option<usize>,
     /// Number of following commits that succeed but whose reply is lost.
     pub lost: usize,
-    /// Texts of changes for which the kernel lacks memory. The fake then refuses the transaction as
-    /// a whole.
+    /// Texts of changes for which the kernel lacks memory. If the description of a change contains
+    /// one of these texts, the fake refuses the whole transaction.
     pub no_memory_for: Vec<String>,
     /// Reason why the table cannot be read, or `None`.
     pub unreadable: Option<String>,
     /// Duration of each read, successful or not.
     pub reading: Duration,
-    /// True if the fake behaves like Linux before 6.2. An element that a transaction deletes from a
-    /// map keeps its chain in use until the transaction ends. The timeout of an existing set cannot
-    /// change.
+    /// True if the fake behaves like Linux before 6.2:
+    ///
+    /// * If a transaction deletes an element from a map, the element's chain stays in use until the
+    ///   transaction ends.
+    /// * The timeout of an existing set cannot change.
     pub is_old: bool,
     /// NodePorts that the relay serves on localhost.
     pub listening: BTreeMap<u16, Arc<PortBackends>>,
@@ -103,8 +106,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Numbers sets before chains. So the table looks like one of earlier versions of this program,
-    /// which gave sets of clients a size.
+    /// Numbers sets before chains, as in a table of an earlier version of this program, which gave
+    /// sets of clients a size.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
-//! No other code may use them.
+//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
+//! bytes. No other code may use these functions.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,7 +17,7 @@ static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
 });
 
 /// Parses bytes as an object of the table. Treats elements as elements of every set, because a
-/// message may name any set.
+/// message may contain the name of any set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -1,4 +1,4 @@
-//! The kernel interface of the nftables mode: reads of its table, and transactions.
+//! The kernel interface of nftables mode: reads of its table, and transactions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ use proxy::{IpFamily, Unreadable};
 
 use crate::plan::LocalhostPort;
 
-/// Kernel operations for one IP family. Two implementations: netlink, and a strict fake that
-/// refuses the same transactions as the kernel.
+/// Kernel operations for one IP family. There are two implementations: netlink, and a strict fake
+/// that refuses the same transactions as the kernel.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, for measurements such as the duration of a read. A test kernel may
-    /// have its own clock.
+    /// Returns the current time, which measures, for example, the duration of a read. The fake
+    /// kernel may have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -28,9 +28,9 @@ pub trait Kernel: Send + 'static {
     /// The addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes all objects of the table to `tell`, as one consistent snapshot. Chains precede their
-    /// rules, sets their elements. Passes no object if the table does not exist. [`Object::Begin`]
-    /// means that the read starts over.
+    /// Passes all objects of the table to `tell`, as one consistent snapshot. A chain precedes its
+    /// rules, and a set precedes its elements. Passes no object if the table does not exist.
+    /// [`Object::Begin`] means that the read starts over.
     ///
     /// # Errors
     ///
@@ -71,13 +71,13 @@ pub trait Kernel: Send + 'static {
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts over, because another program wrote meanwhile. The caller must discard all
-    /// earlier objects.
+    /// The read starts over, because another program has written meanwhile. The caller must discard
+    /// all earlier objects.
     Begin,
     /// The table itself, without its objects.
     Table(Table),
-    /// A set or map without its elements, and its handle. A table numbers sets, chains and rules in
-    /// the order of their creation.
+    /// A set or map without its elements, and its handle. The kernel numbers the sets, chains and
+    /// rules of a table in the order of their creation.
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
@@ -99,8 +99,8 @@ pub enum Refusal {
         /// Refused changes. Empty if the kernel named none.
         changes: Vec<Blame>,
     },
-    /// Nothing changed. Every other transaction would fail too, because a privilege or memory is
-    /// missing.
+    /// Nothing changed. The kernel would refuse every other transaction, too, because this process
+    /// lacks a privilege or the kernel lacks memory.
     General(String),
     /// The outcome is unknown, because the kernel's reply was lost.
     Unknown(String),

@@ -1,5 +1,5 @@
 //! The nftables mode of kube-proxy: the objects that Services want, the objects in the kernel, and
-//! the transactions that make both equal.
+//! the transactions that turn the kernel's objects into the wanted ones.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,13 +7,14 @@
 //!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Outcomes ◀─ transaction┘
 //! ```
 //!
-//! [`Nftables`] contains the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. [`Kernel`] has two implementations: netlink, on its own thread, and a
-//! strict fake for tests.
+//! * [`Nftables`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
+//! * [`Kernel`] has two implementations: netlink, on its own thread, and a strict fake for tests.
 //!
-//! The table, its sets, maps, chains and rules equal those of upstream's nftables mode.
-//! docs/nftables-mode-differences.md lists the exceptions, with reasons.
+//! All code up to the plan is pure.
+//!
+//! The table, its sets, maps, chains and rules equal those of upstream's nftables mode, with a few
+//! exceptions. docs/nftables-mode-differences.md lists these, with the reasons.
 
 mod access;
 mod base;

@@ -16,8 +16,8 @@ pub struct Localhost {
     ports: LocalhostPorts,
 }
 
-/// NodePorts that a relay serves on localhost, for observers. This value does not keep the relay
-/// running.
+/// NodePorts that a relay serves on localhost, for code that observes them. This value does not
+/// keep the relay running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 

@@ -1,4 +1,5 @@
-//! Names of chains, sets and maps: fixed names, and names of Service ports with upstream's hashes.
+//! Names of chains, sets and maps: fixed names, and names that contain a Service port and
+//! upstream's hash of it.
 //!
 //! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`,
 //! `servicePortChainNameBase`, `servicePortEndpointChainNameBase`).

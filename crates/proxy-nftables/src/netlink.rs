@@ -1,7 +1,7 @@
 //! The real kernel, for one IP family: nf\_tables and rtnetlink.
 //!
-//! Calls block while the kernel works, so a worker thread makes them. The sockets belong to the
-//! network namespace of the thread that opened them.
+//! A worker thread makes these calls, because they block while the kernel works. The sockets belong
+//! to the network namespace of the thread that opened them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,8 +26,8 @@ pub struct NetlinkKernel {
     nftables: Option<Nftables>,
     /// Netlink sockets of this program. Its subscriptions ignore changes that these sockets make.
     own: Arc<OwnSockets>,
-    /// Names of the links that modes create. Addresses on these links are not addresses of the
-    /// node.
+    /// Names of the links that modes create. Addresses on these links are service addresses, not
+    /// the node's own.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
@@ -58,8 +58,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Adds this kernel's socket to the program's own sockets, whose changes its subscriptions
-    /// ignore.
+    /// Adds this kernel's socket to the program's own sockets. The program's subscriptions ignore
+    /// changes that were made through these sockets.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

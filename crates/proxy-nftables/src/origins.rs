@@ -1,4 +1,4 @@
-//! Origins of this mode's objects in the kernel: the Kubernetes objects or flags behind each
+//! Origins of this mode's objects in the kernel: the Kubernetes objects or flags that cause each
 //! object.
 
 use footprint::origin::{

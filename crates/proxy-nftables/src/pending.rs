@@ -1,4 +1,4 @@
-//! Pending changes by owner, in writing order.
+//! Pending changes, grouped by owner and in writing order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, StaleObject};
 
-/// Number of ports up to which a Service or namespace keeps its place in the writing order. Its
-/// further ports follow the ports of other Services.
+/// Largest number of ports for which a Service or namespace keeps its place in the writing order.
+/// Its other ports follow the ports of other Services.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by the Service port that owns them.
@@ -44,7 +44,7 @@ impl<'a> PendingChanges<'a> {
 }
 
 /// Returns the pending changes in writing order. If a Service or namespace has more ports than its
-/// share, the excess ports are last.
+/// share, its other ports are last.
 pub(crate) fn in_turns(
     due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
 ) -> Vec<(&Arc<Owner>, PortChanges)> {

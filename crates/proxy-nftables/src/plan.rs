@@ -1,5 +1,5 @@
-//! Pending writes as data: the objects to write, grouped into units. Another module computes the
-//! changes of the table from them.
+//! A plan: pending writes as data. It contains the objects to write, grouped into units. The module
+//! `changes` turns a plan into changes of the table.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes
@@ -32,8 +32,8 @@ pub struct Plan {
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
-    /// New `services` chain while the table changes from the layout `flat` to upstream's. The
-    /// existing chain leads to objects of both layouts, so it is replaced last.
+    /// New `services` chain for a change from the layout `flat` to upstream's. The existing chain
+    /// leads to objects of both layouts, so the plan replaces it last.
     pub(crate) services_chain: Option<BaseChange>,
     /// Addresses to add to (true) or remove from (false) those that serve NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
@@ -95,8 +95,8 @@ pub(crate) enum Removal {
     /// In the same transaction as the other changes.
     #[default]
     Together,
-    /// In a later transaction. Before Linux 6.2, an element that a transaction deletes from a map
-    /// keeps its chain in use until the transaction ends.
+    /// In a later transaction. Before Linux 6.2, the chain of an element that a transaction deletes
+    /// from a map stays in use until the transaction ends.
     After,
 }
 
@@ -128,8 +128,8 @@ pub(crate) enum ChainState {
     Absent,
     /// The chain exists, and must be flushed.
     Present,
-    /// The chain may exist, because the reply to its last write was lost. The write creates it if
-    /// it is missing, and flushes it.
+    /// The chain may exist, because the reply to its last write was lost. The write creates the
+    /// chain if it is missing, and flushes it.
     Unknown,
 }
 
@@ -155,8 +155,8 @@ impl ClientsChange {
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Returns true if the existing set stays and the kernel releases the memory that it reserved
-    /// for it.
+    /// Returns true if the existing set stays and the kernel releases the memory that it had
+    /// reserved for the set.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there
             .is_some_and(|there| there.room == SetMemory::Reserved)
@@ -185,8 +185,8 @@ impl SlotChange {
 pub(crate) enum StaleObject {
     Chain(Name),
     Set(Name),
-    /// A shared object that is no longer needed: the set of NodePort addresses when all addresses
-    /// serve, an object of another layout, or a chooser chain.
+    /// A shared object that is no longer needed: the set of NodePort addresses if all addresses
+    /// serve NodePorts, an object of another layout, or a chooser chain.
     Base(BaseKey),
 }
 
@@ -206,8 +206,8 @@ pub(crate) enum UnitOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the plan reached the limit of transactions, or an object that this unit needs was
-    /// refused.
+    /// Not tried, because the plan had reached the limit of transactions, or because the kernel
+    /// refused an object that this unit needs.
     Untried,
     /// Deferred to the next plan.
     Later,
@@ -301,16 +301,16 @@ impl Plan {
             || !self.stale.is_empty()
     }
 
-    /// Returns true if the plan replaces a set by one of another kind, so that the set loses its
+    /// Returns true if the plan replaces a set by a set of another kind. The replaced set loses its
     /// elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
         changes.any(|(key, of)| matches!(key, BaseKey::Set(_)) && of.there == ExistingObject::Other)
     }
 
-    /// Returns true if an existing dormant table must be activated in advance, because the plan
-    /// creates base chains. The kernel refuses a new base chain in a transaction that changes the
-    /// table's flags.
+    /// Returns true if the plan creates base chains in an existing dormant table. The table must
+    /// then be activated in an earlier transaction, because the kernel refuses a new base chain in
+    /// a transaction that changes the table's flags.
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {

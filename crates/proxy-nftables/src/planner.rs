@@ -24,8 +24,9 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// Largest number of Service ports in a transaction. For each new map, the kernel searches all maps
-/// of the transaction (docs/design/nftables-cost.md). Each port takes about a kilobyte of memory.
+/// Largest number of Service ports in a transaction. There are two reasons for a limit: for each
+/// new map, the kernel searches all maps of the transaction (docs/design/nftables-cost.md), and
+/// each port takes about a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
 /// Largest number of sets of session affinity clients in a transaction. For each new set, the
 /// kernel searches all sets.
@@ -38,8 +39,8 @@ const MANY_SLOTS: usize = 10_000;
 const MANY_CLIENTS: usize = MANY_RULES;
 /// Number of pending entries above which a plan contains only some Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get a separate transaction. The whole
-/// node waits for urgent ports.
+/// Number of pending Service ports above which urgent ports get a separate transaction, because the
+/// whole node waits for these ports.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
@@ -75,8 +76,8 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Service ports wait until the base exists that they need. If the plan replaces a set,
-        // which then loses its elements, they wait for the next read.
+        // Service ports wait in two cases: until the base exists that they need, and, if the plan
+        // replaces a set and thereby removes its elements, until the next read.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
@@ -198,10 +199,9 @@ impl<'a> Planner<'a> {
 
     /// Adds chains and sets of a Service port that wait for a retry, in two cases:
     ///
-    /// - The plan writes an element that leads to a refused, missing chain. Without the chain, the
-    ///   kernel would refuse the element, too.
-    /// - The content of one of the chains is unknown. This chain may lead packets to unwanted
-    ///   endpoints.
+    /// - The plan writes an element that leads to a missing chain, which the kernel has refused.
+    ///   Without the chain, the kernel would refuse the element, too.
+    /// - The content of a chain is unknown. This chain may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -229,9 +229,12 @@ impl<'a> Planner<'a> {
     }
 
     /// Defers changes of a Service with session affinity and many endpoints, because the kernel
-    /// needs long for them. Returns true if it deferred some. The order is: sets and chains of
-    /// endpoints, then the chain that chooses an endpoint, in steps. The elements that lead to this
-    /// chain are last.
+    /// needs long for them. Returns true if it deferred some. The changes are written in this
+    /// order:
+    ///
+    /// 1. sets and chains of endpoints;
+    /// 2. the chain that chooses an endpoint, in steps;
+    /// 3. the elements that lead to this chain.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -277,8 +280,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // The kernel deletes a set only if no rule uses it. So the plan flushes existing chains
-        // that are no longer wanted. A later step deletes them.
+        // The kernel deletes a set only if no rule uses the set. So the plan flushes existing
+        // chains that are no longer wanted, and a later step deletes them.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -298,10 +301,12 @@ impl<'a> Planner<'a> {
         self.may_delete && self.tables.has_other_layout()
     }
 
-    /// Returns true if a chain must wait during a change of layout. Upstream's `services` chain
-    /// waits while some Services are unknown, or while their objects in this layout wait for a
-    /// retry. The `services` chain of the layout `flat` need not wait, because it leads to the
-    /// objects of both layouts.
+    /// Returns true if a chain must wait during a change of layout.
+    ///
+    /// * Upstream's `services` chain waits while some Services are unknown, or while their objects
+    ///   in this layout wait for a retry.
+    /// * The `services` chain of the layout `flat` need not wait, because it leads to objects of
+    ///   both layouts.
     fn has_to_wait(&self, key: &BaseKey) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
@@ -311,14 +316,14 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if the kernel refused a wanted object and its retry is not due yet. Until then,
-    /// Services may depend on the object of the other layout.
+    /// Returns true if the kernel refused a wanted object whose retry is not due yet. Until the
+    /// retry, Services may depend on the object of the other layout.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
 
-    /// Returns true if the kernel refused a wanted object of a Service port and its retry is not
-    /// due yet.
+    /// Returns true if the kernel refused a wanted object of a Service port whose retry is not due
+    /// yet.
     fn is_service_later(&self) -> bool {
         let Tables { slots, chains, .. } = self.tables;
         has_later(slots, self.now) || has_later(chains, self.now)
@@ -384,8 +389,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules of the base use the replaced set. So the plan flushes all base chains before it
-            // deletes the set, and then writes their rules again.
+            // Rules of the base use the replaced set. So the plan flushes all base chains, deletes
+            // the set, and then writes the rules of the base again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -410,9 +415,8 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns the changes of some Service ports when very many are pending, as at a start. Urgent
-    /// ports, for which the whole node waits, precede the others. Skips entries whose last write
-    /// failed.
+    /// Returns the changes of some Service ports if very many are pending, as at a start. Urgent
+    /// ports, for which the whole node waits, come first. Skips entries whose last write failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();

@@ -1,5 +1,5 @@
-//! Compiles one Service port into its chains, sets and elements. Pure: no clock, I/O, log or
-//! kernel.
+//! Compiles one Service port into its chains, sets and elements. Pure: no clock, no I/O, no log and
+//! no kernel access.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of the port's addresses
@@ -8,10 +8,10 @@
 //!                                         └─▶ affinity  a set of clients for each endpoint
 //! ```
 //!
-//! The mode keeps each [`ServedPort`] in memory, but builds its rules only for a write.
+//! The mode stores each [`ServedPort`], but builds its rules only for a write.
 //!
 //! Chains, rules, their order and their comments equal upstream's (docs/nftables-mode.md). The
-//! module [`flat`] contains the objects of the layout `flat`.
+//! module [`flat`] compiles the objects of the layout `flat`.
 
 mod endpoints;
 mod flat;
@@ -60,14 +60,14 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Verdicts and endpoints for the packets to a slot. If several Services claim a slot, one of them
-/// owns the whole route.
+/// Verdicts and endpoints for packets to a slot (an address and port). If several Services claim a
+/// slot, one of them owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
-    /// Treatment of packets without an endpoint, in the map `no-endpoint-services` or
-    /// `no-endpoint-nodeports`, if any.
+    /// Treatment of packets that have no endpoint, as an element of the map `no-endpoint-services`
+    /// or `no-endpoint-nodeports`. `None` without such an element.
     pub unserved: Option<EmptyPortPolicy>,
     /// Firewall chain in the map `firewall-ips`, if any.
     pub firewall: Option<Name>,
@@ -234,8 +234,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Returns true if the traffic policy has endpoints. With policy Local, only endpoints on this
-    /// node count.
+    /// Returns true if the traffic policy admits an endpoint. With policy Local, only endpoints on
+    /// this node count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -278,8 +278,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If an address has two routes, the first one counts. So an external IP that is also a load
-        // balancer's IP keeps its source ranges.
+        // If an address has two routes, the first route counts. So an external IP that is also a
+        // load-balancer IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -358,15 +358,16 @@ impl ServedPort {
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if the existing route must stay, because it leads some senders to endpoints and
-    /// the compiled route does not. The missing endpoints may be in an object that cannot be read.
+    /// Returns true if the existing route must stay: it leads some clients to endpoints, and the
+    /// compiled route does not. The missing endpoints may be in an object that the source cannot
+    /// read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that has no endpoint in its compiled form, but may still lead to
+    /// Returns true for a chain whose compiled form has no endpoint, but which may still lead to
     /// endpoints in the kernel.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
@@ -394,8 +395,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the port's NodePort with its endpoints, for the relay that serves it on localhost.
-    /// `None` if the relay does not serve this port.
+    /// Returns the port's NodePort with its endpoints, for the relay on localhost, or `None` if the
+    /// relay does not serve this port.
     pub(crate) fn on_localhost(
         &self,
         localhost: LocalhostNodePorts,
@@ -445,8 +446,8 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes external and
-    /// firewall chains that are not wanted, because building their few rules costs little.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes external chains
+    /// and firewall chains that are not wanted: they have few rules, which cost little to build.
     fn rules(
         &self,
         config: &Config,
@@ -495,8 +496,8 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns the rules that choose an endpoint: the client's previous endpoint or, without one, a
-    /// random endpoint.
+    /// Returns the rules that choose an endpoint: the client's previous endpoint, or a random
+    /// endpoint if there is none.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -535,7 +536,7 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from pods and from the node itself are treated as if they had left the node and
+        // Packets from pods and from the node itself count as if they had left the node and
         // returned through the load balancer. So policy Local does not apply to them.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
@@ -556,8 +557,8 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // Packets from the node to a load balancer's address may have this same address as their
-        // source.
+        // Packets from the node to a load balancer's address may have this address as their source,
+        // too.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();

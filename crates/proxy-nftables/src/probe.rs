@@ -25,8 +25,8 @@ pub enum ProbeError {
 }
 
 /// Checks that the kernel accepts all objects that do not depend on Services, and each kind of rule
-/// for a Service. The kernel never creates the table of the test, sends no event, and keeps its
-/// generation.
+/// for a Service. The check changes nothing: the kernel creates no table, sends no event, and keeps
+/// the generation of its ruleset.
 ///
 /// # Errors
 ///

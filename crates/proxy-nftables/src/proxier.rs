@@ -37,8 +37,8 @@ use crate::tables::Tables;
 /// Number of Service ports in a plan above which the process returns free memory to the system.
 const MANY: usize = 1_000;
 
-/// Shortest pause between two reads of the table, as a multiple of the last read's duration. During
-/// a read, the mode writes nothing.
+/// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
+/// The mode writes nothing during a read.
 const READING_SHARE: u32 = 10;
 
 /// Delay between a change by another program and the read of the table. The other program usually
@@ -51,14 +51,13 @@ pub type Proxier<K> = Engine<Nftables, K>;
 /// Worker threads of this mode: one for [the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
-/// State of the nftables mode: wanted objects, actual objects, and observed properties of the
-/// kernel.
+/// State of nftables mode: wanted objects, actual objects, and observed properties of the kernel.
 pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// Numbers of endpoints for which a chooser chain exists. A chooser stays until the next start,
-    /// because the kernel needs as much time to create a chooser as to create a Service's chain.
+    /// Numbers of endpoints for which a chooser chain exists. An unneeded chooser stays until the
+    /// next start, because a new chooser would cost the kernel as much time as a Service's chain.
     choosers: BTreeSet<Chooser>,
     /// True if the wanted base lacks some of these chooser chains.
     lacks_choosers: bool,
@@ -79,7 +78,7 @@ pub struct Nftables {
     /// True if the node's own address is known or was known before.
     has_own_address: bool,
     /// Sets of session affinity clients whose reserved memory the kernel has released. Their
-    /// handles still look like those of sets that were created with a size.
+    /// handles still look like the handles of sets that were created with a size.
     shrunk: HashSet<Name>,
     /// Layout chosen by the number of Service ports, or `None` before the table's first read.
     chosen: Option<Layout>,
@@ -104,9 +103,12 @@ enum OwnAddress {
     None,
 }
 
-/// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
-/// addresses serve, as in upstream. If `--nodeport-addresses` has only networks of the other
-/// family, no address serves. In upstream, all addresses then serve.
+/// Returns the addresses that serve NodePorts.
+///
+/// | `--nodeport-addresses` | addresses that serve |
+/// |---|---|
+/// | `primary`, and the node has no address | all, as in upstream |
+/// | only networks of the other family | none; in upstream, all |
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
         return ServedAddresses::At(Vec::new());
@@ -153,7 +155,7 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The interfaces lack the address in the Node object, perhaps only for a moment. So the
+            // The interfaces lack the address of the Node object, perhaps only for a moment. So the
             // addresses in the kernel's set stay.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
@@ -215,8 +217,8 @@ impl Nftables {
         state.news.changed(name);
     }
 
-    /// Chooses the layout by the number of Service ports. Before the first choice, the mode uses
-    /// the layout of the table in the kernel. While deletion is forbidden, this layout stays.
+    /// Chooses the layout by the number of Service ports. Until the first choice, and while
+    /// deletion is forbidden, the mode uses the layout of the table in the kernel.
     fn choose_layout(&mut self, state: &mut State) {
         let Some(sizes) = state.config.sizes.filter(|_| state.knows(Part::Table)) else {
             return;
@@ -364,7 +366,7 @@ impl engine::Scheme for Nftables {
 
     fn node_changed(&mut self, state: &mut State) -> bool {
         // The base contains the addresses that serve NodePorts, so the objects of Services do not
-        // depend on them.
+        // depend on these addresses.
         self.want_base(state);
         false
     }

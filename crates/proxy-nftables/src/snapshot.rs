@@ -1,7 +1,7 @@
 //! Reads the table object by object. Recognizes objects of this mode by their names, and ignores
 //! all other objects.
 //!
-//! Stores only a digest of each chain's rules, and elements as verdicts by address and port.
+//! Stores chains as digests of their rules, and elements as verdicts by address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -56,8 +56,8 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Handles of the sets of clients, and of the chains that add clients to them. The key of both
-    /// maps is the name of the set.
+    /// Two maps of handles: of the sets of clients, and of the chains that add clients to these
+    /// sets. The key of both maps is the name of the set.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }

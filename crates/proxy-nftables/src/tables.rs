@@ -1,7 +1,7 @@
 //! Tables of this mode: wanted, actual and pending objects.
 //!
-//! The wanted objects may change while a plan is being written. So the tables record each outcome
-//! for the value in the plan, which may differ from the value that is wanted now.
+//! The wanted objects may change while the kernel executes a plan. So the tables record each
+//! outcome for the value in the plan, not for the value that is wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -39,14 +39,14 @@ pub(crate) struct Tables {
     /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
-    /// Elements of shared sets. If several Service ports want the same element, each of them owns
-    /// it.
+    /// Elements of shared sets. If several Service ports want the same element, each of them is its
+    /// owner.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
     /// NodePorts that a relay serves on localhost. Their actual state is always known, because the
-    /// relay is part of this process. They never count as late, because another program may use the
-    /// port.
+    /// relay is part of this process. They never count as late, because another program may have
+    /// taken the port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
@@ -76,9 +76,9 @@ impl Tables {
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Returns the layout of the table in the kernel, or `None` if it has no layout. Upstream's
-    /// kube-proxy does not delete maps of the layout `flat`, so these maps alone do not prove this
-    /// layout.
+    /// Returns the layout of the table in the kernel, or `None` if the table has no layout. Maps of
+    /// the layout `flat` alone are no evidence of this layout, because upstream's kube-proxy does
+    /// not delete them.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
@@ -92,8 +92,8 @@ impl Tables {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Returns true for an object that the wanted layout does not use. Returns false for a chooser
-    /// chain, because even an unneeded one may belong to the wanted layout.
+    /// Returns true for an object that only the other layout uses. Returns false for a chooser
+    /// chain, because even an unneeded chooser may belong to the wanted layout.
     fn is_of_other_layout(&self, key: &BaseKey) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, BaseKey::Table | BaseKey::Chooser(_))
@@ -117,8 +117,8 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Gives endpoints the positions that they have in the kernel. The order of endpoints has no
-    /// effect.
+    /// Gives endpoints the same positions as in the kernel. The order of endpoints has no effect on
+    /// packets.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
             let (wanted, there) = (self.slots.wanted(slot)?, self.slots.actual(slot)?);
@@ -191,8 +191,8 @@ impl Tables {
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
-                // The kernel reported success, but the set has its old timeout. So the set must be
-                // replaced.
+                // The kernel reported success, but the set still has its old timeout. So the mode
+                // must replace the set.
                 if *outcome == UnitOutcome::Done
                     && is_kept
                     && clients.is_change()
@@ -204,8 +204,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // Does not report the first refusal: a deleted rule may keep the chain in use for a
-            // moment.
+            // Does not report the first refusal: rules that were just deleted may keep the chain in
+            // use for a moment.
             let is_first = match stale {
                 StaleObject::Chain(name) => !self.chains.is_failing(name),
                 StaleObject::Set(name) => !self.affinity.is_failing(name),

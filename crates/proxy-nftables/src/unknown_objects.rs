@@ -1,7 +1,10 @@
-//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name. Such
-//! a chain uses one of [the counters](crate::name::localhost_counter), or leads to a chain that
-//! does, directly or through a map. Such a map is recognized, too. An earlier kube-proxy left these
-//! objects, and no other program would remove them.
+//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name:
+//!
+//! * a chain that uses one of [the counters](crate::name::localhost_counter);
+//! * a chain that leads to such a chain, directly or through a map;
+//! * this map.
+//!
+//! An earlier kube-proxy left these objects, and no other program would remove them.
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};

@@ -1,6 +1,8 @@
-//! Compares the table that this mode writes for a golden case with upstream's table for the same
-//! objects. The same `nft` lists both, each in its own network namespace. `GOLDEN` may name another
-//! folder of cases. If that folder does not exist, the test compares no tables.
+//! Compares two tables for the objects of each golden case: the table that this mode writes, and
+//! upstream's. The same `nft` lists both, each in its own network namespace.
+//!
+//! The environment variable `GOLDEN` may name another folder of cases. If that folder does not
+//! exist, the test compares no tables.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -172,7 +174,7 @@ const DIFFERENCES: [&str; 2] = [
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
 /// Returns the listing after `lives` starts of the daemon, and the number of changes in the last
-/// start. The first start finds the ruleset in the file `there`.
+/// start. The kernel has the ruleset of the file `there` before the first start.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();
     in_namespace(|| {

@@ -133,7 +133,7 @@ impl World {
     }
 
     /// Runs the daemon's loop until no work is due within `within`. Returns the number of changes
-    /// that were written, and the failures.
+    /// that the daemon wrote, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
         let end = self.now + within;
@@ -395,8 +395,8 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
         };
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
-        // If the kernel can change the timeout of a set (Linux 6.5, and current 6.1), all clients
-        // stay. Otherwise, the proxier replaces the set by an empty one.
+        // If the kernel can change the timeout of a set (Linux 6.5 and current 6.1), all clients
+        // stay. Otherwise, the proxier replaces the set by an empty set.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -493,9 +493,9 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
-        // The sets need about 100 MB. Other programs and the removal of earlier namespaces change
-        // the memory in use by tens of megabytes. So the test only checks that the kernel frees
-        // more than 50 MB.
+        // The sets need about 100 MB. The test only checks that the kernel frees more than 50 MB,
+        // because other programs and the removal of earlier namespaces change the memory in use by
+        // tens of megabytes.
         let most = 50.0;
         // A kernel thread (kworker) shrinks the sets after some time.
         let freed = || with_sizes - kernel_memory();
@@ -655,7 +655,7 @@ fn ip(arguments: &str) {
 }
 
 /// The rules reject packets without an endpoint before the kernel creates a conntrack entry. So the
-/// flow reaches the endpoint once the map has its element again.
+/// flow reaches an endpoint once the map has an element for the Service again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
 fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
@@ -726,7 +726,7 @@ fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
         }
         assert!(whole().chains.iter().all(|chain| !chain.name.contains('/')));
         // The restarted proxier deletes the chooser chain for four endpoints, because no Service
-        // needs it.
+        // has four endpoints.
         let mut other = world.again(Layout::Flat);
         assert_eq!(other.sync(), 2);
         let before = (generation(), content(&whole()));
@@ -820,8 +820,8 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// Measures the cold start and an endpoint change of one Service with affinity, and the kernel's
-/// share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
+/// Measures a Service with session affinity: its cold start, and an endpoint change. Prints the
+/// kernel's share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure_affinity() {
@@ -863,7 +863,7 @@ fn measure_affinity() {
     });
 }
 
-/// Measures a cold start, a restart and an endpoint change, and the kernel's share of each time.
+/// Measures a cold start, a restart and an endpoint change. Prints the kernel's share of each time.
 /// Usage: `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]

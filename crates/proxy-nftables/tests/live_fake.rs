@@ -1,5 +1,5 @@
-//! Compares the strict fake with the kernel. The same transactions must fail with the same errors,
-//! and leave the same table.
+//! Compares the strict fake with the kernel. The same transactions must fail with the same errors
+//! on both, and leave the same table.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -129,8 +129,8 @@ fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns true if the kernel keeps a chain in use after the deletion of its last element, until
-/// the transaction ends.
+/// Returns true if the kernel keeps a chain in use until the end of the transaction that deletes
+/// the last element with this chain.
 fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),

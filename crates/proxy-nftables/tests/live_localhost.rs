@@ -176,8 +176,8 @@ impl World {
             std::mem::replace(&mut self.proxier, proxier),
             std::mem::replace(&mut self.relay, relay),
         ));
-        // Waits until the relay of the previous process has closed its ports, after its last handle
-        // was dropped.
+        // Waits until the relay of the previous process has closed its ports. The test has dropped
+        // the last handle to this relay.
         let start = Instant::now();
         while TcpListener::bind(at).is_err() {
             assert!(

@@ -1,6 +1,6 @@
-//! Checks the packet matrix (docs/packet-matrix.md) against the rules alone. The interpreter of
-//! `explain` evaluates the rules for each Service of the matrix, in each layout. Scenarios in the
-//! lab check the same matrix with real packets.
+//! Checks the packet matrix (docs/packet-matrix.md) against the rules alone. The interpreter of the
+//! program `explain` evaluates the rules of each Service of the matrix, in each layout. Scenarios
+//! in the lab check the same matrix with real packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "../../packet-path/tests/nft/node.rs"]

@@ -630,8 +630,8 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
-/// The older Service owns the shared address. Source ranges and endpoints of the younger load
-/// balancer do not affect it, even if they are absent.
+/// The older Service owns the shared address. The source ranges and endpoints of the younger
+/// Service do not affect the address, nor does their absence.
 #[test]
 fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
     let vip = [198, 51, 100, 7];
@@ -690,7 +690,7 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
         // In upstream's layout, a separate map leads to the firewall chains. In the layout `flat`,
-        // the element of the Service address does.
+        // the element of the service address does.
         let walled = match layout {
             Layout::Upstream => "firewall-ips",
             Layout::Flat => "service-ips",
@@ -701,8 +701,8 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
     }
 }
 
-/// For each rule with a set, the kernel searches all sets. So the proxier changes only the affected
-/// rules of a long chain.
+/// For each written rule with a set, the kernel searches all sets. So the proxier changes only the
+/// affected rules of a long chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -732,7 +732,7 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
 }
 
 /// The proxier writes a Service with session affinity and very many endpoints in steps. Packets
-/// reach the Service only when it is complete.
+/// reach the Service only once all its objects exist.
 #[test]
 fn many_endpoints_with_affinity_are_written_in_pieces() {
     for layout in LAYOUTS {
@@ -829,8 +829,8 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     world.restart();
     world.sync();
     assert_eq!(world.made().len(), 0);
-    // In a table whose sets have a size, the proxier adds and removes one element of each set,
-    // which releases the memory. It changes no chain.
+    // In a table whose sets have a size, the proxier adds and removes one element of each set, so
+    // that the kernel releases the memory. The proxier changes no chain.
     world.kernel.state().handles.sets_first();
     let before = world.content();
     world.restart();
@@ -1237,8 +1237,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
     ];
     assert_eq!(world.made(), [wanted]);
-    // A changed number of endpoints moves them to another map, in one transaction. The first
-    // Service with four endpoints also needs a chooser chain.
+    // If the number of endpoints changes, one transaction moves the endpoints to another map. The
+    // first Service with four endpoints also needs a chooser chain.
     world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
     let made = world.made();
@@ -1248,8 +1248,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
     );
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
-    // The second Service with four endpoints needs no new chain. The transaction does not contain
-    // unchanged endpoints.
+    // The second Service with four endpoints needs no new chain. The transaction contains only
+    // changed endpoints.
     world.apply(slice_of(8, [1, 3, 5, 7]));
     world.sync();
     world.apply(slice_of(7, [1, 3, 5, 9]));
@@ -1508,8 +1508,8 @@ fn valid_changes_after_an_invalid_one_are_written() {
 /// Unwanted chains still use the set, which would prevent its deletion.
 #[test]
 fn a_set_of_another_type_is_replaced_despite_leftover_users() {
-    // Leftovers: unwanted chains of the other layout, and a chooser for a number of endpoints that
-    // no Service has.
+    // Unwanted objects that the kernel still has: chains of the other layout, and a chooser chain
+    // for a number of endpoints that no Service has.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),
@@ -1601,8 +1601,8 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                     }
                 };
                 if world.sync().pending == 0 {
-                    // Only the external chain may be equal in both layouts. It then needs no write,
-                    // so the kernel cannot refuse it.
+                    // The external chain may be equal in both layouts. Then it needs no write, so
+                    // the kernel cannot refuse it. No other chain may be equal.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
@@ -1810,8 +1810,8 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts the endpoints of each Service port over its positions, because a position depends on the
-/// order in which endpoints were added.
+/// Sorts the endpoints of each Service port over its positions. The test compares content from
+/// different orders of events, in which endpoints have different positions.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));

@@ -1,6 +1,7 @@
-//! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint. All its
-//! base chains have type `nat`, so only the first packet of a connection passes them. They reject
-//! and drop packets, too.
+//! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint.
+//!
+//! All its base chains have type `nat`, even those that reject or drop packets. So only the first
+//! packet of a connection passes these chains.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;

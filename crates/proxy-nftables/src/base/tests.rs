@@ -32,8 +32,8 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }
 
-/// The kernel evaluates matches in the order of the rule. If the source is compared first, many
-/// packets need no lookup in the set.
+/// The kernel evaluates the matches of a rule from left to right. If a rule compares the source
+/// first, many packets need no lookup in the set.
 #[test]
 fn the_flat_layout_has_only_nat_base_chains() {
     let config = Config {

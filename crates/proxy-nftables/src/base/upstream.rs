@@ -1,4 +1,4 @@
-//! The base of upstream's layout. It has maps for source ranges and for Services without endpoints,
+//! The base of upstream's layout. It has maps of source ranges and of Services without endpoints,
 //! and `filter` chains that look up these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};

@@ -1,4 +1,4 @@
-//! Endpoints of a Service port in a compact form.
+//! The endpoints of a Service port, in a compact form.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,6 +1,10 @@
-//! Compiles a Service port in the layout `flat`. If the port has only a ClusterIP, its endpoints
-//! become elements of shared maps. All other ports have upstream's chains. This layout has no
-//! `filter` chains, so packets without an endpoint end in the port's chain or in `service-ips`.
+//! Compiles a Service port in the layout `flat`.
+//!
+//! * If the port has only a ClusterIP, its endpoints become elements of shared maps.
+//! * Any other port has upstream's chains.
+//!
+//! This layout has no `filter` chains. If a packet has no endpoint, the port's chain or the map
+//! `service-ips` has its verdict.
 
 use nftables_netlink::{Rule, Verdict};
 

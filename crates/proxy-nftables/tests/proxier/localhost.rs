@@ -77,8 +77,8 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
         world.sync();
         assert_eq!((world.made().len(), world.content()), (0, before));
         assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
-        // Without the feature gate, the proxier deletes all objects for localhost, and changes no
-        // other object.
+        // Without the feature gate, the proxier deletes all objects for localhost and changes
+        // nothing else.
         restart_with(&mut world, LocalhostNodePorts::Off);
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.content(), plain.content(), "{layout:?}");
@@ -92,8 +92,8 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
     }
 }
 
-/// The rules reject TCP packets to localhost until a restart, because the element stays
-/// (k/k#142183).
+/// The rules reject TCP packets to localhost until a restart, because the element that rejects them
+/// stays (k/k#142183).
 #[test]
 fn localhost_added_later_is_served_after_a_restart() {
     for layout in LAYOUTS {
@@ -162,8 +162,10 @@ fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// Adds upstream's objects under other names: a map that leads to chains which count and reject
-/// packets, and a chain that looks up this map.
+/// Adds upstream's objects under other names:
+///
+/// * a map that leads to chains which count and reject packets;
+/// * a chain that looks up this map.
 #[test]
 fn leftover_objects_of_upstream_are_removed() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};

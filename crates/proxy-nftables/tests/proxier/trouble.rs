@@ -144,7 +144,7 @@ fn a_set_of_another_type_does_not_disable_timeout_changes() {
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));
-    // The kernel refuses the write. So the proxier reads the table, and finds a set of another
+    // The kernel refuses the write. So the proxier reads the table, which contains a set of another
     // kind.
     world.sync();
     world.now = world.proxier.next_due(world.now).unwrap_or(world.now);

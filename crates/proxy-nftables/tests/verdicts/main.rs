@@ -19,8 +19,8 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Number of random values for each packet. Every number of endpoints divides it, so each endpoint
-/// is chosen equally often.
+/// Number of random values that the test tries for each packet. Each number of endpoints divides
+/// this number, so each endpoint is chosen equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
@@ -34,8 +34,8 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 
 /// Endpoints of the Services, by number. Those with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// Number of optional features of a Service: affinity, NodePort and external IP, load balancer,
-/// source ranges, external policy, internal policy.
+/// Number of optional features of a Service, one bit each: affinity, NodePort and external IP, load
+/// balancer, source ranges, external policy, internal policy.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
 
@@ -80,8 +80,8 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     if is(1) {
         service.external_ips = vec![own.external];
         if is(2) {
-            // The address is both an external IP and a load balancer's IP, so its source ranges
-            // apply.
+            // The address is both an external IP and a load-balancer IP, so the source ranges apply
+            // to it.
             service.external_ips.push(own.ingress);
         }
     }
@@ -267,9 +267,9 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     }
 }
 
-/// If the element of an endpoint is missing, the rules reject packets that chose this endpoint. The
-/// packets never reach the service address itself. The test covers the maps that rules look up
-/// directly, and the map that choosers look up.
+/// If the element of an endpoint is missing, the rules reject packets for which they chose this
+/// endpoint. The packets never reach the service address itself. The test covers the maps that
+/// rules of `services` look up, and the map that choosers look up.
 #[test]
 fn packets_without_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {
