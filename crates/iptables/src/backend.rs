@@ -17,8 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Both backends, the preferred one first. Upstream's iptables-wrappers prefers the same one
-    /// when no existing rules decide.
+    /// Both backends, the preferred backend first. If no existing rules decide, upstream's
+    /// iptables-wrappers prefers the same backend.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 

@@ -1,9 +1,9 @@
 //! Chooses the backend of iptables.
 //!
-//! Neither backend sees the other's rules, so a node's kubelet, CNI plugin and kube-proxy must use
-//! the same one. The daemon chooses once, at its start, for both families. It runs programs by
-//! their full names (`iptables-nft-restore`), because the default `iptables` in a container may
-//! differ from the host's.
+//! A backend does not show the rules of the other one, so a node's kubelet, CNI plugin and
+//! kube-proxy must use the same backend. The daemon chooses once, at its start, for both families.
+//! It runs programs by their full names (`iptables-nft-restore`), because the default `iptables` in
+//! a container may differ from the host's.
 
 use std::sync::Arc;
 
@@ -23,11 +23,17 @@ const MODERN: [u32; 3] = [1, 6, 2];
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend for the network namespace of the caller. The order is: the wanted
-    /// backend, the backend with the kubelet's hints, the backend with `KUBE-*` chains, the backend
-    /// with more rules, nft. Skips a backend that does not work. Starts a process for each family
-    /// whose rules decide. A later save reuses these rules. Also starts a process for each query
-    /// that the kernel cannot answer.
+    /// Chooses the backend for the network namespace of the caller: the first that exists of
+    ///
+    /// 1. the wanted backend,
+    /// 2. the backend with the kubelet's hints,
+    /// 3. the backend with `KUBE-*` chains,
+    /// 4. the backend with more rules,
+    /// 5. nft.
+    ///
+    /// Skips a backend that does not work. Starts a process for each family whose rules decide; a
+    /// later save reuses these rules. Also starts a process for each query that the kernel cannot
+    /// answer.
     ///
     /// # Errors
     ///
@@ -36,8 +42,8 @@ impl Iptables {
         Self::choose_loading(wanted, &[])
     }
 
-    /// Chooses like [`choose`](Self::choose), and also loads kernel modules. One process loads all
-    /// missing modules: those of the backend, and [`MODULES`](crate::MODULES). The kernel itself
+    /// Chooses like [`choose`](Self::choose), and also loads all missing kernel modules: those of
+    /// the backend, and [`MODULES`](crate::MODULES). One process loads them, whereas the kernel
     /// would start a process for each module at its first use.
     ///
     /// # Errors
@@ -70,8 +76,8 @@ impl Iptables {
                 }
             }
         }
-        // No backend is left. The programs now run, because only they explain which features the
-        // kernel lacks.
+        // No backend is left. Runs the programs now, because only their messages explain which
+        // features the kernel lacks.
         for iptables in never {
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
@@ -86,8 +92,8 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but writes nothing. If the kernel does not report its
-    /// support of a backend, tries a read instead of a write.
+    /// Chooses like [`choose`](Self::choose), but writes nothing. If the kernel does not report
+    /// whether it supports a backend, tries to read rules instead of writing one.
     ///
     /// # Errors
     ///
@@ -96,8 +102,8 @@ impl Iptables {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // Backends that are known to be unwritable are tried last. A successful save proves
-        // nothing: on such a backend, it also succeeds and prints no rules.
+        // Tries backends last that are known to be unwritable. A successful save is no evidence for
+        // such a backend: `iptables-save` would print no rules and succeed.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
@@ -144,8 +150,8 @@ impl Iptables {
         all.filter(|other| other.backend != used.backend)
     }
 
-    /// Returns the installed backends, or only the wanted one. A backend with stronger evidence
-    /// precedes one with weaker evidence.
+    /// Returns the installed backends, or only the wanted backend. The backend with the strongest
+    /// evidence is first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
         let mut found = Self::named_ones(&Arc::default());
@@ -202,8 +208,8 @@ impl Iptables {
         (has("save") && has("restore")).then_some(iptables)
     }
 
-    /// Returns the programs without a backend in their names, as before iptables 1.8 or on a host
-    /// with a single backend.
+    /// Returns the programs whose names contain no backend. They exist before iptables 1.8, and on
+    /// hosts with a single backend.
     fn plain() -> Result<Option<Self>, IptablesError> {
         let Some(program) = Program::find("iptables-save") else {
             return Ok(None);
@@ -222,8 +228,8 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel is known to refuse all rules of this backend. Does not query
-    /// legacy iptables, because the query would create a table.
+    /// Reports whether the kernel is known to refuse all rules of this backend. Sends no query
+    /// about legacy iptables, because such a query would create a table.
     fn is_known_unwritable(&self) -> bool {
         let lacks = |family| {
             matches!(
@@ -242,7 +248,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules that might change the choice cannot be read now.
+    /// The rules cannot be read now, and could change the choice.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
@@ -260,9 +266,10 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence from the names of a backend's chains. Used if the rules cannot be read, for
-/// example because iptables cannot express a table. A backend without readable chains has no
-/// evidence if the kernel lacks it or refuses access, because it cannot be chosen then.
+/// Returns the evidence from the names of a backend's chains. The caller needs it if the rules
+/// cannot be read, for example because iptables cannot express a table. If the kernel lacks the
+/// backend or refuses access, an unreadable backend has no evidence, because it cannot be chosen
+/// anyway.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,
@@ -276,8 +283,7 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error if no backend works. `are_absent` tells whether the kernel lacks every
-/// backend.
+/// Returns the error if no backend works. `are_absent` is true if the kernel lacks every backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {

@@ -1,6 +1,8 @@
-//! Deletes iptables rules that follow an nft rule which iptables cannot express. For a `-D`,
-//! `iptables-nft-restore` searches from the head of the chain, and fails at the first such rule. So
-//! this module deletes the rules directly in the kernel, by their handles.
+//! Deletes iptables rules that follow an nft rule which iptables cannot express.
+//!
+//! For a `-D`, `iptables-nft-restore` searches from the head of the chain, and fails at the first
+//! nft rule of this kind. So this module deletes the rules directly in the kernel, by their
+//! handles.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
 
@@ -14,8 +16,8 @@ use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`), each with its table, and how often the line
-/// occurs.
+/// Lines of a restore that delete a rule (`-D`), each with its table. The value is the number of
+/// times that the line occurs.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
 /// Returns the lines of a text that delete rules, with their tables and numbers.
@@ -34,9 +36,14 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     found
 }
 
-/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that need not be
-/// restored again. A line of a table without any match is among them, because the failed restore
-/// may have applied this table. If no table has a match, returns no line.
+/// Deletes the matching rules in the kernel, in one transaction. Returns the lines that the caller
+/// must not restore again:
+///
+/// * the lines whose rules were deleted;
+/// * the lines of a table without any match, because the failed restore may have applied this
+///   table.
+///
+/// If no table has a match, returns no lines.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
-//! Errors of iptables: kind, message, and the next step for the operator.
+//! Errors of iptables: the kind, the message, and the next step for the operator.
 //!
-//! The programs explain failures in sentences, and use the same exit status for many. Only this
-//! file interprets these sentences.
+//! The iptables programs explain failures in sentences, and use the same exit status for many
+//! failures. Only this file interprets these sentences.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -55,7 +55,7 @@ pub enum IptablesError {
         limit: Duration,
     },
     /// A table of nf_tables has rules that iptables cannot express, and the direct read from the
-    /// kernel has failed, too.
+    /// kernel has also failed.
     #[error(
         "table {family} {table} cannot be read, since it holds rules of nft that iptables has no \
          words for ({why}): put these into a table of their own (`nft list table {family} \
@@ -132,12 +132,12 @@ pub enum Kind {
 
 impl Kind {
     /// Reports whether the failed program wrote none of the `tables` tables in its input. If false,
-    /// it may have written some.
+    /// the program may have written some of them.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
-            // Legacy iptables takes the lock for each table and releases it in between, so it may
-            // have written an earlier table.
+            // Legacy iptables takes the lock for each table and releases it before the next table.
+            // So the program may have written an earlier table.
             Self::LockHeld => tables <= 1,
             Self::TimedOut
             | Self::Unsupported
@@ -208,8 +208,8 @@ impl Kind {
     }
 }
 
-/// Phrases in the programs' messages. A message matches a row if one sentence contains all parts of
-/// the row. The first matching row decides.
+/// Phrases in the programs' messages. A message matches a row if one of its sentences contains all
+/// parts of the row. The first matching row determines the kind of the error.
 ///
 /// Source: iptables 1.8.9, by file.
 const SIGNS: [(Kind, &[&str]); 17] = [
@@ -271,7 +271,7 @@ impl IptablesError {
     }
 
     /// Names the blocked chains that explain the failure. If a built-in chain could not be created
-    /// although nft blocks none, a kernel module is missing.
+    /// although nft blocks no chain, reports a missing kernel module.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
@@ -400,8 +400,8 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanat
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         });
-    // Searches before the faulty line is added, because the name of a Service in that line may
-    // contain a phrase.
+    // Searches the messages before the faulty line is added to them, because a Service's name in
+    // that line may contain a phrase.
     let mut signs = SIGNS.iter();
     let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
     let blamed = number.and_then(|number| Some((number, line(number)?)));

@@ -20,8 +20,8 @@ use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// Time limit of most runs of a program. `iptables-save` prints the rules of all programs, and they
-/// may be very many.
+/// Time limit of most runs of a program. The limit is long, because `iptables-save` prints the
+/// rules of all programs on the node, which may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// Time limits of `iptables-save` for all tables, if the caller handles lines while the program
 /// prints.
@@ -33,8 +33,8 @@ const LONG_SAVE_LIMIT: Limit = Limit {
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// The iptables programs of one backend, for both families, in the network namespace of the calling
-/// thread. Keeps the rules of the last read, with a number from the kernel that changes whenever
-/// the rules change.
+/// thread. Stores the rules of the last read, with a number of the kernel that changes whenever the
+/// rules change.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -56,8 +56,8 @@ struct SaveRequest {
     limit: Limit,
 }
 
-/// Returns the names of the iptables tables that exist in nf_tables, or only that of `only`, if it
-/// exists.
+/// Returns the names of the iptables tables that exist in nf_tables. If `only` is set, returns at
+/// most the name of this table.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
     let mut tables = nft::kernel_rules::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
@@ -71,7 +71,7 @@ pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
 }
 
 impl Backend {
-    /// Returns all chains of this backend's tables except built-in ones, in the network namespace
+    /// Returns all chains of this backend's tables except built-in chains, in the network namespace
     /// of the caller. Returns `None` if the chains cannot be read. Starts no process.
     pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
         match self {
@@ -117,8 +117,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be written. Starts a process only if the kernel's replies
-    /// do not prove it.
+    /// Checks that rules of a family can be written. Runs a program only if the kernel's replies do
+    /// not show it.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be read. Starts a process only if the kernel's replies do
-    /// not prove it.
+    /// Checks that rules of a family can be read. Runs a program only if the kernel's replies do
+    /// not show it.
     ///
     /// # Errors
     ///
@@ -160,9 +160,9 @@ impl Iptables {
         }
     }
 
-    /// Reports whether loading modules may add a missing feature of legacy iptables. True if the
-    /// kernel has not loaded legacy iptables, but module files exist for it and for the module
-    /// `further`. False for nft. Loads no module.
+    /// Reports whether loading modules may add a missing feature of legacy iptables. Returns true
+    /// if the kernel has not loaded legacy iptables, but has module files for it and for the module
+    /// `further`. Returns false for nft. Loads no module.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
             // For nft, the kernel loads modules on request.
@@ -203,8 +203,8 @@ impl Iptables {
         })
     }
 
-    /// Writes a test rule. A save or `--test` would prove nothing: with the nft backend, both
-    /// succeed even if the kernel has no NAT in nftables.
+    /// Writes a test rule. A save or a `--test` would not show the failure: with the nft backend,
+    /// both succeed even if the kernel has no NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });
@@ -213,8 +213,8 @@ impl Iptables {
         Ok(())
     }
 
-    /// Checks that the kernel accepts a rule. Writes and deletes the rule in one transaction, so
-    /// that the kernel loads the table, the match and the target but no rule changes.
+    /// Checks that the kernel accepts a rule. Writes and deletes the rule in one transaction: the
+    /// kernel loads the table, the match and the target, but no rule changes.
     ///
     /// # Errors
     ///
@@ -237,8 +237,8 @@ impl Iptables {
     }
 
     /// Checks that the kernel accepts these rules, which are ordered by table. Writes them into an
-    /// unused chain and removes them again, because the kernel checks some rules only when a
-    /// transaction completes.
+    /// unused chain and removes them again. A real write is needed, because the kernel checks some
+    /// rules only when a transaction completes.
     ///
     /// # Errors
     ///
@@ -276,8 +276,8 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Removes the chain in each table, because the program wrote the tables before the refused
-        // one.
+        // Removes the chain from each table: before the refused table, the program may have written
+        // others.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -337,9 +337,9 @@ impl Iptables {
         }
     }
 
-    /// Passes the lines of one table, or of all existing tables, to `line`. Starts a process only
-    /// if necessary, like [`save`](Self::save). A read of one table does not wait while another
-    /// thread reads all tables.
+    /// Passes the lines of one table, or of all existing tables, to `line`. Like
+    /// [`save`](Self::save), starts a process only if necessary. A read of one table does not wait
+    /// while another thread reads all tables.
     ///
     /// # Errors
     ///
@@ -378,7 +378,7 @@ impl Iptables {
 
     /// Passes the lines of one table, or of all existing tables, to `line`. Each rule begins with
     /// its counters: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)). Starts a
-    /// process unless no rules exist. Stores no text, and waits for no other read.
+    /// process unless no rules exist. Does not store the text, and does not wait for other reads.
     ///
     /// # Errors
     ///
@@ -473,8 +473,8 @@ impl Iptables {
         is_there.then(|| Arc::clone(&last.text))
     }
 
-    /// Passes the requested lines to the caller: first those that `iptables-save` prints, then
-    /// those that it omits without an error.
+    /// Passes the requested lines to the caller: first the lines that `iptables-save` prints, then
+    /// the lines of rules that `iptables-save` omits without an error.
     fn stream(
         &self,
         family: IpFamily,
@@ -537,8 +537,7 @@ impl Iptables {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // The lines before a read error count. The program's exit status then shows the
-            // failure.
+            // Uses the lines before a read error. The program's exit status then shows the failure.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)

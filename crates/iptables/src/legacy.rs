@@ -1,8 +1,8 @@
-//! Queries the kernel about legacy iptables without running a program: existing tables, their
-//! changes, and the supported tables, matches and targets.
+//! Queries the kernel about legacy iptables without running a program: which tables exist, whether
+//! they have changed, and which tables, matches and targets the kernel supports.
 //!
-//! This module does not parse rules. `iptables-save` prints them, and a digest shows whether they
-//! have changed.
+//! This module does not parse rules, because `iptables-save` prints them. A digest shows whether
+//! they have changed.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
 //! `linux/netfilter/x_tables.h`.
@@ -34,13 +34,13 @@ const INFO: usize = 84;
 /// Size in bytes of `struct ipt_get_entries` before its entries: name, size, and padding to a
 /// multiple of 8.
 const ENTRIES: usize = 40;
-/// Maximum size in bytes of a table whose changes this crate detects. A digest of a larger table
-/// would take long, and `Readings` does not keep the text of such a table anyway.
+/// Maximum size in bytes of a table whose changes this crate detects. The digest of a larger table
+/// would take long, and `Readings` does not store the text of such a table anyway.
 const MOST: usize = 1 << 20;
 /// Lock file that all programs that write legacy iptables share.
 const LOCK: &str = "/run/xtables.lock";
-/// Kernel modules for rules of both families. The first two answer queries about tables. The others
-/// contain the tables.
+/// Kernel modules that rules of both families need. The first two answer queries about tables, and
+/// the others contain the tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",
@@ -91,8 +91,8 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     Some(chains)
 }
 
-/// Returns the names of all chains except built-in ones. Each chain begins with an entry whose
-/// target `ERROR` contains the name of the chain (`struct xt_error_target`). Returns `None` for
+/// Returns the names of all chains except built-in chains. The first entry of each chain has the
+/// target `ERROR`, which contains the chain's name (`struct xt_error_target`). Returns `None` for
 /// malformed entries.
 fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
     // Offset of the target and minimum size of an entry, in `struct ipt_entry` and `struct
@@ -131,8 +131,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Reports whether the kernel lacks table nat of a family, or a match or target that rules of every
-/// mode use.
+/// Reports whether the kernel lacks the table nat of a family, or a match or target that rules of
+/// every mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     ask_for_nat(family).is_err_and(|error| is_unknown(&error))
 }
@@ -174,8 +174,8 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads the modules that answer queries about tables, because the kernel does not load them
-/// itself. Also loads the tables and the `needed` modules.
+/// Loads the modules that answer queries about tables, because the kernel does not load these
+/// automatically. Also loads the modules of the tables, and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
     if IpFamily::ALL.into_iter().any(is_missing) {
@@ -183,8 +183,8 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Checks that the kernel has or loads table nat, a match and a target, and that the lock file can
-/// be opened.
+/// Checks that the kernel has, or can load, the table nat, a match and a target. Also checks that
+/// the lock file can be opened.
 pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match ask_for_nat(family).and_then(|()| lock()) {
         Ok(_) => RuleSupport::Works,
@@ -294,8 +294,9 @@ impl LegacyTables {
         self.ask_revision(0, name, revision)
     }
 
-    /// Queries a revision of a match (`kind` 0) or a target (`kind` 1):
-    /// `IPT_SO_GET_REVISION_MATCH`, `IP6T_SO_GET_REVISION_MATCH` and the options that follow them.
+    /// Queries a revision of a match (`kind` 0) or of a target (`kind` 1). The options are
+    /// `IPT_SO_GET_REVISION_MATCH`, `IP6T_SO_GET_REVISION_MATCH`, and the option that follows each
+    /// of them.
     fn ask_revision(&self, kind: libc::c_int, name: &str, revision: u8) -> io::Result<()> {
         let get_match = match self.family {
             IpFamily::V4 => 66,
@@ -351,7 +352,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// Adds entries without their counters to a digest. Returns `None` for malformed entries.
 fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
-    // Offset of the entry's length and range of the counters, in `struct ipt_entry` and `struct
+    // Offset of the entry's length, and range of its counters, in `struct ipt_entry` and `struct
     // ip6t_entry`.
     let (next, from, to) = match family {
         IpFamily::V4 => (90, 96, 112),

@@ -6,14 +6,15 @@
 //!           Entry ◀─ Reader ◀─ Iptables::save_lines ◀─ iptables-save ◀───────────┘
 //! ```
 //!
-//! A [`Rule`] is data. Its only rendering is that of `iptables-save`, so wanted rules can be
+//! A [`Rule`] is data. Its only text form is that of `iptables-save`, so wanted rules can be
 //! compared with rules that were read. [`Reader`] parses rules, and [`Restore`] writes the input of
 //! `iptables-restore`.
 //!
-//! [`Iptables`] stands for the programs of one backend, for both IP families. `iptables-save` reads
-//! and `iptables-restore` writes, and each process handles many rules. Without a process, the
-//! kernel reports whether rules exist, whether they have changed, and whether it would accept
-//! rules. [`Program`] runs the programs. Each failure has a [`Kind`].
+//! [`Iptables`] represents the programs of one backend, for both IP families. `iptables-save` reads
+//! rules and `iptables-restore` writes them. Each process handles many rules.
+//!
+//! Without a process, the kernel reports whether rules exist, whether they have changed, and
+//! whether it would accept rules. [`Program`] runs the programs. Each failure has a [`Kind`].
 //!
 //! This crate knows neither Kubernetes nor the rules of any mode.
 

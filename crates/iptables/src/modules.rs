@@ -1,8 +1,8 @@
-//! Loads kernel modules together. Without this, the kernel starts a process for each module at its
-//! first use.
+//! Loads several kernel modules in one process. Otherwise, the kernel would start a process for
+//! each module at its first use.
 //!
-//! This only saves time. If this module cannot load a kernel module, the kernel loads it later or
-//! reports the failure.
+//! This module only saves time. If it cannot load a kernel module, the kernel later loads the
+//! module itself or reports the failure.
 
 use std::collections::HashSet;
 use std::fs;
@@ -25,8 +25,9 @@ pub const MODULES: [&str; 7] = [
 /// Time limit of the program that loads modules.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs the kernel's own loader once, for the modules of a backend, [`MODULES`] and the `needed`
-/// ones. Ignores errors, because the kernel reports a missing module at its use.
+/// Runs the kernel's module loader once, for the modules of a backend, the modules in [`MODULES`],
+/// and the `needed` modules. Ignores errors, because the kernel reports a missing module when it is
+/// used.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;

@@ -1,11 +1,13 @@
 //! Reads tables in which nft has created objects that `iptables-save` cannot print.
 //!
-//! If a table has a single rule that iptables cannot express, `iptables-nft-save` prints only a
-//! comment for this table, and succeeds. `iptables-nft-restore` can still write the table, and list
-//! chains that contain only iptables rules. So this module reads such a table chain by chain: by
-//! one process or, if iptables cannot express a chain, directly from the kernel.
-//! `iptables-nft-save` also omits base chains with an unusual hook or priority. This module reads
-//! these from the kernel, too.
+//! Two kinds of objects are missing from the output of `iptables-nft-save`:
+//!
+//! * If a table contains a rule that iptables cannot express, the program prints only a comment for
+//!   the whole table, and succeeds. So this module reads such a table chain by chain. A process of
+//!   `iptables-nft-restore` lists the chains that contain only iptables rules. This module reads
+//!   the other chains directly from the kernel.
+//! * The program omits base chains with an unusual hook or priority. This module reads these from
+//!   the kernel, too.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.
@@ -75,8 +77,8 @@ impl PrintedTables {
         }
     }
 
-    /// Reads an output line. Passes the lines of a chain to `tell` only when the chain is complete,
-    /// because the program may stop at any line.
+    /// Reads an output line. Passes the lines of a chain to `tell` only once the chain is complete,
+    /// because the program may end after any line.
     pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
         let chain = Line::chain_of_rule(line);
         if chain != Some(&self.chain) && !self.chain.is_empty() {
@@ -121,7 +123,7 @@ impl PrintedTables {
 /// A function that finds the program `iptables-restore`, which can list single chains.
 type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 
-/// Passes the lines of the unprinted part of a table to `line`.
+/// Passes the lines of a table to `line` that `iptables-save` did not print.
 ///
 /// # Errors
 ///
@@ -249,8 +251,9 @@ impl Listing<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the cause and, if the program ended by itself, the chain that it was printing. The
-    /// program ends at a rule that it cannot read, and does not always name the chain.
+    /// Returns the cause. If the program ended by itself, also returns the chain that it was
+    /// printing: the program ends at a rule that it cannot read, and does not always name the
+    /// chain.
     fn list(
         &self,
         chains: &[&str],
@@ -406,8 +409,9 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains that iptables cannot use in tables of kube-proxies. nft has created either a
-/// built-in chain with another hook, type or priority, or a kube-proxy's chain as a base chain.
+/// Returns the chains that iptables cannot use in tables of kube-proxies. There are two kinds: a
+/// built-in chain that nft has created with another hook, type or priority, and a kube-proxy's
+/// chain that nft has created as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());

@@ -1,8 +1,8 @@
-//! Queries nftables over netlink, without running a program: existing tables, their changes, and
-//! the kernel's support for iptables rules.
+//! Queries nftables over netlink, without running a program: which tables exist, whether they have
+//! changed, and whether the kernel supports iptables rules.
 //!
-//! The queries write nothing. Like `nft --check`, they send a transaction without its end. The
-//! kernel checks each message, loads the modules that it needs, and rolls back.
+//! The queries write nothing. Like `nft --check`, a query sends a transaction without its end. The
+//! kernel checks each message, loads the modules that the message needs, and rolls back.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
 //! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
@@ -32,9 +32,9 @@ const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
 /// Message type of a query for a match or target: `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
-/// Number of the first attribute of a message: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`,
-/// `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a match or a
-/// target.
+/// Number of the first attribute of a message, an expression or a list: `NFTA_TABLE_NAME`,
+/// `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an
+/// expression, a match or a target.
 const FIRST: u16 = 1;
 const NFTA_TABLE_FLAGS: u16 = 2;
 const NFT_TABLE_F_DORMANT: u32 = 1;
@@ -64,8 +64,8 @@ const fn message(command: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
 }
 
-/// Returns the state of a family's iptables tables, or `None` if the query fails. The query makes
-/// the kernel load `nf_tables`, as `iptables-nft-save` does.
+/// Returns the state of a family's iptables tables, or `None` if the query fails. As with
+/// `iptables-nft-save`, the query makes the kernel load `nf_tables`.
 pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -163,8 +163,8 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Reports whether the kernel cannot hold iptables rules of a family: it lacks nf_tables, the
-/// family, or the matches that rules of every mode use.
+/// Reports whether the kernel cannot store iptables rules of a family, because it lacks nf_tables,
+/// the family, or the matches that rules of every mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
         let refused = has_match(family, "addrtype", 1);
@@ -183,7 +183,7 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Loads the other modules that iptables rules need, and the `needed` modules. Does nothing if the
+/// Loads the other modules that iptables rules need, and the `needed` modules. Loads nothing if the
 /// kernel lacks nf_tables.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == RuleSupport::Works;
@@ -261,8 +261,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the first messages of a transaction. Its table is dormant, so that the kernel never
-/// registers a hook.
+/// Returns the first messages of a transaction. They create a dormant table, so the kernel
+/// registers no hook.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
@@ -285,7 +285,7 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
             RuleSupport::Works
         }
         Ok(replies) => {
-            // Without nf_tables, the kernel refuses the first message. Without the family, it
+            // A kernel without nf_tables refuses the first message. A kernel without the family
             // refuses the table.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {

@@ -1,5 +1,5 @@
-//! Obstacles that nft has created in iptables tables: chains with the name of an iptables chain,
-//! and dormant tables.
+//! Obstacles in iptables tables that nft has created: dormant tables, and chains of nft that have
+//! the name of an iptables chain.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub struct TakenChain {
     pub chain: String,
     /// Hook and priority of the chain, as text.
     pub found: String,
-    /// True for a built-in chain. False for a chain to which rules jump, but which nft has created
-    /// as a base chain.
+    /// True for a built-in chain. False for a chain that nft has created as a base chain, although
+    /// rules of iptables jump to it.
     pub is_built_in: bool,
 }
 

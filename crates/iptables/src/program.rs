@@ -119,8 +119,8 @@ impl Program {
         let in_time = thread::scope(|scope| {
             let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
-                // Ignores a write error: a program that stops reading its input reports the reason
-                // on stderr.
+                // Ignores write errors: if the program stops reading its input, its stderr has the
+                // reason.
                 let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
@@ -138,8 +138,8 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // Reads until the program and its children have closed the output. A read error
-                    // also shows in the exit status.
+                    // Reads until the program and its children have closed the output. Ignores read
+                    // errors, because the exit status shows the failure, too.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
                 })
@@ -228,8 +228,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 fn kill(child: &mut Child) {
-    // The child leads a process group, so the signal also kills its own children (modprobe). They
-    // would otherwise keep the pipes open.
+    // The child leads a process group, so the signal also kills its own children (such as
+    // modprobe). Otherwise, these would keep the pipes open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

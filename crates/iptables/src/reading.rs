@@ -1,4 +1,5 @@
-//! The rules of the last read, with the kernel's state that shows whether they are current.
+//! The rules of the last read, with the kernel's state at that time, which shows whether the rules
+//! are still current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -12,8 +13,8 @@ use crate::obstacles::DormantTable;
 /// Largest size in bytes of a stored text. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Longest wait for the writer of the other family. After it, both families write at once, and the
-/// kernel or the programs' own lock orders the writes.
+/// Longest wait for the writer of the other family. After this time, both families write at once,
+/// and the kernel or the programs' own lock puts the writes in order.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of one backend's tables of a family, as the kernel reports it without a program.
@@ -23,8 +24,8 @@ pub(crate) enum TablesState {
     Unsupported,
     /// The kernel has only built-in chains, and no rule.
     Empty,
-    /// The kernel may have rules. While the number is equal, the rules are equal. `None`: the
-    /// number is unknown.
+    /// The kernel may have rules. While the number is unchanged, the rules are unchanged. `None`:
+    /// the number is unknown.
     Holds(Option<u64>),
 }
 
@@ -33,8 +34,8 @@ pub(crate) enum TablesState {
 pub(crate) enum RuleSupport {
     Works,
     Never,
-    /// Tables can exist, but the kernel lacks a feature that rules of every mode need. A program
-    /// may still make the kernel load it.
+    /// Tables can exist, but the kernel lacks a feature that rules of every mode need. The kernel
+    /// may still load the feature when a program needs it.
     Lacks,
     /// Unknown. Only an iptables program can find out.
     Unknown,
@@ -48,8 +49,8 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write. Only one writer has the turn, but a writer that has waited too long writes
-/// without it.
+/// A turn to write, which only one writer has at a time. A writer that has waited too long writes
+/// without the turn.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
@@ -73,10 +74,12 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write. The wait is limited, so that a program of one family that hangs
-    /// does not block the other family. Turns avoid conflicts: legacy programs of both families
-    /// share one lock, and versions before 1.6.2 do not wait for it. nft programs start over if
-    /// another program has written meanwhile.
+    /// Waits for the turn to write. The wait is limited, so that a hanging program of one family
+    /// does not block the other family. Turns avoid two conflicts:
+    ///
+    /// * Legacy programs of both families share one lock, and versions before 1.6.2 do not wait for
+    ///   it.
+    /// * nft programs start over if another program has written meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self

@@ -1,5 +1,5 @@
-//! A rule as data, and its rendering as text. The text equals the output of `iptables-save`, so
-//! wanted rules can be compared with rules that were read.
+//! A rule as data, and its text, which equals the output of `iptables-save`. So wanted rules can be
+//! compared with rules that were read.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -131,8 +131,8 @@ pub enum Target {
         /// Bits to clear before the flip.
         mask: u32,
     },
-    /// Changes the packet's mark by the mark of the ipset member with these fields. Without such a
-    /// member, the mark stays. The kernel accepts this target only in table mangle.
+    /// Changes the packet's mark by the mark of the ipset member with these fields. Changes nothing
+    /// if the set has no such member. The kernel accepts this target only in the table mangle.
     MapMark(&'static str, &'static [Field]),
     /// Replaces the source with this node's address.
     Masquerade(SourcePort),
@@ -181,8 +181,8 @@ impl Match {
         Self::Comment(text.into())
     }
 
-    /// Returns the rank of a match. `iptables-save` prints matches of the first ranks first. All
-    /// other matches keep the given order.
+    /// Returns the rank of a match. `iptables-save` prints matches of the first ranks first. The
+    /// other matches keep the order of the rule.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,

@@ -1,5 +1,5 @@
-//! The parser of `iptables-save`, line by line. It stores no text, and copies only words with an
-//! escaped character.
+//! The parser of `iptables-save`, line by line. It borrows words from the line, and copies only
+//! words with an escaped character.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -49,8 +49,8 @@ impl<'a> Line<'a> {
 /// A rule with its counters, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedRule<'a> {
-    /// Number of matched packets. In table nat, this is the number of connections, because only the
-    /// first packet of a connection passes the table.
+    /// Number of matched packets. In the table nat, this is the number of matched connections,
+    /// because only the first packet of a connection passes this table.
     pub packets: u64,
     /// The rule without its counters.
     pub rule: RuleLine<'a>,

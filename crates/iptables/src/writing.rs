@@ -1,4 +1,4 @@
-//! Writes any number of rules through one process.
+//! Writes any number of rules in one process.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Iptables {
-    /// Applies `text`. Of each table, applies all commands or none. Chains that the text does not
-    /// name stay unchanged.
+    /// Applies `text`. Applies either all commands for a table, or none. Chains that are not in the
+    /// text stay unchanged.
     ///
     /// # Errors
     ///
@@ -26,7 +26,7 @@ impl Iptables {
     }
 
     /// Applies `text`. `saved` is the size of the existing rules in bytes. The time limit grows
-    /// with it, because legacy iptables reads and writes whole tables.
+    /// with this size, because legacy iptables reads and writes whole tables.
     ///
     /// # Errors
     ///
@@ -51,9 +51,9 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies a text that `text` writes piece by piece. After a failure, calls `text` again to
-    /// find the faulty line. If iptables cannot read the existing rules, carries out the deletions
-    /// of the text directly in the kernel, and applies the rest.
+    /// Applies a text that the function `text` writes piece by piece. After a failure, calls `text`
+    /// again to find the faulty line. If iptables cannot read the existing rules, executes the
+    /// deletions directly in the kernel, and then applies the rest of the text.
     ///
     /// # Errors
     ///

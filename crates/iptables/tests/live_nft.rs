@@ -194,8 +194,8 @@ fn a_base_chain_with_a_foreign_priority_is_named() {
     });
 }
 
-/// Checks the removal of rules that follow an unreadable rule. One of them has a comment with
-/// quotation marks, and the first attempt writes a table before it fails.
+/// Checks the removal of rules that follow an unreadable rule, in two special cases: a rule has a
+/// comment with quotation marks, and the first attempt writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_after_an_unreadable_rule_are_removed() {
@@ -308,8 +308,7 @@ fn built_in_chains_of_iptables_are_not_reported_as_foreign() {
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
             ));
         }
-        // Only declarations of built-in chains have a policy, so the number of policies is the
-        // number of these chains.
+        // Only declarations of built-in chains have a policy, so both numbers are equal.
         let saved = iptables.save(IpFamily::V4).unwrap();
         assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
     });

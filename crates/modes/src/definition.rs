@@ -1,5 +1,5 @@
-//! The interface between the daemon and a mode. The module of each mode implements `Definition`,
-//! `OpenedKernel` and `IntoProxiers`.
+//! The interface between the daemon and a mode: the traits `Definition`, `OpenedKernel` and
+//! `IntoProxiers`. The module of each mode implements them.
 //!
 //! ```text
 //!   Flags ─▶ Settings ─▶ open ─▶ Opened ─┬─▶ into_modes ─▶ proxy::Mode, one for each family
@@ -35,22 +35,22 @@ use crate::sysctl::row::{SysctlRow, WantedSetting};
 
 /// A mode of this build. Default methods do nothing, which suits most modes.
 pub trait Definition: Sync {
-    /// Returns the mode's name in `--proxy-mode`. Its section of the configuration file has the
-    /// same name.
+    /// Returns the mode's name in `--proxy-mode`, which is also the name of its section in the
+    /// configuration file.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of the configuration file fields that this mode reads and at least one
-    /// other mode ignores. Sorted.
+    /// Returns the sorted paths of configuration file fields that this mode reads and that at least
+    /// one other mode ignores.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns the flags that this mode reads only if no configuration file is given. With a
-    /// configuration file, the mode ignores these flags and their fields.
+    /// Returns the flags that this mode reads only without a configuration file. If a file is
+    /// given, the mode ignores these flags and the file's fields for them.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Copies the values of flags into settings that are otherwise set only by a configuration
-    /// file. The daemon calls this function only without a configuration file.
+    /// Copies the values of flags into settings that otherwise only a configuration file sets. The
+    /// daemon calls this function only without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
     /// Returns the feature gate that disables the mode when it is false. `None`: no gate.
@@ -71,8 +71,9 @@ pub trait Definition: Sync {
     /// Returns the longest and the shortest time between two syncs.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel for each IP family that this node can serve. Blocks. Read access changes
-    /// nothing. Write access may load kernel modules, but writes no entry of a Service yet.
+    /// Opens the kernel for each IP family that this node can serve. Blocks. With read access,
+    /// changes nothing. With write access, may load kernel modules, but does not yet write an entry
+    /// of a Service.
     ///
     /// # Errors
     ///
@@ -84,8 +85,7 @@ pub trait Definition: Sync {
         access: Access,
     ) -> Result<Box<dyn Opened>>;
 
-    /// Does the work of `--init-only` except sysctls: all steps that need more privileges than
-    /// serving.
+    /// Does the work of `--init-only` except sysctls. This work needs more privileges than serving.
     ///
     /// # Errors
     ///
@@ -102,12 +102,12 @@ pub trait Definition: Sync {
     /// The kernel lacks such a feature.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// Returns the mode's kernel settings (sysctls) with their wanted values. If another mode was
-    /// chosen, `facts` is `None` and the settings have no values.
+    /// Returns the mode's kernel settings (sysctls) with their wanted values. `facts` is `None` if
+    /// another mode was chosen; the settings then have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
-    /// Lists the kernel settings that have this mode's value although no flag requests it. One line
-    /// each.
+    /// Lists the kernel settings that have this mode's value although no flag requests this value,
+    /// one line for each setting.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
@@ -121,9 +121,9 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a line about kernel settings that this mode may have left behind, or `None` if none
-    /// are left. The mode that cleans up after this one calls this function. Starts no process if
-    /// none are left.
+    /// Returns a line about kernel settings that this mode may have left behind, or `None` if there
+    /// are none. The mode that cleans up after this mode calls this function. Starts no process if
+    /// there are none.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
@@ -149,7 +149,8 @@ pub trait Definition: Sync {
 }
 
 /// Last work of a process that relays connections itself: waits until the connections end. Blocks.
-/// Returns a line about the connections that it had to close early, if any.
+/// Returns a line about connections that the process had to close early, or `None` if there were
+/// none.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
 /// An open kernel connection of a mode, for each family that the node can serve.
@@ -157,8 +158,8 @@ pub trait OpenedKernel: Send {
     /// Returns the families that the node cannot serve.
     fn left_out(&self) -> &[SkippedFamily];
 
-    /// Returns the mode's entries, which the cleanup of other modes must keep. `None` if the mode
-    /// itself cleans up.
+    /// Returns the mode's entries, which the cleanup of other modes must keep, or `None` if the
+    /// mode itself removes the entries of other modes.
     fn serving(&self) -> Option<ServingMode>;
 
     /// Returns the cleanup that starts once this mode serves. `None` if the mode itself cleans up.
@@ -170,9 +171,9 @@ pub trait OpenedKernel: Send {
         })
     }
 
-    /// Returns streams of the kernel's notifications about the mode's own rules. The daemon itself
-    /// subscribes to address changes. Call this function within a tokio runtime, before
-    /// `into_modes`.
+    /// Returns streams of the kernel's notifications about the mode's own rules. (The daemon itself
+    /// subscribes to address changes.) The caller must run in a tokio runtime, and call this
+    /// function before `into_modes`.
     ///
     /// # Errors
     ///
@@ -184,8 +185,8 @@ pub trait OpenedKernel: Send {
     /// Returns a reader of the mode's counters. The reader opens no socket before the first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// Returns the mode's variants and kernel features in use on this node. Omits families that the
-    /// node cannot serve.
+    /// Returns the variants of the mode, and the kernel features that it uses on this node. Omits
+    /// families that the node cannot serve.
     fn uses(&self, settings: &Settings) -> Uses;
 
     /// Returns the work that the process does last, after its last write. `None`: nothing.
@@ -246,7 +247,7 @@ impl<T: IntoProxiers> Opened for T {
 /// Inputs for starting a mode.
 pub struct Start<'a> {
     /// Settings without the options that this node does not support. They may differ from the
-    /// settings with which the kernel was opened.
+    /// settings with which the mode opened the kernel.
     pub settings: &'a Settings,
     /// Name of this node in the cluster.
     pub node: &'a str,

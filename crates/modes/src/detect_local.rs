@@ -13,7 +13,7 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// Value of `--detect-local-mode`, with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Pod networks of the cluster, at most one for each family. In a family without one, no
+    /// Pod networks of the cluster, at most one for each family. In a family without a network, no
     /// traffic counts as local.
     ClusterCidr(Vec<IpNet>),
     /// Pod networks in the Node object of this node.

@@ -31,8 +31,8 @@ impl Access {
     }
 }
 
-/// Worker threads (kernel I/O), one for each family that the node can serve, and the reasons for
-/// the other families.
+/// Worker threads (kernel I/O), one for each family that the node can serve. Also contains the
+/// reason for each family that the node cannot serve.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<SkippedFamily>,
@@ -70,8 +70,8 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a worker thread, which owns the kernel that `kernel` opens. The thread's name contains
-/// `what`.
+/// Starts a worker thread, which calls `kernel` to open its kernel access. The thread's name
+/// contains `what`.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
@@ -84,9 +84,9 @@ pub(super) fn thread<K: 'static>(
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first worker thread of each family that the node can serve. Such a family is
-    /// enabled, passes `check`, and can be opened by `kernel`. Returns an error if the node can
-    /// serve no family.
+    /// Starts the first worker thread of each family that the node can serve: the family is
+    /// enabled, passes `check`, and `kernel` can open it. Returns an error if the node can serve no
+    /// family.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,
@@ -184,8 +184,8 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// Opens families on fakes. A family opens unless it is disabled, fails the check, or fails to
-    /// open.
+    /// Opens families on fake kernels. Fails for a family that is disabled, fails the check, or
+    /// cannot be opened.
     fn families(
         disabled: &[IpFamily],
         unchecked: &[IpFamily],

@@ -25,9 +25,9 @@ use crate::sysctl::row::{SysctlRow, WantedSetting, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Texts in the output of `iptables-save` that prove that this mode has served NodePorts on
-/// 127.0.0.1. They are its chain of NodePorts, and the comment on the rule that drops packets of
-/// other hosts to 127.0.0.0/8.
+/// Texts in the output of `iptables-save` that are evidence that this mode has served NodePorts on
+/// 127.0.0.1: its chain of NodePorts, and the comment on the rule that drops packets of other hosts
+/// to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
@@ -112,8 +112,8 @@ impl Definition for IptablesMode {
     }
 
     /// Returns a line about the kernel setting for NodePorts on 127.0.0.1. The line does not name
-    /// the program that wrote the setting, because the kernel does not record it. Reads the rules
-    /// in a process only if the setting has this mode's value and rules exist.
+    /// the program that wrote the setting, because the kernel does not record it. Starts a process,
+    /// which reads the rules, only if the setting has this mode's value and rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

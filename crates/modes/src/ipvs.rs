@@ -137,8 +137,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// Lists the ARP settings if they have the values of strictARP. An earlier kube-proxy or
-    /// another program may have written them.
+    /// Lists the ARP settings that have the values of strictARP although strictARP is off. An
+    /// earlier kube-proxy or another program may have written them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();
@@ -194,8 +194,8 @@ impl Definition for IpvsMode {
     }
 }
 
-/// Returns a reader of all virtual servers, of any program, for commands that run without a daemon.
-/// The reader opens no socket before its first read.
+/// Returns a reader of all virtual servers, including those of other programs, for commands that
+/// run without a daemon. The reader opens no socket before its first read.
 pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

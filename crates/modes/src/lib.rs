@@ -1,7 +1,7 @@
 //! The modes of this build, and the choice of one of them.
 //!
-//! Each mode is a module of this crate that implements [`Definition`]. It also has an entry in
-//! [`ProxyMode`] and a part of [`Settings`]. No other code of the daemon distinguishes modes.
+//! Each mode is a module of this crate that implements [`Definition`], an entry in [`ProxyMode`],
+//! and a part of [`Settings`]. No other code of the daemon distinguishes modes.
 
 pub mod definition;
 pub mod detect_local;
@@ -145,8 +145,8 @@ impl Settings {
     }
 }
 
-/// Copies flags of the chosen mode into settings that are otherwise set only by a configuration
-/// file. The daemon calls this function only without a configuration file.
+/// Copies flags of the chosen mode into settings that otherwise only a configuration file sets. The
+/// daemon calls this function only without a configuration file.
 pub fn take_flags(flags: &mut Flags) {
     // Ignores an unknown mode: [`ProxyMode::read`] reports it.
     if let Ok(chosen) = ProxyMode::read(flags) {
@@ -185,8 +185,8 @@ pub fn origin_of_mode(flags: &Flags) -> String {
     }
 }
 
-/// Returns a warning if neither a flag nor a file sets the mode. The warning names the flag or
-/// field that sets it.
+/// Returns a warning if neither a flag nor a file sets the mode. The warning names the flag or the
+/// field that would set it.
 ///
 /// Upstream's default changes in Kubernetes 1.40. This program keeps its default, because a new
 /// image must not change the data plane.
@@ -209,7 +209,7 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a line for each flag that has no effect, because it belongs to another mode. Skips flags
+/// Returns a line for each flag that has no effect because it belongs to another mode. Skips flags
 /// that also have a configuration file field.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();

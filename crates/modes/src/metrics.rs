@@ -16,14 +16,14 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// Metrics that only one mode has. The mode itself provides them, so shared code does not
-/// distinguish modes.
+/// Metrics that only one mode has. Each mode provides its own, so shared code does not distinguish
+/// modes.
 pub trait ModeLabels: Debug + Send + Sync {
     /// Adds the metrics to the registry.
     fn register(&self, rows: &mut Rows);
 
     /// Starts the counters of a family at zero. If a counter appeared only with its first
-    /// increment, rates would miss this increment.
+    /// increment, rates in Prometheus would miss this increment.
     fn begins(&self, family: IpFamily);
 
     /// Counts the results of worker threads in a report.
@@ -34,7 +34,7 @@ pub trait ModeLabels: Debug + Send + Sync {
     fn form(&self, _family: IpFamily, _form: &'static str) {}
 
     /// Returns the extent of the report's sync: partial or full. Returns `None` if the mode does
-    /// not distinguish them.
+    /// not distinguish partial and full syncs.
     fn extent(&self, report: &Report) -> Option<SyncExtent>;
 
     /// Counts a finished sync, and records its duration.

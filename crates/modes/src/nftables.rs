@@ -96,8 +96,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
-    /// Returns no settings, as in upstream. The CNI plugin makes the kernel forward NodePort
-    /// traffic to pods. A relay serves NodePorts on 127.0.0.1.
+    /// Returns no settings, as in upstream. NodePort traffic to pods needs forwarding, which the
+    /// CNI plugin enables. NodePorts on 127.0.0.1 need no setting, because a relay serves them.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

@@ -11,8 +11,8 @@ use super::families::{Access, SkippedFamily};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// Returns the primary family, which must be served: that of `--bind-address` if the flag names an
-/// address, otherwise that of the Node's first address.
+/// Returns the primary family, which the node must be able to serve: the family of `--bind-address`
+/// if the flag names an address, otherwise the family of the Node's first address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -22,16 +22,16 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel for writes, for each family that the node can serve. Writes no entry of a
-/// Service yet.
+/// Opens the kernel for writes, for each family that the node can serve. Does not yet write an
+/// entry of a Service.
 ///
 /// # Errors
 ///
 /// The node can serve no family.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Runs on a blocking thread, because it waits for the kernel and for programs. The first lists
-    // of the source arrive meanwhile.
+    // Runs on a blocking thread, because this work waits for the kernel and for programs.
+    // Meanwhile, the source's first lists arrive.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -67,18 +67,19 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     }
 }
 
-/// Prepares a node for the chosen mode (`--init-only`). Does all work that needs more privileges
-/// than serving, or a container that can load kernel modules. Also checks every feature that the
-/// mode needs. So a missing feature is detected before the new container starts, while the entries
-/// of the previous mode still serve.
+/// Prepares a node for the chosen mode (`--init-only`), in an init container:
+///
+/// * Does all work that needs more privileges than serving, or a container that can load kernel
+///   modules.
+/// * Checks every feature that the mode needs. So if a feature is missing, the new container does
+///   not start, and the entries of the previous mode continue to serve.
 ///
 /// # Errors
 ///
 /// This node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // The preparation waits for the kernel and for programs. The process does nothing else
-    // meanwhile.
+    // Waits for the preparation, because the process has no other work meanwhile.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
@@ -87,8 +88,8 @@ fn prepare_blocking(settings: &Settings) -> Result<()> {
     // The serving container has the same image, so it lacks the same programs.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Many nodes lack IPv6. Without a bind address, the Node's first address may belong to either
-    // family.
+    // Many nodes lack IPv6. If no flag names a bind address, the Node's first address may belong to
+    // either family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();

@@ -152,7 +152,7 @@ fn counts(drain: &Drain) -> (u64, u64) {
     (servers + more_servers, connections + more_connections)
 }
 
-/// Makes packets bypass the rules of modes whose process has ended, while the mode `serving`
+/// Makes packets bypass the rules of other modes whose process has ended, while the mode `serving`
 /// serves.
 pub async fn disarm(serving: &'static str) {
     // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.

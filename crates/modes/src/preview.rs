@@ -25,8 +25,8 @@ pub struct Preview {
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<CurrentEntryCount>,
-    /// Form of each family's entries, such as `IPv4: layout flat`. Empty if the mode always uses
-    /// the same form.
+    /// Form of each family's entries, such as `IPv4: layout flat`. Empty if the mode has only one
+    /// form.
     pub forms: Vec<String>,
     /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
@@ -210,8 +210,9 @@ pub struct PlanPreview {
 }
 
 impl Preview {
-    /// Adds the writes that the modes of a scheme would make after the changes `told`. `show`
-    /// converts a plan into its preview, given the family and the scheme's state before the plan.
+    /// Adds the writes that the modes of a scheme would make after the changes `told`. The function
+    /// `show` converts a plan into its preview. It receives the family, and the scheme's state
+    /// before the plan.
     ///
     /// # Errors
     ///

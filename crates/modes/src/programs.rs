@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node. The search begins when a mode first needs a program.
-//! So a mode without iptables also starts on a node without these programs.
+//! Finds the iptables programs of this node. The search begins when a mode first needs such a
+//! program. So a mode that needs none also starts on a node without these programs.
 
 use std::cell::OnceCell;
 
@@ -28,7 +28,7 @@ impl Programs {
     }
 
     /// Chooses the programs, once for all callers. Blocks. With write access, loads missing kernel
-    /// modules: `modules`, and those of iptables. With read access, changes nothing.
+    /// modules: the modules in `modules`, and those of iptables. With read access, changes nothing.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// Returns all installed programs, the chosen ones first. Returns none if they do not report
-    /// their versions.
+    /// Returns all installed programs, the chosen ones first. Returns an empty list if the programs
+    /// do not report their versions.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

@@ -1,10 +1,11 @@
-//! Notifies a mode that another program has changed its nftables table.
+//! Notifies a mode if another program has changed its nftables table.
 //!
 //! ```text
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
 //! ```
 //!
-//! Each table has its own subscription. Subscriptions ignore changes by sockets of this process.
+//! Each table has its own subscription. Subscriptions ignore changes that were made through sockets
+//! of this process.
 
 use std::io;
 use std::sync::Arc;
@@ -32,16 +33,16 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter them,
-/// they cause notices, too. The mode then reads the table after each of its writes.
+/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter these
+/// out, they cause notifications, too, and the mode reads the table after each of its writes.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
     }
 }
 
-/// Returns a stream of notices: another program may have changed this table. Must be called within
-/// a tokio runtime. If the subscription fails, the stream logs the error and ends.
+/// Returns a stream of notices that another program may have changed this table. The caller must
+/// run in a tokio runtime. If the subscription fails, the stream logs the error and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -78,11 +79,7 @@ pub(super) fn follow(
     Ok(notices.boxed())
 }
 
-/// Subscribes to the tables of a mode in these families, one subscription for each.
-///
-/// # Errors
-///
-/// The kernel does not support the subscription.
+/// Subscribes to the tables of a mode in these families. Each table has its own subscription.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -118,8 +115,8 @@ struct TableEvents {
 }
 
 impl TableEvents {
-    /// Reports whether another program may have changed the table. The kernel reports the author of
-    /// a transaction only in the last event.
+    /// Reports whether another program may have changed the table. The kernel reports only in the
+    /// last event which process made a transaction.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -175,8 +172,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // The events of one transaction may arrive in two messages, but count once. The next
-        // transaction counts again.
+        // The events of one transaction may arrive in two messages, but count once. The events of
+        // the next transaction count again.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

@@ -1,7 +1,7 @@
-//! Settings of the modes, read from flags: shared settings, and a part for each mode.
+//! Settings of the modes, read from flags: settings that all modes share, and a part for each mode.
 //!
-//! Equal settings open equal modes, so the daemon reopens the modes after a changed configuration
-//! file only if the settings differ. The flags of all modes are checked, not only those of the
+//! Equal settings open equal modes. So after a change of the configuration file, the daemon reopens
+//! the modes only if the settings differ. The flags of all modes are checked, not only those of the
 //! chosen mode.
 
 use super::iptables::settings as iptables;
@@ -31,7 +31,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
     /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node
-    /// whose image is replaced by this one keeps its data plane.
+    /// keeps its data plane if an operator replaces upstream's image by this one.
     #[default]
     Iptables,
     /// Virtual servers of IPVS, with a shim of rules.

@@ -32,8 +32,8 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
 /// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// Address in `--bind-address`. Its family is the primary family. If the address is unspecified
-    /// (`0.0.0.0`, `::`), the node's IP is that of its Node object.
+    /// Address in `--bind-address`. Its family is the primary family. If it is unspecified
+    /// (`0.0.0.0`, `::`), the node's IP is the address of the Node object.
     pub bind_address: IpAddr,
     /// Method of detecting traffic from pods of this node.
     pub detect_local: DetectLocal,
@@ -45,8 +45,8 @@ pub struct Shared {
     pub masquerade_bit: u8,
     /// Choice of the iptables programs.
     pub iptables_backend: IptablesBackend,
-    /// Networks whose virtual servers belong to other programs and stay. For IPVS mode, and for the
-    /// mode that cleans up after it.
+    /// Networks whose virtual servers belong to other programs and stay. Two modes use this
+    /// setting: IPVS mode, and the mode that cleans up after it.
     pub exclude_cidrs: Vec<IpNet>,
     /// Longest time between two comparisons with the kernel. Above zero.
     pub sync_period: Duration,
@@ -75,7 +75,7 @@ impl IptablesBackend {
 }
 
 impl Shared {
-    /// Reads the settings from flags. `sync_period` is that of the chosen mode.
+    /// Reads the settings from flags. `sync_period` is the sync period of the chosen mode.
     ///
     /// Without `--nodeport-addresses`, the addresses in `node_ports` serve NodePorts.
     pub(super) fn read(

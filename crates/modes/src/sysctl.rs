@@ -1,6 +1,6 @@
-//! Kernel settings below /proc/sys and /sys: a type for tables of settings, and the code that
-//! writes them. The module of each mode defines the mode's settings. This module defines those of
-//! connection tracking.
+//! Kernel settings below /proc/sys and /sys: a type for tables of settings, the code that writes
+//! them, and the settings of connection tracking. The module of each mode defines the settings of
+//! that mode.
 
 pub mod apply;
 pub mod conntrack;

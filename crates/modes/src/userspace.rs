@@ -34,8 +34,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // The configuration file has no section for this mode. It reads the section of iptables
-        // mode, like upstream up to Kubernetes 1.25.
+        // The configuration file has no section for userspace mode. Like upstream up to Kubernetes
+        // 1.25, the mode reads the section of iptables mode.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -87,8 +87,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// Returns no settings. The relay sends packets from the node's address, so the kernel need not
-    /// forward any.
+    /// Returns no settings. The relay itself sends the packets, from the node's address, so the
+    /// kernel forwards none.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<WantedSetting> {
         Vec::new()
     }

@@ -1,6 +1,6 @@
 //! Reads the chains of an iptables table, with their rules, from the kernel.
 //!
-//! If a rule has the form that kube-proxies add to built-in chains, its text equals that of
+//! For rules of the form that kube-proxies add to built-in chains, the text equals that of
 //! `iptables-save`. For any other rule, the text contains only [`NATIVE`] and the target.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
@@ -238,8 +238,8 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables can express these expressions, too. But no kube-proxy uses them in rules of
-            // built-in chains.
+            // iptables could express these expressions, too. They count as native, because no
+            // kube-proxy uses them in rules of built-in chains.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())

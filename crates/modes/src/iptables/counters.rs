@@ -1,5 +1,5 @@
-//! Reads the counters of connections in the rules of iptables mode. Each read starts one process
-//! for each family, which prints all rules of table nat.
+//! Reads the connection counters in the rules of iptables mode. Each read starts one process for
+//! each family, which prints all rules of the table nat.
 
 use std::collections::HashSet;
 
@@ -62,8 +62,8 @@ fn tell(
             count(*connections),
         ));
     }
-    // Prefers an address that is not a NodePort's, because that address is unspecified. If all
-    // addresses are NodePorts', takes the first one.
+    // Prefers an address with a cluster IP or external IP, because the address of a NodePort is
+    // unspecified. If all addresses are those of NodePorts, takes the first one.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

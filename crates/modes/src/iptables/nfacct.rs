@@ -1,5 +1,5 @@
-//! Reads the nfacct counters of rules in iptables mode. The metrics are absent if the kernel lacks
-//! nfacct.
+//! Reads the nfacct counters of the rules of iptables mode. If the kernel lacks nfacct, the metrics
+//! are absent.
 
 use std::fmt;
 

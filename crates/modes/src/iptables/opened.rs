@@ -23,8 +23,8 @@ use crate::footprints;
 use crate::preview::{Change, PlanPreview, Preview};
 use crate::settings::Settings;
 
-/// Kernel setting that makes connection tracking treat TCP segments outside of the window as valid.
-/// Otherwise, they are INVALID.
+/// Kernel setting for TCP segments outside of the window. If set, connection tracking treats them
+/// as valid. Otherwise, they are INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
 /// iptables, opened for each family of the node. No rule has been read or written yet.
@@ -150,8 +150,8 @@ impl OpenedKernel for Rules {
     }
 }
 
-/// Reports whether rules of a family can have nfacct counters. With write access, writes such a
-/// rule as a test. With read access, searches the existing rules for one.
+/// Reports whether rules of a family can have nfacct counters. With write access, writes a test
+/// rule. With read access, searches the existing rules for one with such a counter.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

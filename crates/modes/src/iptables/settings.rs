@@ -22,8 +22,8 @@ impl Settings {
         }
     }
 
-    /// Reports whether the mode serves NodePorts on 127.0.0.1: `--iptables-localhost-nodeports` is
-    /// set, and `--nodeport-addresses` includes the address.
+    /// Reports whether the mode serves NodePorts on 127.0.0.1. Two conditions:
+    /// `--iptables-localhost-nodeports` is set, and `--nodeport-addresses` includes 127.0.0.1.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }

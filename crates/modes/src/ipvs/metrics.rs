@@ -57,8 +57,8 @@ impl ModeLabels for IpvsMetrics {
     }
 }
 
-/// Gauges of the IPVS tables, which a scrape reads from the kernel. Absent if the kernel does not
-/// report the values.
+/// Gauges of the IPVS tables, which each scrape reads from the kernel. Absent if the kernel does
+/// not report the values.
 #[derive(Debug)]
 struct TableGauges {
     root: PathBuf,

@@ -28,8 +28,9 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Interval between counts of virtual servers, which show whether `ipvsadm -C` has deleted them
-/// all. The kernel sends no event for that. A count takes one system call (docs/operating.md).
+/// Interval between counts of virtual servers. A count shows whether `ipvsadm -C` has deleted all
+/// of them, for which the kernel sends no notification. A count takes one system call
+/// (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel's IPVS and the rules of the shim, opened for IPVS mode.
@@ -46,8 +47,8 @@ impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         let is_exact = settings.ipvs.semantics.is_exact();
-        // A link cannot have addresses of a family that is disabled on it. If the link does not
-        // exist yet, the default setting will apply to it.
+        // If a family is disabled on a link, the link cannot have addresses of this family. The
+        // default setting counts if the link does not exist yet.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -73,7 +74,7 @@ impl Ipvs {
         })
     }
 
-    /// Sets the IPVS timeouts. They apply to the network namespace, and so to both families.
+    /// Sets the IPVS timeouts, which apply to the whole network namespace and so to both families.
     /// Blocks.
     pub(super) fn set_timeouts(&self, wanted: Timeouts) -> Result<()> {
         let Some((_, kernel)) = self.families.opened.first() else {
@@ -204,8 +205,8 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`: IPVS mode itself removes the entries of other modes, in the order in which
-    /// it replaces them.
+    /// Returns `None`, because IPVS mode itself removes the entries of other modes, in the order in
+    /// which it replaces them.
     fn serving(&self) -> Option<ServingMode> {
         None
     }
@@ -258,8 +259,8 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error with which a start would fail if the kernel lacks the scheduler in
-/// `--ipvs-scheduler`. `None`: the kernel has it.
+/// Returns the error with which a start would fail because the kernel lacks the scheduler in
+/// `--ipvs-scheduler`, or `None` if the kernel has this scheduler.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -267,8 +268,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the schedulers that Services name, and for each an error if the kernel lacks it. Writes
-/// nothing.
+/// Returns the schedulers that Services name, each with an error if the kernel lacks the scheduler.
+/// Writes nothing.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();

@@ -1,5 +1,5 @@
-//! Chooses the shim: the rules that IPVS mode needs besides IPVS. The choice includes whether the
-//! rules are in iptables or in nftables.
+//! Chooses the shim: the rules that IPVS mode needs besides IPVS. The choice also decides whether
+//! the rules are in iptables or in nftables.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Backend, Iptables, IptablesError, SourcePort, Table};
@@ -15,7 +15,7 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
     /// Upstream's shim if its programs and modules work, otherwise the shim in nftables. With exact
-    /// semantics, the shim in nftables is preferred.
+    /// semantics, the order is reversed: the shim in nftables, then upstream's.
     #[default]
     Auto,
     /// The shim that `--ipvs-shim` names, even if this node does not support it.
@@ -29,8 +29,8 @@ pub(super) struct ChosenShim {
     pub(super) carrier: Carrier,
 }
 
-/// Match extension for rules that use sets. The revision is the first that supports `-m set !
-/// --match-set`.
+/// Match extension for rules that use sets, with its revision. This revision is the first that
+/// supports `-m set ! --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 /// Chain in which Calico's Felix changes packet marks at hook input.
@@ -67,9 +67,9 @@ impl ChosenShim {
         }
     }
 
-    /// Chooses upstream's shim, unless this node lacks a program or kernel feature that it needs.
-    /// Any other failure may be temporary, and must not change the shim of the node. If a flag
-    /// names the iptables backend, always chooses upstream's shim.
+    /// Chooses upstream's shim, unless this node lacks a program or kernel feature that this shim
+    /// needs. Any other failure may be temporary, and must not change the shim of the node. If a
+    /// flag names the iptables backend, always chooses upstream's shim.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -163,8 +163,8 @@ impl ChosenShim {
 }
 
 /// Returns a warning if Calico's Felix changes the marks of exact semantics before IPVS compares
-/// them. In iptables, only table mangle can set our marks, and Felix changes marks in table filter.
-/// The shim in nftables sets them behind table filter.
+/// them. In iptables, only the table mangle can set these marks, and Felix changes marks later, in
+/// the table filter. The shim in nftables sets its marks after the table filter.
 pub fn mark_conflict(settings: &Settings) -> Option<&'static str> {
     let sets_marks_first = settings.ipvs.semantics.is_exact() && !is_in_nftables(settings);
     let is_there = |backend: Backend| {
@@ -233,8 +233,8 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules cannot use sets. With read access, writes no test rule: it relies on the
-/// kernel's report, or on a module file that a start would load.
+/// Reports whether rules cannot use sets. With read access, writes no test rule: uses the kernel's
+/// report, or looks for a module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {

@@ -15,8 +15,8 @@ pub(super) static ROWS: &Rows<Context> = &[
         Some(1)
     }),
     // Before Linux 5.9, this setting avoids a delay of one second for connections whose source port
-    // is reused (k/k#70747). Since 5.9, the kernel's default is right (k/k#93297). Before 4.1, the
-    // setting does not exist.
+    // is reused (k/k#70747). Since 5.9, the kernel's default needs no change (k/k#93297). Before
+    // 4.1, the setting does not exist.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
@@ -35,8 +35,8 @@ pub(super) static ROWS: &Rows<Context> = &[
     (SysctlRow::needed("proc/sys/net/ipv4/ip_forward"), |_| {
         Some(1)
     }),
-    // Makes the node answer ARP requests only for addresses of the interface that receives them.
-    // Otherwise, all nodes would answer for service addresses.
+    // This setting makes the node answer ARP requests only for addresses of the interface that
+    // receives the request. Otherwise, all nodes would answer for service addresses.
     (
         of_strict_arp("proc/sys/net/ipv4/conf/all/arp_ignore", "1"),
         |Context { strict_arp, .. }| strict_arp.then_some(1),

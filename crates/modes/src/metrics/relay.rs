@@ -1,5 +1,5 @@
-//! Counts the connections and flows that the relays of this process have evicted. The metric is
-//! absent before the first relay.
+//! Counts the connections and flows that the relays of this process have evicted. Before the
+//! process starts a relay, the metric is absent.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Durations of syncs, in modes that distinguish full and partial syncs.
+//! Durations of syncs, for modes that distinguish full and partial syncs.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Counts connections in nftables mode. The rules have no counters, as in upstream. So this reader
-//! counts flows in the kernel's conntrack table, and only for selected addresses.
+//! Counts connections in nftables mode. As in upstream, the rules have no counters. So this reader
+//! counts flows in the kernel's conntrack table, for selected addresses only.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,8 +11,8 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
-/// Largest number of walks through the conntrack table. If the kernel restarts a walk, it returns
-/// some flows twice, and the reader repeats the walk.
+/// Largest number of reads of the conntrack table. If the kernel restarts a read, it returns some
+/// flows twice, so the reader reads again.
 const ATTEMPTS: usize = 3;
 
 /// A reader that counts flows in the conntrack table.

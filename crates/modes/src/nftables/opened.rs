@@ -32,12 +32,13 @@ use crate::sysctl::machine::Machine;
 const DIAL: Duration = Duration::from_secs(5);
 /// Time that connections to NodePorts on localhost may continue after the process begins to end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel version that upstream accepts. Upstream takes an older kernel as a sign of an old
-/// `nft` on the host.
+/// First kernel version that upstream accepts. An older kernel would suggest to upstream that the
+/// host has an old `nft`.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
-/// First kernel version that accepts `reject` in the flat layout's chains before routing (Linux,
-/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). A trial cannot detect this: the kernel
-/// checks it at the end of a transaction, which a trial never sends.
+/// First kernel version that accepts `reject` in the chains of the layout `flat` that packets pass
+/// before routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). The version
+/// decides, because no trial can: the kernel checks `reject` at the end of a transaction, which a
+/// trial never sends.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
@@ -249,8 +250,8 @@ fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line about a kernel that upstream rejects although it has every feature that the mode
-/// needs.
+/// Returns a line about a kernel that upstream rejects, although this kernel has every feature that
+/// the mode needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
     (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {

@@ -1,5 +1,5 @@
-//! Counts the packets that rules reject on localhost, from named counters of the table. The metric
-//! is absent if the table lacks these counters.
+//! Counts the packets on localhost that rules reject, from named counters of the table. If the
+//! table lacks these counters, the metric is absent.
 
 use std::fmt;
 

@@ -25,9 +25,8 @@ const CHOICES: [(&str, LayoutChoice); 3] = [
 /// Choice of the table's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutChoice {
-    /// The layout depends on the number of Service ports
-    /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). It is always upstream's on a kernel
-    /// that lacks a feature for the layout `flat`.
+    /// The number of Service ports decides ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). If
+    /// the kernel lacks a feature for the layout `flat`, the layout is always upstream's.
     Auto,
     /// This layout, whatever the number of Service ports.
     Always(Layout),
@@ -42,8 +41,8 @@ pub struct Settings {
     pub masquerade_bit: u8,
     /// Choice of the table's layout.
     pub layout: LayoutChoice,
-    /// Value of the feature gate. If true, a relay serves NodePorts on localhost. If false, the
-    /// rules reject and count packets to them.
+    /// Value of the feature gate for NodePorts on localhost. If true, a relay serves them. If
+    /// false, the rules reject and count packets to them.
     pub localhost_node_ports: bool,
 }
 
@@ -68,8 +67,8 @@ impl Settings {
         })
     }
 
-    /// Returns the treatment of NodePorts on localhost in a family. A relay serves them if the gate
-    /// is on and `--nodeport-addresses` names a loopback network (KEP-6032).
+    /// Returns the treatment of NodePorts on localhost in a family. A relay serves them if the
+    /// feature gate is on and `--nodeport-addresses` has a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -87,7 +86,7 @@ impl Settings {
 }
 
 /// Copies flags into the fields of this mode, if no configuration file is given. As in upstream,
-/// these are the flags of iptables mode. No flag sets the number of the mark bit.
+/// these are the flags of iptables mode. No flag sets the mark bit.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;

@@ -1,7 +1,7 @@
 //! Writes kernel settings, and restores them.
 //!
 //! Writes a setting only if its value differs. So a container without write access to /proc/sys
-//! works on a node whose settings are already right.
+//! works on a node whose settings already have the wanted values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -134,7 +134,7 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
 
 impl ApplyOutcome {
     /// Restores the old value of a setting that is no longer needed, if this process has written
-    /// the current value. If this process only found the value, the value stays and is reported.
+    /// the current value. If this process found the value already set, keeps and reports the value.
     fn set_back(&mut self, root: &Path, row: &SysctlRow, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;

@@ -6,8 +6,8 @@ use super::machine::Machine;
 use super::row::{AcceptableValue, OnReadOnly, Rows, SysctlRow, WantedSetting, wanted};
 use super::settings::Conntrack;
 
-/// Upstream's upper bound for the product of `--conntrack-max-per-core` and the number of CPUs, in
-/// entries.
+/// Upstream's upper bound of entries, for the product of `--conntrack-max-per-core` and the number
+/// of CPUs.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
 /// Inputs from which the kernel settings of connection tracking are computed.
@@ -15,10 +15,11 @@ type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
     // Every connection to a Service has a conntrack entry. If the table is full, the kernel drops
-    // new connections. All network namespaces share one limit, and only the initial namespace may
-    // change it. An operator may have set a higher limit (k/k#142035), and the kernel does not
-    // record who set it. So the daemon never writes a lower value, even if an earlier kube-proxy
-    // set the higher one.
+    // new connections. All network namespaces share one limit, which only the initial namespace may
+    // change.
+    //
+    // The daemon never writes a lower value, even if an earlier kube-proxy set the higher one: an
+    // operator may have set it (k/k#142035), and the kernel does not record who set it.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
@@ -58,8 +59,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // The kernel does not translate segments that count as INVALID. Their receiver would then reset
-    // the connection (k/k#74839).
+    // The kernel does not translate segments that are INVALID for connection tracking. Their
+    // receiver would then reset the connection (k/k#74839).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",

@@ -29,7 +29,7 @@ pub enum AcceptableValue {
     AtLeast,
 }
 
-/// Effect of a failed write on a read-only file system. With some container engines, /sys is
+/// Effect of a failed write on a read-only file system. Some container engines mount /sys
 /// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
@@ -42,9 +42,9 @@ pub enum OnReadOnly {
 /// Work that needs a setting. More important work comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Correct service without harm to other hosts. If the setting is wrong, the start fails, and
-    /// entries of another mode continue to serve. If this mode has served here before, the start
-    /// continues, because it makes nothing worse.
+    /// Correct service, without harm to other hosts. If the setting is wrong, the start fails, and
+    /// the entries of another mode continue to serve. If this mode has served on this node before,
+    /// the start continues, because it makes nothing worse.
     Mode,
     /// A feature, which the daemon disables without the setting.
     Part {
@@ -94,7 +94,7 @@ pub struct WantedSetting {
 /// Rows of settings, each with a function that computes the wanted value from a context `C`.
 pub type Rows<C> = [(SysctlRow, fn(&C) -> Option<u64>)];
 
-/// Returns the settings of a table, with their wanted values in `context`. Without a context, the
+/// Returns the settings of a table, with their values in `context`. If `context` is `None`, the
 /// settings have no values.
 pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<WantedSetting> {
     let wanted = rows.iter().map(|(row, value)| WantedSetting {
@@ -147,8 +147,8 @@ impl SysctlRow {
         })
     }
 
-    /// Returns advice to undo the setting, if it has kube-proxy's value. Returns `None` for any
-    /// other value, and for a setting with [`End::Stays`].
+    /// Returns advice to undo the setting, if it has kube-proxy's value. Returns `None` if it has
+    /// another value, and for a setting with [`End::Stays`].
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

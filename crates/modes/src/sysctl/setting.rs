@@ -1,4 +1,4 @@
-//! A kernel setting in the form in which reports show it.
+//! A kernel setting, as reports show it.
 
 use std::fmt;
 

@@ -14,8 +14,8 @@ pub struct Settings {
     pub strict_arp: bool,
 }
 
-/// Requested settings of connection tracking. Zero leaves the kernel's value unchanged. A time is
-/// at least one second, the kernel's unit.
+/// Requested settings of connection tracking. Zero keeps the kernel's value. A time is at least one
+/// second, the kernel's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
     /// Largest number of conntrack entries for each CPU.

@@ -25,8 +25,8 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time that open connections may continue when the process ends. Meanwhile, no process accepts new
-/// connections: the next one starts only afterwards.
+/// Time for which open connections may continue when the process ends. The next process starts only
+/// afterwards, so no process accepts new connections meanwhile.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Kernel feature whose rules redirect packets to listening ports.
@@ -155,8 +155,8 @@ impl IntoProxiers for Userspace {
             let config = Config {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
-                // This mark bit belongs to kube-proxy. Masquerading changes nothing on the relay's
-                // packets, because their source is the node's address anyway.
+                // This mark bit belongs to kube-proxy. Masquerading would not change the relay's
+                // packets, because their source is already the node's address.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,
