@@ -1,5 +1,5 @@
-//! Measures the time to write, send and read tables with many virtual addresses. Needs root. Run it
-//! with `unshare -n`, because it creates and deletes a table in its network namespace.
+//! Measures the time to write, send and read tables with many virtual addresses. Needs root.
+//! Creates and deletes a table in its network namespace, so run it with `unshare -n`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "it measures")]
 
@@ -23,8 +23,8 @@ fn main() {
     let transaction = transaction(services);
     let changes = transaction.changes.len();
 
-    // The first transactions add chains to which no rule leads. The last one adds the rules that
-    // lead to them.
+    // The first transactions add chains to which no rule leads. The last transaction adds the rules
+    // that lead to these chains.
     for part in [100, 1000] {
         let begun = Instant::now();
         for transaction in parts(services, part) {
@@ -198,8 +198,8 @@ fn rule(service: u32, endpoints: u32) -> Rule {
     }
 }
 
-/// Splits the table into several transactions. Only the last one adds the rules by which packets
-/// reach the chains.
+/// Splits the table into several transactions. Only the last transaction adds the rules that lead
+/// packets to the chains.
 fn parts(services: u32, part: usize) -> Vec<Transaction> {
     let whole = transaction(services);
     let in_parts = |change: &Change| match change {

@@ -1,5 +1,5 @@
-//! Decodes messages into the types that the encoder takes. If an object was written by this crate,
-//! a read returns it unchanged, except for numbers that the kernel assigns.
+//! Decodes messages into the types that the encoder takes. A read returns an object that this crate
+//! has written unchanged, except for numbers that the kernel assigns.
 
 mod expression;
 
@@ -158,7 +158,8 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
 }
 
 /// Decodes the hook and the priority of a base chain. Returns `None` for a hook that [`Hook`]
-/// lacks: `netdev` and `arp` number their own hooks, and `inet` also has `ingress`.
+/// lacks: the families `netdev` and `arp` have their own hook numbers, and `inet` also has
+/// `ingress`.
 fn base(
     family: Option<Family>,
     attribute: &Attribute<'_>,
@@ -400,7 +401,7 @@ fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     Ok(is_one.then_some(found))
 }
 
-/// Decodes an element with a key. Returns `None` for an element without one
+/// Decodes an element with a key. Returns `None` for an element without a key
 /// (`NFT_SET_ELEM_CATCHALL`).
 fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut key, mut ends_interval, mut leads_to) = (None, false, None);

@@ -27,12 +27,13 @@ pub(crate) use set::concatenation;
 /// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Largest size in bytes of a first change that requests an echo. The kernel echoes one message for
-/// each element.
+/// Largest size in bytes of a first change for which an echo is requested. The kernel echoes one
+/// message for each element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// A transaction encoded as messages, ready for one send. It can be sent again. Its anonymous sets
-/// have the same names each time, so the caller must first delete the rules with the earlier sets.
+/// A transaction encoded as messages, ready for one send. A caller may send it again. Its anonymous
+/// sets have the same names each time, so the caller must first delete the rules that use the
+/// earlier sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
@@ -44,13 +45,14 @@ pub struct PreparedTransaction {
 }
 
 impl PreparedTransaction {
-    /// Encodes the messages. If `expected` is set, the kernel commits them only while the ruleset
-    /// has this generation.
+    /// Encodes the messages. If `expected` is set, the kernel commits the transaction only while
+    /// the ruleset has this generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
             // A flag of the first change requests a report of the new generation. The kernel then
-            // also echoes this change, which may exceed the socket buffer.
+            // also echoes the change. A large change is not echoed, because its echo could exceed
+            // the socket buffer.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -60,8 +62,8 @@ impl PreparedTransaction {
         prepared
     }
 
-    /// Encodes the messages without the end of the batch. The kernel then checks each message and
-    /// rolls back all of them (`nfnetlink_rcv_batch`).
+    /// Encodes the messages without the end of the batch. So the kernel checks each message and
+    /// then rolls back all of them (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {
@@ -83,8 +85,8 @@ impl PreparedTransaction {
         }
         let mut batch = encoder.batch;
         let last = batch.len().saturating_sub(1);
-        // Only newer kernels acknowledge the message that ends a batch. So the last change requests
-        // an acknowledgement.
+        // Requests an acknowledgement of the last change, because only newer kernels acknowledge
+        // the message that ends a batch.
         if last > 0 {
             batch.acknowledge(last);
         }
@@ -116,8 +118,8 @@ impl PreparedTransaction {
         self.last
     }
 
-    /// Returns the index of the change to which a message belongs. Returns `None` for the messages
-    /// that begin and end the batch.
+    /// Returns the index of the change to which a message belongs, or `None` for the messages that
+    /// begin and end the batch.
     pub(crate) fn change_of(&self, index: usize) -> Option<usize> {
         if index > self.last() {
             return None;
@@ -154,8 +156,8 @@ pub(crate) fn list_keys(
     });
 }
 
-/// Writes the body of a request for the element that contains a key. Without a key, `flags` select
-/// the element.
+/// Writes the body of a request for the element that contains a key. If `key` is `None`, `flags`
+/// select the element.
 pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&[u8]>, flags: u32) {
     w.attr_str(elements::TABLE, table);
     w.attr_str(elements::SET, set);
@@ -171,8 +173,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// Reference to the set of an element. The kernel finds a set of the same transaction directly by
-/// its number. For a name, it searches all sets of the table.
+/// Reference to the set of an element. A number is faster: the kernel finds a set of the same
+/// transaction directly by its number, but searches all sets of the table for a name.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),
@@ -328,7 +330,7 @@ impl Encoder<'_> {
     }
 
     /// Writes the anonymous sets of a rule, and then the rule. `at` is the attribute for the rule's
-    /// position, with the handle of another rule.
+    /// position, which contains the handle of another rule.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();

@@ -21,7 +21,7 @@ pub enum Error {
         /// Number of attempts to read the ruleset.
         attempts: u32,
     },
-    /// The kernel resized a set during each attempt to read it. Some elements then appeared twice,
+    /// The kernel resized a set during each attempt to read it. So some elements appeared twice,
     /// and others were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
@@ -69,8 +69,8 @@ pub struct RefusedChange {
     pub refusal: Refusal,
 }
 
-/// Reason why a transaction was not committed. No change has taken effect, except where a variant
-/// says so.
+/// Reason why a transaction was not committed. No change has taken effect, unless the variant says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -106,8 +106,8 @@ pub enum CommitError {
     /// ruleset again.
     #[error("whether the kernel made the transaction is unknown, its answer was lost: read again")]
     Unknown,
-    /// The send or the receive failed. If the receive failed, the transaction may have taken
-    /// effect, and the caller should read the ruleset again.
+    /// The send or the receive failed. After a failed receive, the transaction may have taken
+    /// effect, so the caller should read the ruleset again.
     #[error(transparent)]
     Error(#[from] Error),
 }

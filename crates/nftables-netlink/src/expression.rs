@@ -1,4 +1,4 @@
-//! Expressions of rules. Each is one kernel module that this project needs
+//! Expressions of rules. Each variant is an expression of the kernel that this project needs
 //! (linux/netfilter/nf_tables.h).
 
 use std::sync::Arc;
@@ -85,8 +85,11 @@ pub enum Expression {
     },
     /// Ends the rule with a verdict (`immediate` into the verdict register).
     Verdict(Verdict),
-    /// Looks up a key in a set or map (`lookup`). In a set, presence decides whether the rule
-    /// continues. A map loads its value into a register. A verdict map applies its verdict.
+    /// Looks up a key in a set or map (`lookup`):
+    ///
+    /// * set: the rule continues if the key is present or, for an inverted lookup, absent;
+    /// * map: loads the key's value into a register;
+    /// * verdict map: applies the key's verdict.
     Lookup {
         /// First register of the key.
         key: Register,
@@ -131,8 +134,8 @@ pub enum Expression {
         address: Option<Register>,
         /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// NAT flags (`NF_NAT_RANGE_*`) except the lowest two, which the kernel derives from
-        /// `address` and `port`. Writes ignore these two bits, and reads clear them.
+        /// NAT flags (`NF_NAT_RANGE_*`), except the lowest two. The kernel derives these two from
+        /// `address` and `port`, so writes ignore them and reads clear them.
         flags: u32,
     },
     /// Replaces the source address with the outgoing interface's address (`masq`).
@@ -247,8 +250,8 @@ pub enum Expression {
         /// Name of the object.
         name: Name,
     },
-    /// An expression that this crate does not support; our rules contain none. For iptables
-    /// extensions (`match`, `target`), the name includes the extension's name.
+    /// An expression that this crate does not support. Rules of this project contain none. For
+    /// iptables extensions (`match`, `target`), the name includes the extension's name.
     Unknown(Name),
 }
 

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
-//! No other code may use them.
+//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
+//! bytes. No other code may use these functions.
 
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};
@@ -41,8 +41,8 @@ pub struct Pieces {
     pub elements: Option<(Name, Vec<Element>)>,
 }
 
-/// Decodes a message as each kind of object, in each of the known tables. For fuzz targets of other
-/// crates.
+/// Decodes a message as each kind of object, in each of the known tables. Used by the fuzz targets
+/// of other crates.
 pub fn pieces(bytes: &[u8]) -> Pieces {
     let mut elements = Vec::new();
     let is_read = decode::elements(bytes, &mut elements).is_ok();

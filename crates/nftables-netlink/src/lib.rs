@@ -9,11 +9,16 @@
 //!  Subscription ── the changed table, and the author   Nftables::probe ── missing features
 //! ```
 //!
-//! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets, so
-//! any `nft` can list them. This crate encodes its own messages for two reasons. Other crates lack
-//! sets or expressions that we need (`dynset`, `redir`), bind a C library, or run a process. And
-//! 100,000 messages should not need an allocation each. The README lists the messages, their cost,
-//! and the output of other versions of `nft`.
+//! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets. So
+//! any `nft` can list the objects.
+//!
+//! This crate encodes its own messages for two reasons:
+//!
+//! * Other crates lack sets or expressions that this project needs (`dynset`, `redir`), bind a C
+//!   library, or run a process.
+//! * 100,000 messages should not need an allocation each.
+//!
+//! The README lists the messages, their cost, and the output of other versions of `nft`.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,
 //! `net/netfilter/nf_tables_api.c`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).

@@ -1,6 +1,6 @@
 //! Looks up single objects by name or by key.
 //!
-//! A packet uses only a dozen objects of a table. A read of the whole table would be too expensive,
+//! A packet uses only a dozen objects of a table. Reading the whole table would take too long,
 //! because the table may contain 50,000 Services.
 
 use netlink_batch::{Dump, Refusal};
@@ -15,7 +15,7 @@ use crate::wire::{command, element, message, set};
 
 impl Nftables {
     /// Returns the base chains of all tables, in all families that this crate supports. Discards
-    /// regular chains as they arrive, because a node may have 100,000 of them.
+    /// each regular chain when it arrives, because a node may have 100,000 of them.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl Nftables {
     }
 
     /// Returns the element that matches a key: the element with this key, or the range that
-    /// contains it. Returns `None` if no element matches, or if the set does not exist. Does not
-    /// return the catch-all element (`*`): see [`Nftables::catch_all`].
+    /// contains the key. Returns `None` if no element matches, or if the set does not exist.
+    /// [`Nftables::catch_all`] returns the catch-all element (`*`).
     ///
     /// # Errors
     ///
@@ -87,9 +87,9 @@ impl Nftables {
         self.one_element(family, table, set, Some(key), 0)
     }
 
-    /// Returns the marker that ends the range around a key, in a set of ranges of single values.
-    /// The key of the marker is the first one after the range. Returns `None` if the range extends
-    /// to the last value.
+    /// Returns the end marker of the range around a key, in a set of ranges of single values. The
+    /// marker's key is the first key after the range. Returns `None` if the range extends to the
+    /// last value.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Nftables {
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
         // Requests the next key, as `nft` does. For a key that begins a range, Linux 6.1 would
-        // return the beginning instead of the end.
+        // return the range's beginning instead of its end.
         let Some(next) = next(key) else {
             return Ok(None);
         };
@@ -121,7 +121,7 @@ impl Nftables {
     }
 
     /// Returns the catch-all element of a set (`*`, Linux 5.13), which matches every key that no
-    /// other element matches. Its own key is empty. Returns `None` if the set has no catch-all
+    /// other element matches. The returned key is empty. Returns `None` if the set has no catch-all
     /// element, or if the kernel does not support it.
     ///
     /// # Errors

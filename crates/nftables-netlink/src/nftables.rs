@@ -29,16 +29,16 @@ const RESIZING: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Nftables {
     /// Entry of this socket in the list of the program's own sockets, if any. The entry must be
-    /// dropped before the socket closes: the kernel may then assign the same port number to another
-    /// program.
+    /// dropped before the socket closes, because the kernel may then assign its port number to
+    /// another program.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }
 
 impl OwnSockets {
-    /// Opens a socket and lists it as one of the program's own while it is open. Subscriptions
-    /// ignore changes by listed sockets. They report these changes anyway if the kernel rejects the
-    /// filter or does not reveal the socket's port number.
+    /// Opens a socket, and lists it as one of the program's own while it is open. Subscriptions
+    /// ignore changes by listed sockets. Two exceptions: the kernel rejects the filter, or does not
+    /// reveal the socket's port number.
     ///
     /// # Errors
     ///
@@ -137,8 +137,8 @@ impl Nftables {
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
             // The kernel did not report the new generation. If a generation was expected, the new
-            // one follows it. Otherwise this function asks the kernel, because another transaction
-            // may have raised the generation in between.
+            // one is the next number. Otherwise this function queries the kernel, because other
+            // transactions may have raised the generation meanwhile.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -147,9 +147,10 @@ impl Nftables {
     }
 
     /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules
-    /// and rolls back. It sends no event and keeps the generation. Like `nft --check` on Linux
-    /// 6.18, this function does not detect errors of the transaction as a whole, such as a loop of
-    /// jumps.
+    /// and rolls back. It sends no event, and the generation stays.
+    ///
+    /// Like `nft --check` on Linux 6.18, this function does not detect errors that concern the
+    /// whole transaction, such as a loop of jumps.
     ///
     /// # Errors
     ///
@@ -312,14 +313,17 @@ impl Nftables {
     ///
     /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
     /// for a while. The generation stays the same, so the kernel does not mark the dump as
-    /// interrupted. Before each datagram, the dump skips as many elements as it has already sent
-    /// (`nf_tables_dump_set`), although their order has changed. For each element that it misses,
-    /// it sends another one twice. So this function repeats a dump that has a duplicate.
+    /// interrupted.
     ///
-    /// One case stays undetected: a commit or its rollback removes elements while the kernel writes
-    /// the first datagram. The number of skipped elements then includes the removed ones, because
-    /// `nf_tables_commit` begins the new generation first. The dump may miss that many elements.
-    /// The case lasts milliseconds.
+    /// Before each datagram, the dump skips as many elements as it has already sent
+    /// (`nf_tables_dump_set`), although the order of elements has changed. For each element that
+    /// the dump misses, another element appears twice. So this function repeats a dump that has a
+    /// duplicate.
+    ///
+    /// One case stays undetected, for milliseconds: a commit or its rollback removes elements while
+    /// the kernel writes the first datagram. Because `nf_tables_commit` begins the new generation
+    /// first, the number of skipped elements includes the removed ones. The dump may miss as many
+    /// elements.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -455,7 +459,8 @@ fn is_too_large(doing: &str, source: &io::Error) -> bool {
 }
 
 /// Returns true if the only refusal names the first change but concerns the whole transaction. The
-/// kernel sends such a refusal if it fails after it accepted each change, or if memory is short.
+/// kernel sends such a refusal in two cases: it fails after it has accepted each change, or it
+/// lacks memory.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))

@@ -128,8 +128,8 @@ pub struct Set {
     pub timeout: Option<Timeout>,
     /// Largest number of elements. `None`: no limit.
     pub size: Option<u32>,
-    /// Packet fields of keys and values. The kernel stores them together with the comment. `nft`
-    /// needs them to print a set whose key has a number, or whose values are ports.
+    /// Packet fields of keys and values, which the kernel stores together with the comment. `nft`
+    /// needs them to print some sets: those whose key contains a number, or whose values are ports.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
@@ -137,7 +137,7 @@ pub struct Set {
 
 impl Set {
     /// Creates a set of single keys without timeout, size limit or comment. Rules cannot add
-    /// elements to it.
+    /// elements to this set.
     pub fn new(name: Name, key: Vec<DataType>, kind: SetKind) -> Self {
         Self {
             name,

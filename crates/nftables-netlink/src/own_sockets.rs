@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::subscription::Subscription;
 
 /// Sockets through which a program writes, and the program's subscriptions. Each subscription
-/// ignores changes by all these sockets. So the write of a large table does not fill the buffers of
-/// subscriptions.
+/// ignores changes that were made through these sockets, so that the write of a large table does
+/// not fill the buffers of subscriptions.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Registry>);
 
@@ -28,8 +28,8 @@ impl OwnSockets {
         OwnSocket { all, port }
     }
 
-    /// Makes a subscription ignore the changes of all listed sockets, including those that are
-    /// added later.
+    /// Makes a subscription ignore the changes of all listed sockets, including sockets that are
+    /// listed later.
     ///
     /// # Errors
     ///
@@ -56,8 +56,8 @@ impl Registry {
     }
 }
 
-/// Entry of an open socket in the list. After a drop, the kernel may assign the socket's port
-/// number to another program.
+/// Entry of an open socket in the list. The entry ends with the socket, because the kernel may then
+/// assign the socket's port number to another program.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

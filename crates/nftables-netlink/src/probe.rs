@@ -1,5 +1,5 @@
-//! Tests which features the kernel has. One transaction uses each feature. The kernel must refuse
-//! its last change, so it applies none.
+//! Tests which features the kernel has. One transaction uses each feature. Its last change is one
+//! that the kernel must refuse, so the kernel applies no change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Feature {
     ];
 
     /// Returns the kernel modules that the feature needs, for IPv4 or IPv6. If the kernel has the
-    /// feature, each of them is loaded or built in.
+    /// feature, each of these modules is loaded or built in.
     pub const fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Tables
@@ -181,7 +181,7 @@ impl Nftables {
                 continue;
             };
             // If the kernel refuses a table, chain or set, it also refuses the objects that need
-            // it. These refusals reveal nothing.
+            // this object. These further refusals reveal nothing about features.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
@@ -201,8 +201,8 @@ impl Nftables {
     }
 }
 
-/// Returns the changes of the test, each with the feature that it uses. The last two test no
-/// feature: the kernel must refuse them.
+/// Returns the changes of the test, each with the feature that it uses. The last two changes test
+/// no feature, because the kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {

@@ -1,9 +1,10 @@
 //! Reads a whole table, and rules with their anonymous sets.
 //!
 //! The kernel dumps each set separately, and each dump searches all sets of the table three times.
-//! With 10,000 anonymous sets, these searches take most of the time. For a set whose keys are
-//! known, such as the numbers below a modulus, this module requests the elements by key instead.
-//! The kernel then searches only once, and one send covers many sets.
+//! With 10,000 anonymous sets, these searches take most of the time.
+//!
+//! If the keys of a set are known, such as the numbers below a modulus, this module requests the
+//! elements by key instead. The kernel then searches only once, and one send covers many sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,11 +41,11 @@ pub struct TableDump {
     pub table: Option<Table>,
     /// Chains of the table, without their rules.
     pub chains: Vec<Chain>,
-    /// Handles of the chains in the kernel. A table numbers chains, sets and rules in the order of
-    /// their creation.
+    /// Handles of the chains in the kernel. The kernel numbers the chains, sets and rules of a
+    /// table in the order of their creation.
     pub chain_handles: HashMap<Name, u64>,
     /// Named sets and maps with their elements. Dynamic sets ([`Set::dynamic`](crate::Set)) appear
-    /// without elements: packets add them, and they may be many.
+    /// without elements, because packets add these, and there may be many.
     pub sets: Vec<(KernelSet, Vec<Element>)>,
     /// Named counters of the table.
     pub counters: Vec<NamedCounter>,
@@ -98,8 +99,8 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
-    /// Returns the rules of a chain in order. Does not read anonymous sets: the rules refer to them
-    /// by name.
+    /// Returns the rules of a chain in order. Does not read anonymous sets: the rules contain only
+    /// their names.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl Nftables {
     }
 
     /// Reads a table as it was at one generation. If the table changes during the read, repeats the
-    /// read. Changes of other tables do not matter.
+    /// read. Ignores changes of other tables.
     ///
     /// # Errors
     ///
@@ -155,9 +156,9 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // The kernel continues a dump of chains by counting the chains of all tables, so no table
-        // may change during this dump. It counts rules, sets and elements for each table
-        // separately.
+        // No table may change during this dump: the kernel continues a dump of chains at a position
+        // that counts the chains of all tables. For rules, sets and elements, the kernel counts
+        // each table separately.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -214,8 +215,8 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // A set of another size has other elements too, which requests for these numbers would
-            // miss.
+            // If the set has another size, it also has elements that requests for these numbers
+            // would miss.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -240,8 +241,8 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as one send can cover. Returns the remaining sets. If
-    /// a set lacks an element for one of its numbers, `found` gets no entry for this set.
+    /// Requests the elements of as many sets as one send can cover. Returns the other sets. If a
+    /// set has no element for one of its numbers, `found` gets no entry for this set.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -272,8 +273,8 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // The number has no element, or the kernel does not support the request. A dump
-                // follows.
+                // The number has no element, or the kernel does not support the request. The caller
+                // then dumps this set.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
                 }

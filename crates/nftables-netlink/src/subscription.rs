@@ -1,8 +1,8 @@
 //! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
-//! The kernel reports each changed object and, at the end of a transaction, the new generation and
-//! the author. A reconciler needs only the name of the changed table, because it reads the whole
-//! table afterwards.
+//! The kernel reports each changed object. At the end of a transaction, it reports the new
+//! generation and the author. A reconciler needs only the name of the changed table, because it
+//! then reads the whole table.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -37,12 +37,12 @@ pub enum Event {
         generation: Generation,
         /// Thread that committed the transaction, or `None` if the kernel does not report it. The
         /// number is valid in the initial PID namespace, so a process in a container cannot compare
-        /// it with its own number.
+        /// it with its own process number.
         process: Option<u32>,
         /// Name of the process, at most 15 bytes.
         process_name: Option<Arc<str>>,
     },
-    /// The subscription lost messages (`ENOBUFS`) or cannot read one, so any table may have
+    /// The subscription lost messages (`ENOBUFS`), or cannot read a message. Any table may have
     /// changed.
     Lost,
 }
@@ -50,15 +50,17 @@ pub enum Event {
 /// A subscription to ruleset changes, in the network namespace of the thread that opened it. A read
 /// never blocks: the caller waits until the descriptor is readable.
 ///
-/// For a subscription, the kernel writes a message about each object of each transaction. This
-/// takes no measurable time. But 3,000 Services cause 750 datagrams, which fill the receive buffer.
-/// [`Subscription::leave_out`] filters out the changes of the own program. [`Subscription::pause`]
-/// serves programs that may not set a filter.
+/// The kernel writes a message about each object of each transaction. This takes no measurable
+/// time, but 3,000 Services cause 750 datagrams, which fill the receive buffer. Two functions avoid
+/// this:
+///
+/// * [`Subscription::leave_out`] filters out the changes of the program itself.
+/// * [`Subscription::pause`] is for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or with the largest one that the kernel
+    /// Subscribes with a receive buffer of `room` bytes, or with the largest buffer that the kernel
     /// allows. A buffer above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
@@ -69,8 +71,8 @@ impl Subscription {
     }
 
     /// Makes the kernel omit changes that these ports commit
-    /// ([`Nftables::port`](crate::Nftables::port)), at most 250 ports. The new list replaces the
-    /// previous one.
+    /// ([`Nftables::port`](crate::Nftables::port)), at most 250 ports. This list replaces the
+    /// previous list.
     ///
     /// # Errors
     ///
@@ -81,9 +83,11 @@ impl Subscription {
         SockRef::from(&self.0).attach_filter(&filter)
     }
 
-    /// Leaves the multicast group, so that transactions cost nothing extra. The generation still
-    /// reveals changes by other programs: if each own transaction expects the generation of the
-    /// previous one, no foreign transaction can be in between.
+    /// Leaves the multicast group, so that transactions have no extra cost.
+    ///
+    /// The generation still reveals changes by other programs, if each transaction of this program
+    /// expects the generation of its previous transaction: a transaction of another program in
+    /// between makes the next one fail.
     ///
     /// # Errors
     ///
@@ -123,8 +127,8 @@ impl AsRawFd for Subscription {
 }
 
 /// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. All messages
-/// of a datagram belong to one transaction and contain the port of its author (`struct nlmsghdr`,
-/// offset 12). BPF loads words as big endian. Returns `None` if the list of ports is longer than a
+/// of a datagram belong to one transaction, and contain the port of its author (`struct nlmsghdr`,
+/// offset 12). BPF loads words in big-endian order. Returns `None` if there are more ports than a
 /// BPF jump can skip.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;

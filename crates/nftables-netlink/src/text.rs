@@ -1,5 +1,5 @@
-//! Renders rules and elements as `nft` 1.0.6 lists them. For an expression that it cannot render,
-//! shows the kernel's name of the expression.
+//! Renders rules and elements as `nft` 1.0.6 lists them. Shows the kernel's name of an expression
+//! that this crate cannot render.
 
 mod constant;
 mod members;
@@ -17,8 +17,8 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Number of elements up to which the text of an anonymous set shows all of them. For a larger set,
-/// it shows only the element that matched.
+/// Largest number of elements for which the text of an anonymous set shows all elements. The text
+/// of a larger set shows only the element that matched.
 const SHOWN: usize = 8;
 
 /// Renders a rule. `found` contains the elements of anonymous sets that matched, each with the
@@ -48,8 +48,8 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
 /// A statement or match of a rule.
 struct Statement {
     text: String,
-    /// True if the statement only matches the protocol. Like `nft`, the renderer omits it if the
-    /// next match implies it.
+    /// True if the statement only matches the protocol. Like `nft`, the renderer omits the
+    /// statement if the next match implies the protocol.
     is_protocol: bool,
 }
 

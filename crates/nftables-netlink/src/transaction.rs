@@ -15,8 +15,8 @@ pub struct Transaction {
     pub changes: Vec<Change>,
 }
 
-/// Generation of the ruleset in a network namespace. Each committed transaction increments it,
-/// whichever table it changes. It is never 0.
+/// Generation of the ruleset in a network namespace. Each committed transaction increments it, for
+/// changes of any table. It is never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u32);
 
@@ -46,16 +46,16 @@ pub enum Change {
     /// Deletes a chain with its rules. The kernel refuses the change (`EBUSY`) while a rule or
     /// element refers to the chain.
     DeleteChain(Name),
-    /// Creates the set, unless it exists. An existing set gets the new default timeout since Linux
-    /// 6.5.
+    /// Creates the set, unless it exists. Since Linux 6.5, an existing set gets the new default
+    /// timeout.
     AddSet(Set),
     /// Deletes a set with its elements. The kernel refuses the change (`EBUSY`) while a rule uses
     /// the set.
     DeleteSet(Name),
     /// Deletes all elements of a set.
     FlushSet(Name),
-    /// Adds elements to a set. In a map, the kernel refuses an element that exists with other data
-    /// (`EEXIST`).
+    /// Adds elements to a set. In a map, the kernel refuses an element (`EEXIST`) if the map has
+    /// its key with other data.
     AddElements(Name, Vec<Element>),
     /// Deletes elements of a set. The kernel refuses an element that does not exist (`ENOENT`).
     DeleteElements(Name, Vec<Element>),

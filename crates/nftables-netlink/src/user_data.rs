@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 const MAX: usize = 256;
 
 /// Largest length in bytes of a comment that `nft` can read back (`NFTNL_UDATA_COMMENT_MAXLEN`).
-/// `nft` also lists longer ones.
+/// `nft` also lists longer comments.
 const MAX_COMMENT: usize = 128;
 
 /// User data under construction.
@@ -57,8 +57,8 @@ pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> 
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }
 
-/// Returns the comment in user data. Returns `None` if there is none, or if the user data is
-/// malformed: another program may have written it.
+/// Returns the comment in user data. Returns `None` if the user data has no comment or is
+/// malformed: another program may have written the user data.
 pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     let text = find(kind, data)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok().map(Arc::from)

@@ -120,7 +120,7 @@ impl Register {
 }
 
 /// Bytes in registers: addresses and ports in network order, marks and generated numbers in host
-/// order. A key of address, protocol and port needs no heap allocation.
+/// order. The inline size is enough for a key of address, protocol and port.
 pub type Bytes = SmallVec<[u8; 24]>;
 
 /// Decision about a packet (`NFTA_VERDICT_*`).
@@ -140,9 +140,9 @@ pub enum Verdict {
     Goto(Name),
 }
 
-/// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). The type
-/// of a concatenated key has six bits for each part. `nft` needs the types to list elements. The
-/// kernel ignores them.
+/// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). In the
+/// type of a concatenated key, each part has six bits. `nft` needs the types to list elements, and
+/// the kernel ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IPv4 address (`ipv4_addr`), 4 bytes.
@@ -211,8 +211,8 @@ impl DataType {
         }
     }
 
-    /// Splits the type of a key into the types of its parts. Returns [`DataType::Other`] if one of
-    /// these is unsupported.
+    /// Splits the type of a key into the types of its parts. Returns [`DataType::Other`] if the
+    /// type of a part is unsupported.
     pub(crate) fn parts(number: u32, len: u32) -> Vec<Self> {
         const KNOWN: [DataType; 7] = [
             DataType::Integer,
@@ -262,7 +262,7 @@ impl DataType {
 }
 
 /// A key under construction: values that are concatenated in the kernel's layout. If there are
-/// several parts, each is padded with zeros to a multiple of 4 bytes.
+/// several values, each of them is padded with zeros to a multiple of 4 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Concatenation {
     bytes: Bytes,

@@ -1,9 +1,11 @@
 //! Detects changes of a table while a caller reads the table.
 //!
 //! The kernel has one generation number for all tables of a namespace. At the end of a transaction,
-//! after the new number has taken effect, the kernel reports the changed tables. A read is valid in
-//! two cases. Either the number is unchanged, or every report up to the new number has arrived and
-//! none names this table.
+//! it first increments the number and then reports the changed tables. A read is valid in two
+//! cases:
+//!
+//! * The number is unchanged.
+//! * Every report up to the new number has arrived, and no report names this table.
 
 use std::io;
 use std::thread;
@@ -18,8 +20,8 @@ use crate::value::Family;
 /// Size in bytes of the receive buffer for reports of other transactions. A lost report counts as a
 /// change.
 const ROOM: usize = 4 << 20;
-/// Largest number of waits for the end of a transaction in progress. The largest transactions take
-/// about a second.
+/// Largest number of waits for the end of a transaction that is still running. The largest
+/// transactions take about a second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
@@ -56,7 +58,7 @@ impl<'a> Watch<'a> {
             is_touched: false,
         };
         // All earlier reports belong to earlier transactions. One transaction may still be running
-        // although its number has taken effect. The kernel reports its end later.
+        // although its number is already in effect. The kernel reports its end later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
@@ -83,7 +85,7 @@ impl<'a> Watch<'a> {
             }
             Event::Committed { generation, .. } => {
                 // This transaction was running when the watch started, so its report may lack some
-                // changes. It therefore counts as a change of this table.
+                // changes. So the report counts as a change of this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }

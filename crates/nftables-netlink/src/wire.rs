@@ -20,7 +20,7 @@ pub(crate) const FIXED_HEADER: usize = 4;
 /// Attribute that holds one entry of a list (`NFTA_LIST_ELEM`).
 pub(crate) const LIST_ELEMENT: u16 = 1;
 
-/// Attribute that holds the name of an object's table, for objects of any kind (`NFTA_TABLE_NAME`,
+/// Attribute that contains the table name of any kind of object (`NFTA_TABLE_NAME`,
 /// `NFTA_CHAIN_TABLE`, ...).
 pub(crate) const TABLE_OF_ANY: u16 = 1;
 

@@ -12,8 +12,8 @@ use common::{FAMILIES, in_namespace, in_order, making, nft, read_all, run, timel
 use netlink_batch::{Attribute, Attributes, Connection, Protocol};
 use nftables_netlink::{Family, Nftables, TableDump};
 
-/// Returns the files of all cases, in the syntax of `nft`. `NFTABLES_CASES` may name another
-/// folder.
+/// Returns the files of all cases, in the syntax of `nft`. The environment variable
+/// `NFTABLES_CASES` may name another folder.
 fn files() -> Vec<PathBuf> {
     let of_repository = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -41,8 +41,8 @@ fn files() -> Vec<PathBuf> {
 }
 
 /// Returns the kernel's tables, chains, sets, elements and rules as bytes, without handles, use
-/// counts and generations. Numbers replace the names of anonymous sets: the kernel and this crate
-/// name them differently, and no program displays their names.
+/// counts and generations. Replaces the names of anonymous sets by numbers, because the kernel and
+/// this crate name these sets differently, and no program displays their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
     // Message types, each with the attributes that differ between kernels or are only padding.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
@@ -332,8 +332,8 @@ fn each_nft_version_lists_the_same_ruleset() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Compares two listings by `program`: of a file that `loader` has loaded, and of the same tables
-/// as this crate creates them. Returns the difference, or `None` if both are equal.
+/// Compares two listings by `program`: one of a file that `loader` has loaded, and one of the same
+/// tables as this crate creates them. Returns the difference, or `None` if both are equal.
 fn listed_alike(program: String, loader: String, file: &Path) -> Option<String> {
     let what = format!("{program} lists what {loader} loads: {}", file.display());
     let path = file.to_str().unwrap().to_owned();

@@ -199,8 +199,8 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
     const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
     if std::env::var_os(IS_INSIDE).is_none() {
         // The test runs in a user namespace, as in a rootless container, so a buffer cannot exceed
-        // net.core.wmem_max. Only a process with a single thread can enter a user namespace, so the
-        // test starts another process.
+        // net.core.wmem_max. The test starts another process, because only a process with a single
+        // thread can enter a user namespace.
         let inside = |program: &std::path::Path, arguments: &[&str]| {
             let mut command = std::process::Command::new("unshare");
             command.args(["--user", "--map-root-user", "--net"]);
@@ -312,7 +312,7 @@ fn a_notification_names_the_table_and_the_process() {
             ] => {
                 assert_eq!(*of, generation);
                 // The process number is valid in the initial PID namespace, which may differ from
-                // this one.
+                // this process's namespace. So the test compares names.
                 let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
                 assert_eq!(**name, *own.trim_end());
             }

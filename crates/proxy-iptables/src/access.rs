@@ -1,4 +1,4 @@
-//! Reads, writes and queries of this mode, which its worker threads make.
+//! The system calls and program runs of this mode's worker threads: reads, writes and queries.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -30,8 +30,8 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     }
 
     fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
-        // Reads the table that has the fewest rules. A flush of all tables also deletes the canary
-        // in this one.
+        // Reads the table with the fewest rules. If another program flushes all tables, it also
+        // deletes the canary in this table.
         let saved = read(kernel, config, Some(Table::Mangle));
         saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }

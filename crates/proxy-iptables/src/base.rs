@@ -1,5 +1,8 @@
-//! The base: rules that do not depend on Services. These are the shared chains, the jumps to them,
-//! and the rules that masquerade and forward packets.
+//! The base: rules that do not depend on Services.
+//!
+//! * the shared chains;
+//! * the jumps to these chains;
+//! * the rules that masquerade and forward packets.
 //!
 //! Source: docs/design/iptables-mode.md, sections 3, 6, 8 and 9.
 
@@ -69,8 +72,8 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// Jumps to the chains above. A sync inserts each missing jump at the head of its chain, in this
-/// order. So in an empty table, the last jump becomes the first rule.
+/// Jumps to the chains above. A sync inserts each missing jump at the head of its chain, in the
+/// order of this list. So in an empty chain, the last jump becomes the first rule.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -106,8 +109,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns a rule that the kubelet writes, too. Without it, `route_localnet` would let other hosts
-/// in the network reach programs that listen on localhost (k/k#90259).
+/// Returns a rule that the kubelet writes, too. Because the mode sets `route_localnet`, other hosts
+/// in the network could reach programs that listen on localhost without this rule (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -136,8 +139,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Creates the wanted base. `node_ports` are the addresses that serve NodePorts. `None`: all
-    /// addresses serve.
+    /// Creates the wanted base. `node_ports` are the addresses that serve NodePorts, or `None` if
+    /// all addresses do.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -226,7 +229,7 @@ impl fmt::Display for Edit {
     }
 }
 
-/// Returns the last rules of chain `KUBE-SERVICES` in table nat. They lead to the chains of
+/// Returns the last rules of chain `KUBE-SERVICES` in the table nat, which lead to the chains of
 /// NodePorts.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
@@ -255,7 +258,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
 /// Returns the rules that accept forwarded traffic of Services, for a node whose firewall drops
 /// forwarded traffic.
 fn forward(config: &Config) -> Vec<Rule> {
-    // The kernel does not translate the addresses of INVALID packets back. The receiver would then
+    // The kernel does not translate the addresses of INVALID packets back. So their receiver would
     // reset the connection (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();

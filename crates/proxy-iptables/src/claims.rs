@@ -13,8 +13,8 @@ use crate::tables::Tables;
 
 /// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints below which comments name endpoints again. Because of the gap, a single
-/// endpoint cannot change every chain back and forth.
+/// Number of endpoints below which comments name endpoints again. It is lower than the number above
+/// which they do not, so that one endpoint cannot change every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Claims of all Services of one IP family.
@@ -24,8 +24,8 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// Compiled port of each owner, with the number of its rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Service ports that claim each address and port. The first one owns all rules for the address
-    /// and port, in every chain.
+    /// Service ports that claim each address and port. The first of them owns all rules for the
+    /// address and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
     /// Number of rules that all Services claim.
@@ -98,7 +98,7 @@ impl Claims {
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
             // The endpoints on this node may be in an unreadable object. So the chain keeps its
-            // rules in the kernel, and the chains to which these lead stay.
+            // rules in the kernel, and the mode also keeps the chains to which these rules lead.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -137,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the owner's claims to addresses and ports by those of these slots. If an address
-    /// and port moves to another owner, that owner claims its slots again.
+    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If an
+    /// address and port moves to another owner, this other owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -179,9 +179,9 @@ impl Claims {
         }
     }
 
-    /// Claims again the rules of ports without an endpoint for packets from outside, after a read
-    /// of the kernel's rules. While deletion is forbidden, the chains of such ports keep their
-    /// rules.
+    /// Claims some rules again, after a read of the kernel's rules: those of ports without an
+    /// endpoint for packets from outside. While deletion is forbidden, the chains of these ports
+    /// keep their rules.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();

@@ -19,8 +19,8 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// True if NodePorts are served at 127.0.0.0/8: `--iptables-localhost-nodeports` is set, and
-    /// `--nodeport-addresses` includes these addresses. Always false for IPv6.
+    /// True if the mode serves NodePorts at 127.0.0.0/8: `--iptables-localhost-nodeports` is set,
+    /// and `--nodeport-addresses` includes these addresses. Always false for IPv6.
     pub localhost_node_ports: bool,
     /// True if the rules accept packets that connection tracking marks INVALID, because
     /// `nf_conntrack_tcp_be_liberal` is set.

@@ -1,10 +1,10 @@
-//! Writes a plan, and reports the outcome of each piece.
+//! Writes a plan, and reports the outcome of each piece of the plan.
 //!
-//! The first attempt writes the whole plan by one `iptables-restore`
-//! ([`RestoreStrategy::Together`]). A refusal reveals neither the piece at fault nor the tables
-//! that were written. So the mode reads the kernel again, and writes a new plan table by table
-//! ([`RestoreStrategy::Apart`]). The executor halves a refused restore until it has isolated each
-//! refused piece.
+//! 1. The first attempt writes the whole plan with one `iptables-restore`
+//!    ([`RestoreStrategy::Together`]).
+//! 2. If the kernel refuses a part, neither this part nor the written tables are known. So the mode
+//!    reads the kernel again, and writes a new plan table by table ([`RestoreStrategy::Apart`]).
+//! 3. The executor halves a refused restore until it has isolated each refused piece.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -185,7 +185,7 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Sorts pieces that may fail for the same reason together, so that one search isolates
+            // Puts pieces together that may fail for the same reason, so that one search isolates
             // them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
@@ -204,8 +204,8 @@ impl Executor<'_> {
         }
     }
 
-    /// If the kernel has rejected every write, checks whether it accepts any write at all. The test
-    /// empties the chain of the canary, which has no rules.
+    /// If the kernel has rejected every write, checks whether the kernel accepts any write at all.
+    /// The test empties the chain of the canary, which has no rules anyway.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);

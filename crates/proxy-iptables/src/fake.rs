@@ -1,5 +1,5 @@
 //! A fake kernel for tests, which stores rules as iptables does. It refuses each write that
-//! iptables would refuse, and then leaves the table unchanged.
+//! iptables would refuse. A refused write leaves its table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +30,8 @@ pub struct FakeState {
     pub refused: Vec<String>,
     /// Reason why every write fails, such as a held lock. `None`: no fault.
     pub held: Option<String>,
-    /// Number of tables that a restore writes before another program takes the lock. `None`: no
-    /// fault.
+    /// Number of tables that a restore writes before another program takes the lock. `None`: the
+    /// lock stays free.
     pub held_after: Option<usize>,
     /// Reason why the rules cannot be read. `None`: no fault.
     pub unreadable: Option<String>,

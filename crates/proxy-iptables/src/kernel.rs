@@ -9,18 +9,18 @@ use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
 /// Kernel modules, by alias, for matches and targets that usually only this mode needs
-/// ([`Iptables::choose_loading`]). The kernel itself loads modules for rarer rules.
+/// ([`Iptables::choose_loading`]). For rarer rules, the kernel loads the modules itself.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Time limit of a restore, including 5 s for the lock. Legacy iptables reads and writes whole
-/// tables, which takes minutes if they have very many rules.
+/// Time limit of a restore, including 5 s for the lock. The limit is long, because legacy iptables
+/// reads and writes whole tables, which takes minutes for very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// Kernel operations of this mode for one IP family. Two implementations: the iptables programs,
-/// and a strict fake that refuses the same input.
+/// Kernel operations of this mode for one IP family. There are two implementations: the iptables
+/// programs, and a strict fake that refuses the same input.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, for measurements such as the duration of a read. A fake kernel may
-    /// have its own clock.
+    /// Returns the current time, which measures, for example, the duration of a read. A fake kernel
+    /// may have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -36,8 +36,8 @@ pub trait Kernel: Send + 'static {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Applies `text`. Of each table, applies all commands or none. Tables before a refused one
-    /// stay written. Starts a process.
+    /// Applies `text`. Applies either all commands for a table, or none. Tables before a refused
+    /// table stay written. Starts a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 

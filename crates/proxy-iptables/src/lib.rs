@@ -1,5 +1,5 @@
 //! The iptables mode of kube-proxy: the rules that Services want, the rules in the kernel, and the
-//! restores that make both equal.
+//! restores that turn the kernel's rules into the wanted ones.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,13 +7,15 @@
 //!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. [`Kernel`] has two implementations: the iptables programs, run by a
-//! separate thread, and a strict fake for tests.
+//! * [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
+//! * [`Kernel`] has two implementations: the iptables programs, which a separate thread runs, and a
+//!   strict fake for tests.
+//!
+//! All code up to the plan is pure.
 //!
 //! Chains and rules equal those of upstream's iptables mode. docs/design/iptables-mode.md describes
-//! them, with reasons.
+//! them and their reasons.
 
 mod access;
 mod base;

@@ -1,7 +1,7 @@
-//! Named counters of the kernel (nfnetlink_acct), which rules increment.
+//! Named counters of the kernel (nfnetlink_acct). Rules increment them.
 //!
-//! A counter belongs to a network namespace. It continues to exist without rules, and can be read
-//! without the rules.
+//! A counter belongs to a network namespace. It exists independently of rules: programs can read it
+//! without reading rules, and it stays when rules are removed.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -24,8 +24,8 @@ const fn message(command: u16) -> u16 {
 /// A named counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counter {
-    /// Packets that the rules dropped instead of forwarding, because connection tracking marked
-    /// them INVALID.
+    /// Number of packets that rules dropped instead of forwarding them, because connection tracking
+    /// marked them INVALID.
     InvalidDropped,
     /// First packets of connections to NodePorts on 127.0.0.0/8.
     LocalhostNodePorts,
@@ -64,13 +64,13 @@ impl NfacctSocket {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the kernel lacks nfacct and did not load it. `EPERM` without the privilege.
+    /// `EINVAL` if the kernel lacks nfacct and could not load it. `EPERM` without the privilege.
     /// Otherwise the error of the socket.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // Reads the counter first. A kernel without nfacct would fail when it is asked to
-            // create one.
+            // Reads the counter before it creates it: a request to create a counter would fail on a
+            // kernel without nfacct.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }

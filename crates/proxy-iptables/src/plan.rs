@@ -1,12 +1,16 @@
-//! Pending writes as data: the objects that they concern, and their commands.
+//! A plan: pending writes as data. It contains the objects that the writes concern, and their
+//! commands.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
 //! ```
 //!
-//! A write changes only the chains that it names. It creates or empties such a chain, and then
-//! fills it. In a shared chain, it removes and inserts single rules. So the cost of a changed
-//! Service does not depend on the number of Services.
+//! A write changes only the chains that it names:
+//!
+//! * It creates or empties a chain of a Service port, and fills the chain.
+//! * It removes single rules from a shared chain, and inserts single rules.
+//!
+//! So the cost of a changed Service does not depend on the number of Services.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -263,8 +267,8 @@ impl Plan {
         // Each rule is inserted at the head of its chain, so the last rule is inserted first.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // With `RestoreStrategy::Apart`, the base writes a whole chain with its old content.
-            // The Service port's own piece then changes the chain.
+            // With `RestoreStrategy::Apart`, the piece of the base writes a whole shared chain with
+            // its old content. The piece of the Service port then changes the chain.
             if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }
@@ -283,8 +287,8 @@ impl Plan {
         ops
     }
 
-    /// Returns the number of rules that the plan writes in a table, except rules in other programs'
-    /// chains.
+    /// Returns the number of rules that the plan writes in a table. Ignores rules in chains of
+    /// other programs.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let count = |(of, op): &(Table, Op<'_>), subject: PieceScope| match op {
             _ if *of != table => 0,

@@ -14,17 +14,17 @@ use crate::plan::{Change, Plan, PortWrites, RestoreStrategy, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Number of changes in a shared chain above which a plan may write the whole chain. The changes
-/// must also exceed an eighth of all wanted slots.
+/// Number of changes in a shared chain above which a plan may write the whole chain. There is a
+/// second condition: the changes exceed an eighth of all wanted slots.
 const FEW_CHANGES: usize = 64;
-/// Approximate number of rules of Services in one restore. iptables-nft writes them in 25 ms. The
+/// Approximate number of rules of Services in one restore, which iptables-nft writes in 25 ms. The
 /// time of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
-/// Approximate maximum number of restores for all rules. For each restore, iptables-legacy reads
-/// and writes the whole table.
+/// Approximate maximum number of restores for all rules. The number is limited, because
+/// iptables-legacy reads and writes the whole table for each restore.
 const MAX_RESTORES: usize = 32;
-/// Number of rules in one restore up to which a Service or namespace keeps its place in the writing
-/// order. Its further rules follow the rules of other Services.
+/// Largest number of rules in one restore for which a Service or namespace keeps its place in the
+/// writing order. Its other rules follow the rules of other Services.
 const SHARE: usize = 256;
 
 /// Inputs from which a plan is made.
@@ -93,8 +93,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner. So the plan writes these chains
-        // too, even if their last write failed and they could wait.
+        // Slots and chains lead to other chains of their owner. So the plan also writes these
+        // chains, even if their last write failed and their retry is not due.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -114,8 +114,8 @@ impl Planner<'_> {
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Defers parts that do not fit into one restore. Service ports within their shares are kept
-    /// first. Parts without an owner always stay. Returns true if all parts fit.
+    /// Defers parts that do not fit into one restore. First keeps parts without an owner, and
+    /// Service ports within their shares. Returns true if all parts fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
         // Before the first Service is served, no Service port has to wait.
         if self.tables.slots.as_wanted_len() == 0 {
@@ -152,9 +152,9 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changed slots, in their final order, together with the owner's unchanged slots
-    /// in the same chains. The write also includes the unchanged slots, because it inserts each
-    /// rule at the head of its chain.
+    /// Returns the changed slots, and the owner's unchanged slots in the same chains, in their
+    /// final order. The write must include the unchanged slots, because it inserts each rule at the
+    /// head of its chain.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,
@@ -206,8 +206,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Before the last restore, counts only slots that have rules in the kernel: only a
-                // deletion must search the chain for a rule.
+                // Before the last restore, counts only slots that have rules in the kernel: only
+                // the deletion of a rule searches the chain.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -227,8 +227,8 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Returns all rules of Services in these chains, in the order of their owners. Slots in
-    /// `written` contribute their wanted rules, all others their actual rules.
+    /// Returns all rules of Services in these chains, in the order of their owners. For slots in
+    /// `written`, these are the wanted rules. For other slots, these are the actual rules.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -238,8 +238,8 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // A slot keeps its actual rules if its own piece changes it, a later plan writes it, or it
-        // was refused.
+        // A slot keeps its actual rules in three cases: its own piece changes the slot, a later
+        // plan writes the slot, or the kernel has refused the slot.
         let is_written =
             |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {

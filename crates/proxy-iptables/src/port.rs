@@ -1,12 +1,13 @@
-//! One Service port: its compiled form, and its rules. Pure: no clock, I/O, log or kernel.
+//! One Service port: its compiled form, and its rules. Pure: no clock, no I/O, no log and no kernel
+//! access.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! The mode keeps each [`ServedPort`] in memory, but builds its rules only for a write. The rules
-//! of a port with 50 endpoints take some 20 KiB.
+//! The mode stores each [`ServedPort`], but builds its rules only for a write, because the rules of
+//! a port with 50 endpoints take some 20 KiB.
 //!
 //! Chains, rules, their order and comments equal upstream's (docs/design/iptables-mode.md, sections
 //! 3 to 5).
@@ -79,7 +80,7 @@ impl fmt::Display for ServiceAddress {
 pub struct RuleContext<'a> {
     /// Settings of the mode for this family.
     pub config: &'a Config,
-    /// True if comments omit endpoints, because the family has too many of them (upstream: more
+    /// True if comments omit endpoints, because the family has too many endpoints (upstream: more
     /// than 1,000).
     pub is_terse: bool,
 }
@@ -238,8 +239,8 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Reports whether packets from outside have no endpoint here although other nodes have
-    /// endpoints.
+    /// Reports whether packets from outside have no endpoint on this node, although other nodes
+    /// have endpoints.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
@@ -262,8 +263,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the rarely used features of the port as a sort key. If the kernel lacks an iptables
-    /// module, all ports that need it fail together.
+    /// Returns the rarely used features of the port as a sort key. All ports with the same feature
+    /// fail together if the kernel lacks an iptables module.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -426,8 +427,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // Packets from a pod or from the node itself are treated as if they had returned
-            // through the load balancer. So no traffic policy applies to them.
+            // Packets from a pod or from the node itself count as if they had returned through the
+            // load balancer. So no traffic policy applies to them.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -448,8 +449,8 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // Packets from the node to a load-balancer address may have this same address as their
-        // source.
+        // Packets from the node to a load-balancer address may have this address as their source,
+        // too.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -460,8 +461,8 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// Passes the rules of the chain of one traffic policy: masquerading for the cluster IP, then
-    /// the endpoints.
+    /// Passes the rules of the chain of one traffic policy: first the rules that masquerade packets
+    /// to the cluster IP, then the endpoints.
     fn policy_rules(
         &self,
         is_local: bool,
@@ -509,8 +510,8 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // A pod that connects to itself must see another source address. Otherwise it would reply
-        // to itself directly, without the address translation.
+        // If a pod connects to itself, it must see another source address than its own. Otherwise,
+        // it would reply to itself directly, without the address translation.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);

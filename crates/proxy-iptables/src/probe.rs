@@ -5,7 +5,7 @@ use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Counter, NfacctSocket};
 
-/// Writes rules with each match and target that all clusters need into an unused chain. Then
+/// Writes rules into an unused chain, one with each match and target that all clusters need. Then
 /// removes the rules.
 ///
 /// # Errors
@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether table filter of a family has rules that count. Unless conntrack is liberal, this
-/// mode has a rule in each family that counts INVALID packets.
+/// Reports whether the table filter of a family has rules with counters. This mode has such a rule
+/// in each family, which counts INVALID packets, unless conntrack is liberal.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -48,8 +48,8 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
 }
 
 /// Checks that the kernel has counters and that iptables can use them. Creates missing counters.
-/// Starts one process to look for rules that count. If there are none, starts another one to write
-/// such a rule.
+/// Starts a process that looks for rules with counters. If there are none, starts another process
+/// that writes such a rule.
 ///
 /// # Errors
 ///

@@ -29,8 +29,8 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Shortest pause between two periodic reads of all rules, as a multiple of the last read's
-/// duration.
+/// Shortest pause between two periodic reads of all rules, as a multiple of the duration of the
+/// last read.
 const READING_SHARE: u32 = 50;
 
 /// Number of Service ports in a plan above which the process returns free memory to the system.
@@ -175,7 +175,7 @@ impl Iptables {
             return Step::NONE;
         }
         // After a refusal, the rules in the kernel are unknown. Another write could duplicate
-        // jumps, and remove new rules from chains.
+        // jumps, or remove new rules from chains.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -297,9 +297,9 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // This lane works in parallel with writes, so a query that hangs delays no write. Its
-            // result cannot mislead: if the canary is missing, the other lane reads all rules
-            // between two writes.
+            // This lane works in parallel with writes, so a hanging query delays no write. An
+            // outdated result does no harm: if the canary is missing, the other lane reads all
+            // rules between two writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {

@@ -1,4 +1,5 @@
-//! Reads counters of rules. In table nat, a rule counts only the first packet of each connection.
+//! Reads counters of rules in the table nat, where a rule counts only the first packet of each
+//! connection.
 //!
 //! ```text
 //!   KUBE-SERVICES, KUBE-NODEPORTS: an address and port ─▶ chain of a Service port
@@ -40,7 +41,7 @@ pub struct ServedAddress {
 /// Numbers of connections to one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
-    /// Number of connections to each address, in the order of the rules. The cluster IP is the
+    /// Number of connections to each address. The order is that of the rules, so the cluster IP is
     /// first.
     pub addresses: Vec<(ServedAddress, u64)>,
     /// Number of connections to each endpoint, over all addresses.
@@ -118,8 +119,8 @@ impl CounterReader {
         for (served, chain, packets) in self.addresses {
             let of = all.entry(chain.hash).or_default();
             let mut known = of.addresses.iter_mut();
-            // Two rules may lead from one address to the same Service port, for example with source
-            // ranges.
+            // Two rules may lead from one address to the same Service port, for example one for
+            // each source range.
             match known.find(|(known, _)| *known == served) {
                 Some((_, sum)) => *sum = sum.saturating_add(packets),
                 None => of.addresses.push((served, packets)),

@@ -1,6 +1,6 @@
 //! Reads the output of `iptables-save` line by line, and stores the rules of this mode.
 //!
-//! Stores the chain of each Service port as a digest, and the rules in shared chains by address and
+//! Stores the chains of each Service port as digests, and the rules in shared chains by address and
 //! port.
 
 use std::collections::BTreeSet;
@@ -51,8 +51,7 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // If a rule of another program jumps to leftovers, the mode reports it as long as it
-            // exists.
+            // Reports leftovers for as long as a rule of another program jumps to them.
             others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }

@@ -1,7 +1,7 @@
 //! Tables of this mode: wanted, actual and pending rules.
 //!
-//! The wanted rules may change while a plan is being written. So the tables record the rules in the
-//! plan, which may differ from the rules that are wanted now.
+//! The wanted rules may change while the kernel executes a plan. So the tables record the rules in
+//! the plan as written, not the rules that are wanted now.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,8 +21,8 @@ pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains that must be written as a whole. An actual entry is a chain whose rules are
-    /// not in this mode's form.
+    /// Shared chains that the mode must write as a whole. An actual entry is a chain whose rules
+    /// differ in form from this mode's rules.
     pub(crate) disordered: Entries<Shared, (), ()>,
     /// Leftovers of other modes. They never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,

@@ -174,7 +174,7 @@ impl<K: Kernel> World<K> {
     }
 
     /// Runs the daemon's loop for this time, from one due time to the next. Returns the number of
-    /// restores.
+    /// restores that it made.
     fn restores_within(&mut self, time: Duration) -> usize {
         self.restores();
         let end = self.now + time;
@@ -268,8 +268,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_services() {
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
-    // The restore writes only two chains: that of the new endpoint, and the one that chooses an
-    // endpoint.
+    // The restore writes only two chains: the chain of the new endpoint, and the chain that chooses
+    // an endpoint.
     assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
     assert!(
         !text.contains("*filter") && !text.contains("KUBE-SERVICES"),
@@ -564,7 +564,7 @@ fn separate_writes_after_a_temporary_refusal_are_complete() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The proxier notices it when the kernel refuses the next
+    // Another program removes the rules. The proxier learns this when the kernel refuses the next
     // change.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
@@ -676,7 +676,7 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // The kernel would accept the refused change now, but its retry is due only in some seconds.
+    // The kernel would accept the refused change now, but the retry is due only in some seconds.
     // Meanwhile, another endpoint is removed.
     world.kernel.state().refused.clear();
     world.apply(slice_of(1, [1, 3]));
@@ -754,7 +754,7 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The pending time begins with the request. If it were later, the request would count as
+    // The pending time begins with the request. If it began later, the request would count as
     // served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The proxier still writes the shared rules, but no Service makes progress.
@@ -940,8 +940,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// The older Service owns the shared address and port. Source ranges and endpoints of the younger
-/// load balancer do not affect it, even if they are absent.
+/// The older Service owns the shared address and port. The source ranges and endpoints of the
+/// younger Service do not affect them, nor does their absence.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u16, ranges: &[&str]| Service {
@@ -1151,8 +1151,8 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // The proxier first removes the leftovers in the same restore as its own rules. After the
-    // refusal, it tries a separate restore.
+    // At first, the proxier removes the leftovers in the same restore as its own rules. After the
+    // refusal, the proxier tries a separate restore.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));

@@ -18,8 +18,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Number of attribute kinds that are decoded: those of supported expressions, and some for newer
-/// kernels.
+/// Number of attribute kinds that are decoded: those of supported expressions, and a few more,
+/// which newer kernels may add.
 const MOST: usize = 16;
 
 /// Attributes of an expression, by kind.
@@ -60,8 +60,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of an optional range that has only one value. The kernel then reports
-    /// the same register as both bounds.
+    /// Returns the register of an optional range that has only one value. For such a range, the
+    /// kernel reports the same register as lower and upper bound.
     fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
             None => PairContent::Absent,
@@ -141,8 +141,8 @@ pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> 
     })
 }
 
-/// Returns the name of an unsupported expression. For an iptables expression, the name of its
-/// extension follows.
+/// Returns the name of an unsupported expression. For an iptables expression, the name also
+/// contains that of its extension.
 fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malformed> {
     let extension = match called.string()? {
         "match" | "target" => fields.get(xt::NAME).map(Attribute::string).transpose()?,
@@ -155,8 +155,8 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Both operations swap bytes in the same way. They do nothing if host order equals network
-    // order.
+    // Decodes both operations as one: they swap bytes in the same way, and do nothing if host order
+    // equals network order.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {
         from: fields.register(byteorder::FROM)?,

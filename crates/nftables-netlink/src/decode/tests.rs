@@ -35,8 +35,8 @@ fn transaction(changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Decodes the changes of a transaction from its messages, which the kernel would return in the
-/// same form.
+/// Decodes the changes of a transaction from its messages. The kernel would return them in the same
+/// form.
 fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();
@@ -148,8 +148,8 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
-            // In this test, the end of a range may have any length. The kernel's ends are as long
-            // as the key.
+            // In this test, the end of a range may have any length. The kernel's range ends are as
+            // long as the key.
             key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,

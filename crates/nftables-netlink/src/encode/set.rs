@@ -23,8 +23,8 @@ const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// Sets that one transaction creates. Messages of the transaction refer to these sets by number.
-/// Anonymous sets also get names.
+/// The sets that one transaction creates. Messages of the transaction refer to these sets by
+/// number. Anonymous sets also have names.
 pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
@@ -54,10 +54,13 @@ impl Sets {
 
     /// Returns the name of an anonymous set. No program displays this name.
     ///
-    /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` by a free number. To find
-    /// one, the kernel reads the names of all sets. For each reference by such a name, it also
-    /// searches all sets without success. With 10,000 sets, this takes seconds. So this function
-    /// itself returns a unique name.
+    /// `nft` uses the name `__map%d`, in which the kernel replaces `%d` by a free number. This
+    /// costs time twice:
+    ///
+    /// * To find a free number, the kernel reads the names of all sets.
+    /// * For each reference by this name, the kernel searches all sets without success.
+    ///
+    /// With 10,000 sets, this takes seconds. So this function itself returns a unique name.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
@@ -238,8 +241,8 @@ fn payload_field(protocol: u32, field: u32) -> UserData {
         .nested(kind::TYPE_OF_DATA, &of)
 }
 
-/// Returns the user data of `nft` for the packet field of an anonymous set's key. Returns `None`
-/// where `nft` writes no user data, such as for generated numbers.
+/// Returns the user data that `nft` writes for the packet field of an anonymous set's key. Returns
+/// `None` if `nft` writes no user data, for example for generated numbers.
 pub(crate) fn type_of(
     family: Family,
     used_by: &Expression,

@@ -59,8 +59,7 @@ fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
         }
         (None, Some(end), [only]) => {
             let mut last = end.to_vec();
-            // Subtracts 1 from the first key after the range. The result is the last key in the
-            // range.
+            // Computes the last key in the range: the first key after the range, minus 1.
             for byte in last.iter_mut().rev() {
                 let (less, borrows) = byte.overflowing_sub(1);
                 *byte = less;
@@ -78,8 +77,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // Renders a range that is exactly a prefix as a prefix. For this, finds the bits that are equal
-    // at both ends.
+    // Renders a range as a prefix if both are equal. For this, finds the bits that are equal at
+    // both ends of the range.
     let same: Vec<u8> = first
         .iter()
         .zip(last)
