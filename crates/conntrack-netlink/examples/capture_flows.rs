@@ -4,10 +4,16 @@
 //! cargo build -p conntrack-netlink --example capture_flows
 //! unshare --net target/debug/examples/capture_flows crates/conntrack-netlink/tests/data
 //! ```
-//! Needs root, `conntrack` and `strace`. `replies.hex` has the kernel's messages for the flows of
-//! `FLOWS`, one per line, in order. `requests.hex` has the messages by which `conntrack -D` deletes
-//! each flow. A line is the message after its `nlmsghdr`, in hex. The line with `#` before it is
-//! the flow in `conntrack -I`'s notation.
+//!
+//! Needs root, `conntrack` and `strace`.
+//!
+//! | file | messages |
+//! |---|---|
+//! | `replies.hex` | the kernel's messages for the flows of `FLOWS`, in order |
+//! | `requests.hex` | the messages by which `conntrack -D` deletes each flow |
+//!
+//! A line is one message after its `nlmsghdr`, in hex. Before it, a line with `#` has the flow in
+//! `conntrack -I`'s notation.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +31,7 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// Message type of a dump: the subsystem's number, then a number of
+/// Message type of a dump: the subsystem's number in the high byte, and a number of
 /// `linux/netfilter/nfnetlink_conntrack.h`.
 const GET: u16 = 1 << 8 | 1;
 

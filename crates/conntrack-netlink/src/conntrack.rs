@@ -34,8 +34,8 @@ pub enum Outcome {
     Deleted,
     /// The flow had already ended. A newer flow with the same addresses stays.
     Absent,
-    /// The kernel refused the deletion. `EBUSY`: the flow is offloaded, so its packets bypass the
-    /// kernel's network stack.
+    /// The kernel refused the deletion. `EBUSY` means that the flow is offloaded: its packets
+    /// bypass the kernel's network stack.
     Refused(Refusal),
     /// The kernel's reply was lost. A dump shows whether the flow still exists.
     Unknown,
@@ -61,13 +61,14 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family and protocol, in every zone. Returns those that `is_wanted`
-    /// accepts. `None` as the protocol means any. The table may have millions of flows, so the
-    /// search reads it piece by piece. Kernels since 5.8 filter by family and protocol. Older
-    /// kernels send all flows, and this call filters them.
+    /// Examines all flows of one family and protocol, in every zone, and returns the flows that
+    /// `is_wanted` accepts. If `protocol` is `None`, examines all protocols.
+    ///
+    /// The table may have millions of flows, so the search reads it piece by piece. Kernels since
+    /// 5.8 filter by family and protocol. Older kernels send all flows, and this call filters them.
     ///
     /// The search may miss flows that begin or end meanwhile. If the kernel reports a change of the
-    /// table, the search restarts, so `is_wanted` may see a flow more than once.
+    /// table, the search restarts. So this function may call `is_wanted` more than once for a flow.
     ///
     /// # Errors
     ///
@@ -101,8 +102,8 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// Returns the flow whose replies have this source and destination, in the default zone.
-    /// Returns `None` if there is no such flow. The kernel looks the flow up directly.
+    /// Returns the flow whose replies have this source and destination, in the default zone, or
+    /// `None` if no such flow exists. The kernel finds the flow without a search through the table.
     ///
     /// # Errors
     ///
@@ -130,12 +131,12 @@ impl Conntrack {
     }
 
     /// Deletes these flows with as few sends as possible. Returns one [`Outcome`] per flow, in
-    /// order. Newer flows with the same addresses stay.
+    /// order. Does not delete newer flows with the same addresses.
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails or `CAP_NET_ADMIN` is missing. If the socket fails, the kernel may
-    /// have deleted any of the flows.
+    /// Fails if the socket fails or `CAP_NET_ADMIN` is missing. After a failure of the socket, any
+    /// of the flows may have been deleted.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
         let mut batch = Batch::new();
         for flow in flows {

@@ -1,4 +1,4 @@
-//! Errors of whole calls. For a failed deletion of one flow, see [`Outcome`](crate::Outcome).
+//! Errors of whole calls. [`Outcome`](crate::Outcome) describes the failed deletion of one flow.
 
 use netlink_batch::Malformed;
 

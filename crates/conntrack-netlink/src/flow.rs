@@ -1,4 +1,4 @@
-//! Tracked flows, as the kernel's messages and our requests encode them.
+//! Tracked flows, as the kernel's messages and this crate's requests encode them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,8 +14,8 @@ pub struct Tuple {
     pub source: SocketAddr,
     /// Destination address and port.
     pub destination: SocketAddr,
-    /// Conntrack zone of only this direction, or 0 (`CTA_TUPLE_ZONE`). iptables sets it by `CT
-    /// --zone-orig` and `--zone-reply`.
+    /// Conntrack zone of this direction alone, or 0 without one (`CTA_TUPLE_ZONE`). iptables sets
+    /// it by `CT --zone-orig` and `--zone-reply`.
     pub zone: u16,
 }
 
@@ -34,8 +34,8 @@ pub struct Flow {
     pub reply: Tuple,
     /// Conntrack zone of both directions, by default 0 (`CTA_ZONE`).
     pub zone: u16,
-    /// Hash of the flow's addresses and its place in memory (`CTA_ID`). It distinguishes the flow
-    /// from an earlier one with the same addresses, unless both were at the same place.
+    /// Hash of the flow's addresses and of its place in memory (`CTA_ID`). It distinguishes the
+    /// flow from an earlier flow with the same addresses, unless both had the same place.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
@@ -45,8 +45,8 @@ pub struct Flow {
 
 impl Flow {
     /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` if
-    /// [`Protocol`] does not include the flow's protocol. Ignores attributes that have no field in
-    /// [`Flow`].
+    /// [`Protocol`] has no variant for the flow's protocol. Ignores attributes that have no field
+    /// in [`Flow`].
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // The kernel accepts only one zone: that of both directions, or that of the original
-        // direction.
+        // The kernel accepts only one zone: the zone of both directions, or the zone of the
+        // original direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);
         }

@@ -1,4 +1,4 @@
-//! Access to the kernel's table of tracked connections over ctnetlink: lists flows, and deletes
+//! Access to the kernel's table of tracked connections over ctnetlink: finds flows, and deletes
 //! exactly these flows.
 //!
 //! ```no_run
@@ -19,13 +19,13 @@
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
-//! A delete request names a flow by its original addresses, its zones and its [id](Flow::id). If
+//! A delete request names a flow by its original addresses, its zones and its [id](Flow::id). So if
 //! the flow has ended and a new flow has the same addresses, the new flow stays. One batch deletes
 //! any number of flows.
 //!
-//! The crate handles flows of protocols with ports ([`Protocol`]). It creates and changes no flows,
-//! and does not support events, expectations, NAT, timeouts or flushing. No call deletes a flow
-//! without naming it.
+//! The crate handles flows of protocols with ports ([`Protocol`]). It does not create or change
+//! flows, and does not support events, expectations, NAT, timeouts or flushing. Each deletion names
+//! its flow.
 //!
 //! Protocol: `linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_conntrack_netlink.c`.
 

@@ -1,8 +1,8 @@
 //! Numbers of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's
 //! bits come from the kernel's `net/netfilter/nf_internals.h`.
 
-/// Returns the netlink message type of a command: nfnetlink's subsystem number, then ctnetlink's
-/// command.
+/// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
+/// and ctnetlink's command in the low byte.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_CTNETLINK: u16 = 1;
     NFNL_SUBSYS_CTNETLINK << 8 | command

@@ -1,5 +1,5 @@
 //! Tests with the running kernel, each in a separate network namespace. The program `conntrack`
-//! creates the flows, and lists those that remain.
+//! creates the flows, and lists the flows that remain.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]

@@ -1,5 +1,5 @@
-//! Measures the memory that a search through the running kernel's large table needs, in a separate
-//! process.
+//! Measures the memory that a search through a large table of the running kernel needs. The search
+//! runs in a separate process.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -23,8 +23,9 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// The old limit of the kernel's table. A test raises the limit so that its flows fit, and dropping
-/// this guard restores it. The initial network namespace sets the limit for all namespaces.
+/// The old limit of the kernel's table. The test raises the limit so that its flows fit, and
+/// restores it by dropping this guard. The initial network namespace sets the limit for all
+/// namespaces.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -83,9 +83,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Prints, after each command that adds an object, the new parts of the dumps of services and
-/// destinations. Then prints the counters after three connections to a real server, one of which is
-/// still open.
+/// Executes commands that add objects. After each command, prints the new parts of the dumps of
+/// services and destinations. At the end, prints the counters after three connections to a real
+/// server, one of which is still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."
@@ -97,7 +97,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // The service's identifying attributes are a valid query in the form in which they were
+            // The attributes that identify a service form a valid query, exactly as they were
             // received.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;

@@ -1,5 +1,5 @@
-//! Measures the kernel memory of virtual servers with very many destinations, as many as
-//! a single large service may have.
+//! Measures the kernel memory of virtual servers with very many destinations, such as those of a
+//! single large service.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
@@ -8,7 +8,8 @@
 //!
 //! The arguments are the number of virtual servers, and the number of destinations of each. The
 //! program prints the growth of `Slab`, `Percpu` and `VmallocUsed` in /proc/meminfo. It flushes
-//! IPVS before and after. A destination has counters for each CPU, so the number of CPUs matters.
+//! IPVS before and after the measurement. The result depends on the number of CPUs, because a
+//! destination has counters for each CPU.
 
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 

@@ -1,22 +1,27 @@
-//! Measures the kernel's cost of replacing destinations repeatedly. Recently removed destinations
-//! slow down later additions.
+//! Measures the kernel's cost of replacing destinations repeatedly. Destinations that were removed
+//! recently slow down later additions.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example trash_cost --bin lab
 //! target/release/lab run --timeout 1800 -- target/release/examples/trash_cost
 //! ```
 //!
-//! The kernel does not free a removed destination at once. It inserts the destination at the head
-//! of a list of the network namespace (`dest_trash`), with or without connections. A timer scans
-//! the list every 60 s. It notes when it first finds a destination without connections, and frees
-//! the destination 120 s later. Each destination therefore stays for 120 to 180 s after its removal
-//! or its last connection. For each added destination, the kernel first searches this list from the
-//! head, under a lock that disables soft interrupts. If the list lacks the destination, the kernel
-//! searches the whole list.
+//! Removed destinations stay in the kernel for 120 to 180 s after their removal or their last
+//! connection:
 //!
-//! An output line is one round of a case. Each case runs in a separate network namespace, which
-//! `unshare` creates. With arguments, the program runs one case in the current namespace:
-//! `trash_cost many|one COUNT CASE`, see [`Case`].
+//! 1. The kernel inserts a removed destination at the head of a list of the network namespace
+//!    (`dest_trash`), with or without connections.
+//! 2. A timer scans the list every 60 s. It records when it first finds a destination without
+//!    connections.
+//! 3. The timer frees this destination 120 s later.
+//!
+//! For each added destination, the kernel first searches this list from the head, under a lock that
+//! disables soft interrupts. If the list does not contain the destination, this search covers the
+//! whole list.
+//!
+//! Each line of the output is one round of a case. Each case runs in a separate network namespace,
+//! which `unshare` creates. With arguments, `trash_cost many|one COUNT CASE` runs one [`Case`] in
+//! the current namespace.
 //!
 //! Source: `net/netfilter/ipvs/ip_vs_ctl.c` (`ip_vs_trash_get_dest`, `__ip_vs_del_dest`,
 //! `ip_vs_dest_trash_expire`).
@@ -68,8 +73,7 @@ const PACKETS: u32 = 2_000;
 const STEP: Duration = Duration::from_secs(15);
 
 /// Steps of a round. New destinations replace the old ones, unless the case adds the old ones
-/// again. The program adds destinations in the order of their addresses, unless the case is
-/// `backwards`.
+/// again. The order is that of the destinations' addresses, except in the case `backwards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// Adds the new destinations, then removes the old ones.
@@ -94,8 +98,8 @@ enum Case {
     /// Removes all destinations once. Then repeatedly measures the cost of adding other
     /// destinations, until this cost is normal again.
     Wait { connections: bool },
-    /// Measures how destinations with weight 0 affect the scheduling of a packet (round robin). One
-    /// destination has a weight above 0.
+    /// Measures how destinations with weight 0 slow down the scheduling of a packet (round robin).
+    /// Only one destination has a weight above 0.
     Spares,
 }
 
@@ -346,8 +350,8 @@ impl Table {
             there = wanted;
             let began = Instant::now();
             for _ in 0..PACKETS {
-                // No process listens at this address, so an ICMP error may fail a later call on the
-                // socket.
+                // No process listens at this address. The kernel's ICMP error may make a later call
+                // on this socket fail, so errors are ignored.
                 let _ = socket.send_to(b"x", (address, port));
             }
             let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(PACKETS);
@@ -365,8 +369,8 @@ impl Table {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for (service, _) in all {
                 if let ServiceKey::Address { address, port, .. } = service {
-                    // No process listens at this address, so an ICMP error may fail a later call on
-                    // the socket.
+                    // No process listens at this address. The kernel's ICMP error may make a later
+                    // call on this socket fail, so errors are ignored.
                     let _ = socket.send_to(b"x", (*address, *port));
                 }
             }

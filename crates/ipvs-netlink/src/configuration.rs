@@ -9,8 +9,8 @@ use crate::uapi::{self, info, top};
 pub struct Info {
     /// Version of IPVS, with one byte each for major, minor and patch (0x010201 is 1.2.1).
     pub version: u32,
-    /// Number of slots in the connection table. Since Linux 7.1, it is 0 until the network
-    /// namespace has its first service. The kernel then creates the table, and lets it grow.
+    /// Number of slots in the connection table. Since Linux 7.1, this number is 0 until the network
+    /// namespace has its first service. The kernel then creates the table, which grows as needed.
     pub table_size: u32,
 }
 

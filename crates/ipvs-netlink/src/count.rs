@@ -1,5 +1,5 @@
-//! Counts services with a single system call. The old control interface reports this number,
-//! generic netlink does not.
+//! Counts services with a single system call. Only the old control interface (`getsockopt`) reports
+//! this number, not generic netlink.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
 
@@ -39,8 +39,8 @@ impl ServiceCounter {
     pub fn count(&self) -> io::Result<u32> {
         let mut info = [0_u8; INFO];
         let mut length = libc::socklen_t::try_from(INFO).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open. The kernel writes at most `length` bytes to `info`, and
-        // `info` has `length` bytes.
+        // SAFETY: the descriptor is open. The kernel writes at most `length` bytes to `info`, which
+        // has `length` bytes.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),

@@ -15,8 +15,8 @@ use crate::uapi::{self, dest, top};
 pub struct DestinationKey {
     /// Address of the server.
     pub address: IpAddr,
-    /// Port of the server. Only masquerading translates the port. With other forwarding methods, it
-    /// is the service's port.
+    /// Port of the server. Only the forwarding method masquerading translates the port. With any
+    /// other method, this port equals the service's port.
     pub port: u16,
 }
 
@@ -112,8 +112,8 @@ pub struct Destination {
     pub key: DestinationKey,
     /// Forwarding method of the destination.
     pub forward: Forward,
-    /// Weight: the share of new connections, up to 2,147,483,647. With 0, only existing connections
-    /// continue.
+    /// Weight: the destination's share of new connections, from 0 to 2,147,483,647. With 0, the
+    /// destination gets no new connections, and existing connections continue.
     pub weight: u32,
     /// Number of connections at which the destination gets no new ones. 0: no limit.
     pub upper_threshold: u32,
@@ -166,8 +166,8 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// family of the service. Kernels before 3.18 do not send the destination's own family, which
-    /// is then the same.
+    /// family of the service. It is also the destination's family on kernels before 3.18, which do
+    /// not send this attribute.
     ///
     /// # Errors
     ///

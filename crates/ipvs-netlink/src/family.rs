@@ -7,12 +7,13 @@ use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// Encoder of messages. It holds the number that the running kernel gave to its IPVS family. Each
-/// method appends one message to a batch and returns the message's index.
+/// Encoder of messages. It contains the number that the running kernel has given to its generic
+/// netlink family of IPVS. Each method appends one message to a batch and returns the message's
+/// index.
 ///
 /// The number is valid until the module is unloaded. The kernel may refuse any change with `EINVAL`
-/// for invalid values, with `EPERM`, or with `EAFNOSUPPORT` if it lacks IPv6. The comment of each
-/// method lists its other errors.
+/// for invalid values, with `EPERM` without the privilege, or with `EAFNOSUPPORT` if it lacks IPv6.
+/// The comment of each method lists further errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family(u16);
 
@@ -48,11 +49,12 @@ impl Family {
 
     /// Adds a destination to a service. The kernel refuses the destination with:
     ///
-    /// * `EEXIST` if the service already has it.
+    /// * `EEXIST` if the service already has the destination.
     /// * `ESRCH` if the service does not exist.
-    /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold over the upper one. *
-    ///   `EINVAL` if its address is not unicast or of the wrong family, or if the network namespace
-    ///   has no address yet, even on loopback.
+    /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold is over the upper
+    ///   one.
+    /// * `EINVAL` if the destination's address is not unicast or of the wrong family, or if the
+    ///   network namespace has no address yet, not even on loopback.
     pub fn new_destination(
         self,
         batch: &mut Batch,
@@ -74,9 +76,9 @@ impl Family {
     }
 
     /// Deletes a destination. IPVS then drops packets of its connections until the destination
-    /// returns or the connections time out. If the sysctl `net.ipv4.vs.expire_nodest_conn` is set,
-    /// the first packet of a connection ends it instead. Fails with `ENOENT` and `ESRCH`, as for a
-    /// change.
+    /// returns or the connections time out. With the sysctl `net.ipv4.vs.expire_nodest_conn`, the
+    /// first packet of a connection ends the connection instead. Fails with `ENOENT` if the service
+    /// does not have the destination, and with `ESRCH` if the service does not exist.
     pub fn del_destination(
         self,
         batch: &mut Batch,

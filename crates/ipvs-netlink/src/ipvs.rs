@@ -30,8 +30,8 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens a connection. Its query for the IPVS family makes the kernel load the module `ip_vs`,
-    /// if the kernel can.
+    /// Opens a connection. The query for the IPVS family makes the kernel load the module `ip_vs`
+    /// if the module is installed.
     ///
     /// # Errors
     ///
@@ -57,14 +57,14 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails, and the results of all messages are then unknown. If the kernel
-    /// refuses a message, its [`Reply`] has the refusal.
+    /// Fails if the socket fails. The results of all messages are then unknown. If the kernel
+    /// refuses a message, the call succeeds and the message's [`Reply`] has the refusal.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         Ok(self.connection.execute(batch)?)
     }
 
-    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
-    /// `u32::MAX`.
+    /// Returns the number of messages that were sent since this connection was opened. The number
+    /// wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
@@ -79,9 +79,9 @@ impl Ipvs {
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// Returns all services of both address families. The kernel responds in parts, and does not
-    /// report changes between the parts. If another program writes meanwhile, a service may be
-    /// missing or occur twice.
+    /// Returns all services of both address families. The kernel responds in parts. If another
+    /// program writes meanwhile, a service may be missing or occur twice, because the kernel does
+    /// not report such changes.
     ///
     /// # Errors
     ///
@@ -111,8 +111,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the destinations of a service. Empty if the service does not exist. The kernel
-    /// responds in parts, as for [`Ipvs::services`].
+    /// Returns the destinations of a service, or an empty list if the service does not exist. The
+    /// kernel responds in parts, as for [`Ipvs::services`].
     ///
     /// # Errors
     ///

@@ -9,11 +9,11 @@
 //!
 //! Encoding is separate from sending. A [`Family`] encodes changes as messages of a
 //! [`Batch`](netlink_batch::Batch), in any number and mix. [`Ipvs::execute`] sends them in few
-//! system calls, and returns one reply per message. Each read is a call of its own.
+//! system calls, and returns one reply per message. Each read is a separate call.
 //!
-//! Terms are the kernel's: a *service* is a virtual address whose connections IPVS balances over
-//! *destinations*. The crate does not support connection synchronisation (the `DAEMON` commands).
-//! The connection table is in `/proc/net/ip_vs_conn`.
+//! The terms are the kernel's: a *service* is a virtual address whose connections IPVS balances
+//! over *destinations*. The crate does not support connection synchronisation (the `DAEMON`
+//! commands), nor the connection table (`/proc/net/ip_vs_conn`).
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
 

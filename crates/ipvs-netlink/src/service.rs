@@ -126,15 +126,15 @@ bitflags! {
     /// Flags of a service (`IP_VS_SVC_F_*`). Bits without a name here keep their value.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
-        /// Flag of persistence: new connections of a client go to the destination of its first
-        /// connection.
+        /// Flag of persistence: new connections of a client go to the same destination as the
+        /// client's first connection.
         const PERSISTENT = 0x1;
         /// Flag that the kernel sets on every service. It has no effect in a request.
         const HASHED = 0x2;
         /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;
-        /// First flag for the scheduler. If the chosen destination has weight 0 or has reached its
-        /// upper threshold, `sh` and `mh` choose another one.
+        /// First flag for the scheduler. With this flag, `sh` and `mh` choose another destination
+        /// if the chosen one has weight 0 or has reached its upper threshold.
         const SCHED_1 = 0x8;
         /// Second flag for the scheduler. `sh` and `mh` then hash the source port, too.
         const SCHED_2 = 0x10;
@@ -157,9 +157,11 @@ pub struct Service {
     /// Time in seconds for which a client without connections keeps its destination, with
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
-    /// Mask that decides which addresses count as one client for persistence. IPv4: a netmask as a
-    /// number (255.255.255.0 is 0xffffff00). IPv6: a prefix length from 1 to 128. The kernel
-    /// refuses other values.
+    /// Mask that decides which addresses count as one client for persistence. The kernel refuses
+    /// other values:
+    ///
+    /// * IPv4: a netmask as a number (255.255.255.0 is 0xffffff00);
+    /// * IPv6: a prefix length from 1 to 128.
     pub netmask: u32,
     /// Persistence engine (`sip`), if any.
     pub persistence_engine: Option<Name>,

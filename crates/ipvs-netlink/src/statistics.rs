@@ -5,17 +5,18 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 use crate::uapi::stats;
 
 /// Counters since the creation or the last reset, and the kernel's estimates of rates (moving
-/// averages). The kernel updates both every two seconds, so they lag by up to two seconds.
+/// averages). The kernel updates all of them every two seconds, so the values are up to two seconds
+/// old.
 ///
-/// Since Linux 4.1, the counters have 64 bits. Earlier, they have 32 bits (those of bytes 64) and
-/// wrap around.
+/// Since Linux 4.1, the counters have 64 bits. In earlier kernels, the counters of packets and
+/// connections have 32 bits and wrap around.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Number of connections that IPVS has scheduled.
     pub connections: u64,
     /// Number of packets from clients.
     pub incoming_packets: u64,
-    /// Number of packets to clients. IPVS counts only those that pass through this host
+    /// Number of packets to clients. IPVS counts only packets that pass through this host
     /// (masquerading).
     pub outgoing_packets: u64,
     /// Number of bytes from clients.

@@ -1,5 +1,5 @@
-//! Describes the IPVS tables of a network namespace, as Linux 7.1 and later report them in
-//! `/proc/net/ip_vs_status`.
+//! The status of the IPVS tables of a network namespace, as Linux 7.1 and later report it in
+//! `/proc/net/ip_vs_status`:
 //!
 //! ```text
 //! Conns:  300
@@ -8,8 +8,8 @@
 //! Conn buckets len-1:     504 (91%)
 //! ```
 //!
-//! Earlier kernels have no such file. They have one connection table for all namespaces, and its
-//! size is [`Info::table_size`](crate::Info::table_size).
+//! Earlier kernels have no such file. They have one connection table for all namespaces, whose size
+//! is [`Info::table_size`](crate::Info::table_size).
 
 use std::collections::BTreeMap;
 
@@ -42,8 +42,8 @@ pub struct GrowingTable {
 }
 
 impl GrowingTable {
-    /// Returns the length of the longest chain. All chains longer than the kernel distinguishes
-    /// count as the last length.
+    /// Returns the length of the longest chain. The kernel reports all chains above a certain
+    /// length as the last length.
     pub fn longest(&self) -> Option<u32> {
         let used = self.by_length.iter().filter(|(_, count)| **count > 0);
         used.map(|(length, _)| *length).next_back()

@@ -1,10 +1,14 @@
-//! Reads the IPVS tables of this network namespace and their limit, if the kernel reports them.
+//! Reads the IPVS tables of this network namespace, and the limit of connections, if the kernel
+//! reports them.
 //!
-//! Since Linux 7.1, each namespace has its own growing connection table, described in
-//! `/proc/net/ip_vs_status`. Since Linux 7.2, the sysctl `net.ipv4.vs.conn_max` limits it. If a
-//! namespace has reached this number of connections, the kernel drops the packets of further
-//! connections. This module does not write the sysctl, which may be read-only in a container and
-//! has the kernel's default.
+//! | since | change |
+//! |---|---|
+//! | Linux 7.1 | each namespace has its own growing connection table, described in `/proc/net/ip_vs_status` |
+//! | Linux 7.2 | the sysctl `net.ipv4.vs.conn_max` limits the connections of a namespace |
+//!
+//! When a namespace has reached the limit, the kernel drops the packets of further connections.
+//! This module does not write the sysctl: it may be read-only in a container, and the kernel's
+//! default is suitable.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
 //! Numbers of `include/uapi/linux/ip_vs.h`. Every IPVS message begins with a `genlmsghdr` (command,
-//! version and padding), which attributes follow.
+//! version and padding), and continues with attributes.
 
 use netlink_batch::{Attributes, Malformed};
 

@@ -298,7 +298,7 @@ fn requests_equal_those_of_ipvsadm() {
         let message = batch.get(0).unwrap();
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
-        // To identify an object, few attributes are enough. ipvsadm sends more, which the kernel
+        // A few attributes identify an object. ipvsadm sends more of them, which the kernel
         // ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
@@ -437,8 +437,8 @@ fn unknown_netlink_attributes_are_ignored() {
     );
 }
 
-/// Every known attribute has a fixed size, so an empty one is an error, which must name the
-/// attribute.
+/// Every known attribute has a fixed size, so an empty attribute is an error. The error must name
+/// the attribute.
 #[test]
 fn truncated_netlink_attributes_are_errors() {
     for what in ["service", "destination"] {

@@ -24,8 +24,8 @@ const ERANGE: i32 = 34;
 /// Runs a test with an IPVS connection in a new network namespace.
 fn on_ipvs(story: impl FnOnce(Ipvs) + Send) {
     in_namespace(|| {
-        // The namespace's first address creates the routing table "local". Without this table, the
-        // kernel refuses every destination with EINVAL.
+        // The namespace needs an address, which creates the routing table "local". Without this
+        // table, the kernel refuses every destination with EINVAL.
         loopback_up();
         story(Ipvs::open().unwrap());
     });

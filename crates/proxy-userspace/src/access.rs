@@ -1,4 +1,5 @@
-//! Reads and writes of this mode, which its worker threads make.
+//! The calls of this mode's worker threads, which read and write redirects and open listening
+//! ports.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
 }
 
 /// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
-/// no other port of the same protocol. Each attempt may search all port numbers, and thousands of
+/// no other port of the same protocol: each attempt may search all port numbers, and thousands of
 /// ports may follow.
 fn serve(
     kernel: &mut impl Kernel,
@@ -74,8 +75,8 @@ fn serve(
     opened
 }
 
-/// Writes the whole plan in one step. If the kernel refuses, first writes the base with the
-/// existing redirects. Then halves the changes until each refused change is isolated.
+/// Writes the whole plan in one step. If the kernel refuses the plan, first writes the base with
+/// the existing redirects, and then halves the changes until each refused change is isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();
@@ -93,8 +94,8 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole write removes each redirect that it does not name, so this write must name all
-        // existing ones.
+        // A whole write removes each redirect that it does not name. So this write must name all
+        // existing redirects.
         let was_there = plan
             .changes
             .iter()

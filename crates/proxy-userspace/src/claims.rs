@@ -20,8 +20,8 @@ pub(crate) struct Claims {
 /// Facts about the node that affect redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RedirectFacts {
-    /// Address of the node to which packets from other hosts are redirected, or `None` while it is
-    /// unknown.
+    /// Address of the node to which rules send packets from other hosts, or `None` while the
+    /// address is unknown.
     pub(crate) via: Option<IpAddr>,
     /// Detector of traffic from pods of this node.
     pub(crate) detector: LocalDetector,
@@ -65,7 +65,7 @@ impl Claims {
         }
     }
 
-    /// Returns the ports of an earlier process to which rules lead for this Service port alone. If
+    /// Returns the ports of an earlier process to which rules of only this Service port lead. If
     /// this process opens the same ports, the rules stay correct.
     pub(crate) fn ports_before(
         &self,

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of bytes from other programs, as a function of bytes.
-//! No other code may use them.
+//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
+//! bytes. No other code may use these functions.
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;

@@ -1,5 +1,4 @@
-//! The kernel interface of the userspace mode: listening ports, redirects, and the node's
-//! addresses.
+//! The kernel interface of userspace mode: listening ports, redirects, and the node's addresses.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,8 +24,8 @@ use relay::{ListeningPort, PortBackends, Relay, Transport};
 /// Largest number of ports that one search opens until it finds a permitted port.
 const TRIES: usize = 16;
 
-/// Kernel operations of this mode for one IP family. Two implementations: the real kernel with a
-/// relay, and a strict fake.
+/// Kernel operations of this mode for one IP family. There are two implementations: the real kernel
+/// with a relay, and a strict fake.
 pub trait Kernel: Send + 'static {
     /// Returns the addresses of all interfaces, including loopback addresses.
     ///
@@ -61,13 +60,13 @@ pub trait Kernel: Send + 'static {
         serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port and returns its number: `again` if that port is free, otherwise one
-    /// that `avoided` does not contain.
+    /// Opens a listening port and returns its number. This is the number `again` if that port is
+    /// free, otherwise a number that `avoided` does not contain.
     ///
     /// # Errors
     ///
-    /// The port cannot be opened. After [`SocketError::Now`], no other port of this protocol can be
-    /// opened now either.
+    /// The port cannot be opened. After [`SocketError::Now`], the caller cannot open another port
+    /// of this protocol now either.
     fn open(
         &mut self,
         listener: &Listener,
@@ -127,8 +126,8 @@ impl UserspaceKernel {
         self
     }
 
-    /// Creates a kernel for one family that writes redirects to an nf\_tables table. It needs no
-    /// program and no module of iptables.
+    /// Creates a kernel for one family that writes redirects to an nf\_tables table. Needs no
+    /// iptables program and no kernel module of iptables.
     ///
     /// # Errors
     ///
@@ -166,8 +165,8 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Keeps unpermitted ports open during the search. Otherwise the system would choose them
-        // again.
+        // Keeps unsuitable ports open during the search. Otherwise, the system would choose these
+        // ports again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {

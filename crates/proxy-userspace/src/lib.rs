@@ -1,5 +1,5 @@
 //! The userspace mode of kube-proxy. This process opens listening ports for each Service port, and
-//! rules redirect packets to them.
+//! rules redirect packets to these ports.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables ─┬─▶ Sockets   ─▶ Relay: endpoints
@@ -7,10 +7,12 @@
 //!                                   observe, settle ┘
 //! ```
 //!
-//! [`Userspace`] contains the tables and implements [`Scheme`](engine::Scheme). An
-//! [`Engine`](engine::Engine) turns it into a [`Mode`](proxy::Mode), the [`Proxier`]. All code up
-//! to the plan is pure. [`Kernel`] has two implementations: a [`Relay`](relay::Relay) with rules
-//! that redirect packets to it, and a strict fake for tests. The relay does not know Kubernetes.
+//! * [`Userspace`] contains the tables and implements [`Scheme`](engine::Scheme).
+//! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
+//! * [`Kernel`] has two implementations: a [`Relay`](relay::Relay) with rules that redirect packets
+//!   to it, and a strict fake for tests.
+//!
+//! All code up to the plan is pure. The relay does not know Kubernetes.
 //!
 //! docs/userspace-mode.md describes the path of packets, and the limits of this mode.
 

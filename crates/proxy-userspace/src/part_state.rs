@@ -1,4 +1,4 @@
-//! Parts of the kernel's state that the worker threads of this mode have read.
+//! The parts of the kernel's state, as the worker threads of this mode have read them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ pub enum PartState {
 /// Redirects and related state that the kernel has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
-    /// Rules that do not depend on Services. `None` if one of them is not in the form that this
+    /// Rules that do not depend on Services, or `None` if one of them is not in the form that this
     /// mode writes.
     pub base: Option<Base>,
     /// Redirects in the kernel, by portal.

@@ -1,4 +1,4 @@
-//! The writes of the userspace mode, as data.
+//! The writes of userspace mode, as data.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -25,8 +25,8 @@ pub enum Plan {
 pub struct Sockets {
     /// Each listener with its endpoints. `None` closes the listener.
     pub changes: Vec<(Listener, Option<Arc<PortBackends>>)>,
-    /// Ports to which rules of an earlier process still lead. They must not be opened for another
-    /// Service.
+    /// Ports to which rules of an earlier process still lead. This process must not open them for
+    /// another Service.
     pub avoided: HashSet<(Protocol, u16)>,
     /// Ports in `avoided` that may be opened again, for the Service that had them.
     pub again: HashMap<Listener, u16>,
@@ -75,10 +75,10 @@ pub struct Change {
 pub struct RedirectTarget {
     /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
-    /// Address of the node to which packets from other hosts are sent. `None`: only packets from
-    /// the node itself are redirected.
+    /// Address of the node to which rules send packets from other hosts. `None`: rules redirect
+    /// only packets from the node itself.
     pub via: Option<IpAddr>,
-    /// Port for packets from other hosts. This port and the following two are 0 until they are
+    /// Port for packets from other hosts. This number and the next two are 0 until the ports are
     /// open.
     pub outside: u16,
     /// Port for packets from this node's pods.
@@ -110,8 +110,8 @@ impl RedirectTarget {
 pub struct Base {
     /// Addresses that serve NodePorts.
     pub node_ports: NodePortsAt,
-    /// Mark of the relay's own packets, which no rule may redirect. Without a mark, an endpoint
-    /// whose address and port is redirected itself would be unreachable.
+    /// Mark of the relay's own packets, which no rule may redirect. Without a mark, the relay could
+    /// not reach an endpoint if its address and port are those of a Service.
     pub own_mark: Option<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! One Service port: the listening ports that it wants, and the portals that lead to them. Pure: no
-//! clock, I/O, log or kernel.
+//! One Service port: the listening ports that it wants, and the portals (addresses and ports) that
+//! lead to them. Pure: no clock, no I/O, no log and no kernel access.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of service
@@ -7,9 +7,13 @@
 //! ```
 //!
 //! A Service port has one listening port for each kind of service that its portals need. A kind
-//! says whether all endpoints or only this node's serve, and whether all clients or only those in
-//! the source ranges are served. Most Service ports need one kind. The listening port alone thus
-//! determines the kind, so the relay need not query a connection's original destination.
+//! answers two questions:
+//!
+//! * Which endpoints serve: all, or only those on this node?
+//! * Which clients are served: all, or only those in the source ranges?
+//!
+//! Most Service ports need one kind. Because the listening port determines the kind, the relay need
+//! not query a connection's original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -143,8 +147,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node that has a load balancer's address may send packets from it. So if the ranges
-        // admit the node's own address, they also admit this one.
+        // A node that has a load balancer's address may send packets from this address. So if the
+        // ranges admit the node's own address, they also admit the load balancer's address.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -180,9 +184,9 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // Policy `Local` preserves the source address of clients outside the node. A client on this
-        // node keeps its source address even if an endpoint on another node serves it. So all
-        // endpoints serve such clients.
+        // Policy `Local` preserves the source address of clients outside the node. The source
+        // address of a client on this node stays the same even with an endpoint on another node, so
+        // all endpoints serve such clients.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))
@@ -217,7 +221,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         kinds.sort_unstable();
         kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // The relay opens no SCTP port, so SCTP portals are dropped. The report lists this port
+            // Drops the portals, because the relay opens no SCTP port. The report lists this port
             // as refused.
             portals.clear();
         }

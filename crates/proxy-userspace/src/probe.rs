@@ -9,7 +9,7 @@ use proxy::{IpFamily, Protocol};
 /// ([`Iptables::choose_loading`]).
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Writes rules with each match and target that all clusters need into an unused chain. Then
+/// Writes rules into an unused chain, one with each match and target that all clusters need. Then
 /// removes the rules.
 ///
 /// # Errors

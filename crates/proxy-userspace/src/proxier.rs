@@ -6,11 +6,13 @@
 //!                         └ settle, observe
 //! ```
 //!
-//! A redirect waits until its listening ports are open. If it moves from one open port to another,
-//! it waits until the new port has the right endpoints. A listening port closes once no rule leads
-//! to it. If a port cannot be opened while its redirect still leads to ports of deleted Services,
-//! the mode removes the redirect. These ports then close, which frees a port number or a
-//! descriptor.
+//! The order of writes:
+//!
+//! * A redirect waits until its listening ports are open. Before it moves from one open port to
+//!   another, the new port must have the right endpoints.
+//! * A listening port closes once no rule leads to it.
+//! * If a port cannot be opened and its redirect still leads to ports of deleted Services, the mode
+//!   removes the redirect. These ports then close, which frees a port number or a descriptor.
 
 use std::mem;
 use std::net::IpAddr;
@@ -51,8 +53,8 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// Claims the base for the current addresses. Returns true if redirects depend on changed
-    /// addresses.
+    /// Claims the base for the current addresses. Returns true if the addresses have changed and
+    /// redirects depend on them.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -105,8 +107,8 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of an earlier process may still lead to ports that are free now. They would lead
-        // packets to the wrong Service if another Service opened such a port.
+        // Rules of an earlier process may still lead to ports that are free now. If another Service
+        // opened such a port, it would get packets of the wrong Service.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -137,8 +139,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Listeners whose port could not be opened precede younger ones. When a port closes, they
-        // are tried again at once.
+        // Listeners whose port could not be opened precede younger listeners. When a port closes,
+        // the mode tries to open their ports at once.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -158,8 +160,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Ports to close come first, because this frees ports. Listeners that an earlier
-            // process served follow.
+            // Ports to close come first, because this frees ports. Then come listeners that an
+            // earlier process served.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -270,8 +272,8 @@ impl Userspace {
     }
 
     /// Keeps the address to which an earlier process sent packets, until the node's addresses are
-    /// known. Without an address, packets from other hosts would not be served. Returns true if the
-    /// address has changed.
+    /// known. Without an address, the mode would not serve packets from other hosts. Returns true
+    /// if the address has changed.
     fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
@@ -539,8 +541,8 @@ impl engine::Scheme for Userspace {
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // The system chooses the real port numbers when the ports open. The preview uses
-            // placeholders.
+            // The preview uses placeholders, because the system chooses the real port numbers only
+            // when the ports open.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()

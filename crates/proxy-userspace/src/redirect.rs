@@ -18,7 +18,7 @@ pub(crate) trait Redirect: Send {
     /// The redirects cannot be read.
     fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes all redirects of a plan, or none. The caller must have read the redirects before.
+    /// Writes all redirects of a plan, or none. The caller must have read the redirects.
     ///
     /// # Errors
     ///

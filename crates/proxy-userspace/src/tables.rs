@@ -80,8 +80,8 @@ impl Tables {
     }
 
     /// Reports whether a redirect must keep its old port for now, because the new port does not
-    /// serve as wanted yet. For example, the new port may have no endpoint while the old one has
-    /// some. The old port may belong to the same Service, or to the previous owner of the address.
+    /// serve as wanted yet. For example, the new port has no endpoint, and the old one has some.
+    /// The old port may belong to the same Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
         // Usually, also at the end of a start, no listening port is pending.
         if self.sockets.pending_len() == 0 {
@@ -104,8 +104,9 @@ impl Tables {
         })
     }
 
-    /// Reports whether a redirect leads only to unwanted ports of other Services, while its own
-    /// ports could not be opened. Its removal may free a port number for this Service.
+    /// Reports whether a redirect leads only to unwanted ports of other Services, while the
+    /// redirect's own ports could not be opened. The removal of the redirect may free a port number
+    /// for this Service.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)
@@ -127,8 +128,8 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Reports whether a port was not opened by this process and exactly `count` redirects lead to
-    /// it.
+    /// Reports whether exactly `count` redirects lead to this port, and this process has not opened
+    /// the port.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -142,7 +143,7 @@ impl Tables {
     }
 
     /// Returns the ports whose redirects will move to a port of another Service that has endpoints.
-    /// Until then, the old ports keep their endpoints.
+    /// Until then, the old ports keep their own endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects
@@ -214,8 +215,8 @@ impl Tables {
         self.redirects.set_actual(portal, aim);
     }
 
-    /// Records the redirects that a read has found. Returns the portals whose redirects have
-    /// drifted.
+    /// Records the redirects that a read has found. Returns the portals whose redirects another
+    /// program has changed.
     pub(crate) fn observe(&mut self, held: RedirectState) -> Vec<Portal> {
         let RedirectState {
             base,

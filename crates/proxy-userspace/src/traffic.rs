@@ -1,4 +1,4 @@
-//! Counters and endpoints of all open listening ports, for observers on other threads.
+//! Counters and endpoints of all open listening ports, which code on other threads reads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

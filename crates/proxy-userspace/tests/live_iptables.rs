@@ -1,4 +1,4 @@
-//! Tests the mode with real packets on a real kernel. iptables rules redirect them.
+//! Tests userspace mode with real packets on a real kernel. Rules of iptables redirect the packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -54,8 +54,8 @@ fn a_new_process_takes_over_the_redirects() {
         let redirects = saved
             .lines()
             .filter(|line| line.contains("--to-destination"));
-        // Eight rules: for two protocols, an address and a NodePort, from outside and from the
-        // node.
+        // Eight rules: one for each combination of protocol (two), destination (address, NodePort)
+        // and origin (outside, this node).
         assert_eq!(redirects.count(), 8, "none twice");
     });
 }

@@ -1,4 +1,5 @@
-//! Tests the mode with real packets on a real kernel. A table of nf_tables redirects them.
+//! Tests userspace mode with real packets on a real kernel. A table of nf_tables redirects the
+//! packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -32,8 +33,8 @@ fn nftables_redirects_reach_the_endpoints_over_ipv6() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// If `nft` lists this mode's rules and writes them again, they equal the original rules byte for
-/// byte.
+/// If `nft` writes this mode's rules again as it has listed them, the rules equal the original ones
+/// byte for byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn nftables_rules_that_detect_pods_read_back_unchanged() {

@@ -109,8 +109,8 @@ impl World {
     }
 }
 
-/// Creates a world with the Services `web1` at 10.96.0.1 to `web9` at 10.96.0.9, before the first
-/// write.
+/// Creates a node with nine Services before the first write: `web1` at 10.96.0.1 to `web9` at
+/// 10.96.0.9.
 fn of_nine_services() -> World {
     let mut world = World::new().listed();
     for number in 1..=9 {
@@ -543,9 +543,8 @@ fn an_address_moves_once_its_new_service_serves() {
     world.sync();
     let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
     assert_eq!(&*name(&world), "default/older");
-    // Both changes are in one update. The younger Service has an open port, but the port has no
+    // Both changes are in one update. The younger Service has an open port, but this port has no
     // endpoints until its write is recorded.
-    // write is recorded.
     world.delete("older");
     world.endpoints("younger", &["10.244.2.3"]);
     let changes = world.model.take_changes();
@@ -669,7 +668,7 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     assert_eq!(served(&world), ["web1", "web2"]);
     assert!(report.failures.iter().any(|of| of.object.contains("web3")));
     // A younger Service is added, and then a port becomes free. The older Service gets the port,
-    // although its retry is due later.
+    // although its own retry is due later.
     world.delete("web1");
     world.apply(aged(4));
     for _ in 0..4 {

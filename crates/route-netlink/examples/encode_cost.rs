@@ -1,13 +1,14 @@
-//! Measures the cost of encoding typed messages and hand-written bytes, compared with the kernel's
-//! work.
+//! Compares the cost of encoding netlink messages, as typed messages and as hand-written bytes,
+//! with the kernel's work.
 //!
 //! ```text
 //! cargo build --release -p route-netlink --example encode_cost
 //! unshare --net target/release/examples/encode_cost
 //! ```
-//! Adds 20,000 IPv4 addresses to the loopback device of this network namespace, and as many local
-//! routes. Each time is the fastest of several runs. Work that the kernel does only once has one
-//! run.
+//!
+//! Adds 20,000 IPv4 addresses and as many local routes to the loopback device of this network
+//! namespace. Prints the fastest of several runs, but measures work in a single run if the kernel
+//! does it only once.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -36,10 +36,10 @@ impl Address {
     }
 
     /// Appends `RTM_NEWADDR`, which adds the address to the link permanently. The kernel replies
-    /// `EEXIST` if the link has the address. An IPv6 address skips duplicate address detection. A
-    /// loopback address gets the scope host.
+    /// `EEXIST` if the link already has the address. An IPv6 address skips duplicate address
+    /// detection. A loopback address gets the scope host.
     ///
-    /// The kernel may use an IPv6 address as the source of packets before it can receive the
+    /// The kernel may use a new IPv6 address as the source of packets before it can receive their
     /// replies ([`KernelRoutes`](crate::KernelRoutes)).
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
@@ -50,9 +50,10 @@ impl Address {
     }
 
     /// Appends an `RTM_NEWADDR` like [`push_new`](Self::push_new), but an IPv6 address is tentative
-    /// until it has its route. The kernel uses no tentative address as a source. On a link that
-    /// resolves neighbours, the address stays tentative until duplicate address detection has
-    /// ended. While such a link is down, this detection does not end.
+    /// until it has its route. The kernel uses no tentative address as a source.
+    ///
+    /// On a link that resolves neighbours, the address also stays tentative until duplicate address
+    /// detection has ended. The detection does not end while the link is down.
     pub fn push_new_tentative(&self, batch: &mut Batch) -> usize {
         self.push_with(AddressHeaderFlags::empty(), batch)
     }
@@ -97,8 +98,8 @@ impl Address {
                 _ => {}
             }
         }
-        // On a point-to-point link, IFA_ADDRESS is the other end's address. On other links, an IPv6
-        // address has no IFA_LOCAL.
+        // On a point-to-point link, IFA_ADDRESS is the address of the other end. On other links,
+        // IPv6 addresses have no IFA_LOCAL.
         Ok(local.or(address).map(|address| Self {
             link: header.index,
             address,

@@ -1,4 +1,5 @@
-//! Parsers of external bytes, as functions for the fuzzer. Other code must not use them.
+//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
+//! other code may use these functions.
 
 use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 

@@ -24,8 +24,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// A subscription to new IPv6 routes.
 ///
 /// The kernel acknowledges a new IPv6 address before the address has its route of type local. A
-/// kernel worker adds the route later: usually within a millisecond, but after seconds if the
-/// worker gets no CPU. Until then, the host forwards packets to the address.
+/// kernel worker adds the route later: usually within a millisecond, but only after seconds if the
+/// worker gets no CPU. Until then, the host forwards packets to the address instead of receiving
+/// them.
 #[derive(Debug)]
 pub struct KernelRoutes(Socket);
 
@@ -57,14 +58,14 @@ impl KernelRoutes {
         })
     }
 
-    /// Waits until the kernel has created the routes of the `missing` IPv6 addresses. Removes each
-    /// address that has its route from `missing`. Ends early if no route arrives for the time
+    /// Waits until the kernel has created the routes of the IPv6 addresses in `missing`. Removes
+    /// each address that has its route from `missing`. Ends early if no route arrives for the time
     /// `patience`.
     ///
     /// # Errors
     ///
-    /// Fails if the socket cannot receive notifications. Also fails if notifications were lost and
-    /// the routes cannot be dumped.
+    /// Fails if the socket cannot receive notifications, or if notifications were lost and the
+    /// routes cannot be dumped.
     pub fn wait(
         &self,
         rtnetlink: &mut Rtnetlink,

@@ -9,21 +9,23 @@
 //!  KernelRoutes::wait: until new IPv6 addresses have their routes
 //! ```
 //!
-//! As in the sibling crates, writing is separate from sending. A [`Batch`] takes any number and mix
-//! of messages, and [`Rtnetlink::execute`] sends them in few system calls.
+//! As in the sibling crates, encoding is separate from sending. A [`Batch`] takes any number and
+//! mix of messages, and [`Rtnetlink::execute`] sends them in few system calls.
 //!
-//! The message types come from `netlink-packet-route`. In a bulk write, their cost is less than the
-//! kernel's own variation (examples/encode_cost.rs). In messages from the kernel, this crate parses
-//! only the header and the used attributes, one by one. The library rejects a whole message if it
-//! cannot parse one attribute, such as a link's name that is not UTF-8.
+//! The message types are those of `netlink-packet-route`. In a bulk write, their cost is less than
+//! the variation of the kernel's own time (examples/encode_cost.rs).
 //!
-//! `rtnetlink` 0.24 was tried and does not fit:
+//! From the kernel's messages, this crate parses only the header and the used attributes, one by
+//! one. The library would reject a whole message if it could not parse one attribute, such as a
+//! link's name that is not UTF-8.
 //!
-//! - Its subscription reports an overflow (`NetlinkPayload::Overrun`), but skips a message that it
-//!   cannot parse, and reports this only to the `log` crate. In a trial, it missed the deletion of
-//!   a link.
-//! - Its requests are async. They need a tokio runtime on threads that have none. A request takes
-//!   27 µs, compared with 3 µs for [`Rtnetlink::link`].
+//! `rtnetlink` 0.24 does not fit, as a trial showed:
+//!
+//! - Its subscription reports an overflow (`NetlinkPayload::Overrun`). But it skips a message that
+//!   it cannot parse, and reports this only to the `log` crate. In the trial, it missed the
+//!   deletion of a link.
+//! - Its requests are async, so threads without a tokio runtime would need one. A request takes 27
+//!   µs, compared with 3 µs for [`Rtnetlink::link`].
 //! - It has no batches with a result for each message.
 //! - It would add `netlink-proto` and `nix`.
 //!
@@ -58,7 +60,7 @@ pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
 /// Returns the addresses of all links except those in `but`, in the calling thread's network
-/// namespace. Opens a new connection, because a failed connection cannot be reused.
+/// namespace. Opens a new connection for each call, because a failed connection cannot be reused.
 ///
 /// # Errors
 ///

@@ -17,8 +17,8 @@ pub struct Link {
     pub index: u32,
     /// Administrative state of the link.
     pub state: LinkState,
-    /// True if the link resolves its neighbours' addresses (it lacks `IFF_NOARP`). A dummy link
-    /// does not.
+    /// True if the link resolves its neighbours' addresses, which means that it lacks `IFF_NOARP`.
+    /// False for a dummy link.
     pub resolves_neighbours: bool,
     /// Type of the link, such as `dummy` or `veth`. Empty for a hardware link.
     pub kind: String,
@@ -33,8 +33,8 @@ pub enum LinkState {
     Down,
 }
 
-/// Method by which a link gets a link-local IPv6 address when it is set up (`IN6_ADDR_GEN_MODE_*`
-/// of linux/if_link.h).
+/// Method by which the kernel generates the link-local IPv6 address of a link when the link is set
+/// up (`IN6_ADDR_GEN_MODE_*` of linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
     /// The kernel derives the address from the hardware address. This is the default.
@@ -67,8 +67,8 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. Shortens a very long name, but leaves it too long for the
-/// kernel, which must reject it.
+/// Returns a message that names a link. Shortens a very long name to a length that is still too
+/// long for the kernel, which then rejects it.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();

@@ -1,4 +1,4 @@
-//! Asks the kernel how it would route one packet.
+//! Queries how the kernel would route one packet.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
@@ -13,8 +13,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::attributes;
 
-/// Returns the source address that the kernel chooses for packets to other hosts, if `own` contains
-/// this address. Otherwise, returns the lowest address of this family in `own`. Sends no packet.
+/// Returns the source address that the kernel chooses for packets to other hosts. If `own` does not
+/// contain this address, returns the lowest address of this family in `own`. Sends no packet.
 pub fn outward_source(family: Family, own: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let (any, far) = match family {
         Family::Inet => ("0.0.0.0:0", ["198.18.0.1:9", "203.0.113.1:9", "8.8.8.8:9"]),
@@ -39,10 +39,10 @@ pub struct Lookup {
     /// Destination address of the packet.
     pub destination: IpAddr,
     /// Source address of the packet, or `None` for the kernel's choice. If this node sends the
-    /// packet, this is one of the node's addresses.
+    /// packet, the address must be one of the node's addresses.
     pub source: Option<IpAddr>,
-    /// Index of the link on which the packet arrives. `None`: this node sends the packet. For an
-    /// arriving packet, the kernel also checks the source.
+    /// Index of the link on which the packet arrives, or `None` if this node sends the packet. For
+    /// an arriving packet, the kernel also checks the source.
     pub link: Option<u32>,
     /// Firewall mark of the packet, which policy routing may match.
     pub mark: u32,
@@ -51,7 +51,7 @@ pub struct Lookup {
 /// Route that the kernel chooses for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PacketRoute {
-    /// Type of the route, `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3
+    /// Type of the route (`RTN_*` of linux/rtnetlink.h): 1 to another host, 2 to this node, 3
     /// broadcast, 5 multicast, 6 dropped, 7 and 8 refused.
     pub kind: u8,
     /// Index of the outgoing link, if any.
@@ -81,8 +81,8 @@ pub enum RouteRefusal {
 }
 
 impl RouteRefusal {
-    /// Returns the reason for a refusal. Returns `None` if the kernel did not understand the
-    /// request, or did not allow it.
+    /// Returns the reason for a refusal, or `None` if the kernel did not understand or did not
+    /// permit the request.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -158,7 +158,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
 }
 
 /// Returns the reason for a missing route, if the kernel's error concerns the route. Otherwise,
-/// returns the error.
+/// returns the error itself.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),

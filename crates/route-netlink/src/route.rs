@@ -1,4 +1,4 @@
-//! Routes of type local, which make their destination one of the node's own addresses.
+//! Routes of type local. The node receives packets to the destination of such a route as its own.
 
 use std::net::IpAddr;
 
@@ -14,8 +14,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local in the table `local`, to an address or a network. The kernel itself
-/// creates one for each address of a link.
+/// A route of type local in the table `local`, to an address or a network. For each address of a
+/// link, the kernel itself creates such a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
     /// Index of the link.
@@ -26,8 +26,8 @@ pub struct LocalRoute {
     pub prefix: u8,
     /// Origin of the route: `RTPROT_*` of linux/rtnetlink.h, or another number.
     pub protocol: u8,
-    /// Source address of the node's own packets to the destination. `None`: the kernel chooses.
-    /// Over IPv4, it chooses the destination itself.
+    /// Source address of the node's own packets to the destination, or `None` for the kernel's
+    /// choice. Over IPv4, the kernel chooses the destination itself.
     pub source: Option<IpAddr>,
 }
 
@@ -62,15 +62,15 @@ impl LocalRoute {
         differing.checked_shr(hosts).unwrap_or(0) == 0
     }
 
-    /// Appends `RTM_NEWROUTE`, which adds the route, even beside another route to the destination.
-    /// The kernel replies `EEXIST` if this route exists.
+    /// Appends `RTM_NEWROUTE`, which adds the route, even if there is another route to the
+    /// destination. The kernel replies `EEXIST` if exactly this route exists.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
-    /// Appends `RTM_NEWROUTE`, which replaces a route to the same destination, such as one with
-    /// another source address. If the kernel has none, it adds the route.
+    /// Appends `RTM_NEWROUTE`, which replaces a route to the same destination, such as a route with
+    /// another source address. If there is no such route, the kernel adds the route.
     pub fn push_replace(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE | NLM_F_REPLACE, &message)
@@ -100,8 +100,8 @@ impl LocalRoute {
         message
     }
 
-    /// Parses a message without its `nlmsghdr`. Returns `None` unless the message is a local route
-    /// of this family and origin.
+    /// Parses a message without its `nlmsghdr`. Returns `None` if the message is no local route, or
+    /// has another family or origin.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,

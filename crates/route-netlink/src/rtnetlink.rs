@@ -26,8 +26,8 @@ impl Rtnetlink {
         Connection::open(Protocol::Route).map(Self)
     }
 
-    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
-    /// `u32::MAX`.
+    /// Returns the number of messages that were sent since this connection was opened. The number
+    /// wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sent()
     }
@@ -42,8 +42,8 @@ impl Rtnetlink {
         self.0.execute(batch)
     }
 
-    /// Returns the link with this name, or `None` if there is none. Unlike an ioctl, this call
-    /// makes the kernel load no module for an unknown name.
+    /// Returns the link with this name, or `None` if no link has it. Unlike an ioctl, this call
+    /// does not make the kernel load a module for an unknown name.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl Rtnetlink {
         self.write(0, &message)
     }
 
-    /// Sets how the kernel generates the link-local IPv6 address of a link. This takes effect when
-    /// the link is next set up.
+    /// Sets how the kernel generates the link-local IPv6 address of a link. The setting takes
+    /// effect the next time that the link is set up.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Rtnetlink {
         self.dump_addresses(family, 0)
     }
 
-    /// Returns the addresses of one link in a family. Empty if the link does not exist.
+    /// Returns the addresses of one link in a family, or an empty list if the link does not exist.
     ///
     /// # Errors
     ///

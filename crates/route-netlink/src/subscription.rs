@@ -25,20 +25,21 @@ pub enum Event {
     Link(Link),
     /// A link was deleted.
     LinkRemoved(Link),
-    /// Some notifications were lost (`ENOBUFS`) or malformed, so any link or address may have
-    /// changed.
+    /// The kernel dropped notifications (`ENOBUFS`), or a notification was malformed. Any link or
+    /// address may have changed.
     Lost,
 }
 
 /// A subscription to changes of links and addresses, in the network namespace of the thread that
-/// opened it. Its calls never block. The caller waits until its descriptor is readable.
+/// opened it. Its calls never block: before it calls `receive`, the caller waits until the
+/// descriptor is readable.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes. The receive buffer has `room` bytes, or the maximum that the kernel allows. A
-    /// notification needs about 800 bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN` in
-    /// the initial user namespace.
+    /// Subscribes. The receive buffer has `room` bytes, or the kernel's maximum. A notification
+    /// needs about 800 bytes. A size above `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial
+    /// user namespace.
     ///
     /// # Errors
     ///
@@ -48,8 +49,8 @@ impl Subscription {
         netlink_batch::subscribe(NETLINK_ROUTE, &groups, room).map(Self)
     }
 
-    /// Makes the kernel skip notifications about addresses that are added to this link. Replaces an
-    /// earlier filter. Notifications about removed addresses still arrive.
+    /// Makes the kernel skip notifications about addresses that programs add to this link. Replaces
+    /// an earlier filter. Notifications about removed addresses still arrive.
     ///
     /// # Errors
     ///
@@ -81,8 +82,10 @@ impl AsRawFd for Subscription {
 }
 
 /// Returns a filter (classic BPF, linux/filter.h) that drops notifications about addresses added to
-/// this link. A notification is one message: a `struct nlmsghdr` with the type at offset 4, and a
-/// `struct ifaddrmsg` with the link's index at offset 20. Loads are big-endian.
+/// this link.
+///
+/// A notification is one message: a `struct nlmsghdr` with the type at offset 4, and a `struct
+/// ifaddrmsg` with the link's index at offset 20. BPF loads words in big-endian order.
 fn not_added_to(link: u32) -> [SockFilter; 6] {
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;

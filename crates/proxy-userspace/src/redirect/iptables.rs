@@ -1,4 +1,4 @@
-//! Redirects by iptables: rules in upstream's chains of table nat.
+//! Redirects by iptables: rules in upstream's chains of the table nat.
 //!
 //! ```text
 //!   PREROUTING ─▶ KUBE-PORTALS-CONTAINER    -d 10.96.0.1 -p tcp --dport 80 -j DNAT to this node's address
@@ -7,9 +7,9 @@
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! The rules send packets that arrive on an interface to the node's own address. `REDIRECT` would
-//! use the interface's first address instead. Interfaces of pods often have none, and `REDIRECT`
-//! would then drop the packet.
+//! The rules translate packets that arrive on an interface to the node's own address. The target
+//! `REDIRECT` would use the interface's first address instead. Interfaces of pods often have no
+//! address, and `REDIRECT` would then drop the packet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -33,12 +33,12 @@ use crate::port::Portal;
 /// Table that contains all these chains.
 const NAT: Table = Table::Nat;
 
-/// Chain for packets from an interface to service addresses. The next chain is for packets to
-/// NodePorts.
+/// Chain for packets that arrive on an interface, to service addresses. The next constant is the
+/// chain for packets to NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
-/// Chain for packets from this node to service addresses. The next chain is for packets to
-/// NodePorts.
+/// Chain for packets of this node to service addresses. The next constant is the chain for packets
+/// to NodePorts.
 const HOST: &str = "KUBE-PORTALS-HOST";
 const NODE_PORT_HOST: &str = "KUBE-NODEPORT-HOST";
 
@@ -49,8 +49,8 @@ const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule i
 
 /// Footprint of this mode.
 ///
-/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. Our mode does not write
-/// upstream's rules in table filter.
+/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. This program does not
+/// write upstream's rules in the table filter.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &[
         (NAT, CONTAINER),
@@ -337,8 +337,8 @@ impl<'a> SaveReader<'a> {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // Without a rule for other hosts, no packet uses the port `outside`. Any open port will
-            // do.
+            // If no rule redirects packets of other hosts, no packet uses the port `outside`. Any
+            // open port is then suitable.
             let outside = rules.outside.unwrap_or(node);
             let aim = RedirectTarget {
                 name: rules.name.into(),

@@ -1,5 +1,5 @@
-//! Redirects by an nf\_tables table. Its maps lead from destinations to listening ports. Each
-//! origin of packets has its own maps.
+//! Redirects by an nf\_tables table. Its maps lead from destinations to listening ports. There are
+//! separate maps for each origin of packets.
 //!
 //! ```text
 //!   prerouting  ip daddr . meta l4proto . th dport ─▶ @portals    dnat to an address of this node
@@ -7,8 +7,8 @@
 //!   output      the same in @portals-node, @nodeports-node        dnat to localhost
 //! ```
 //!
-//! If a detector recognizes packets from pods, rules look these packets up in `@portals-pods` and
-//! `@nodeports-pods` first. A redirect is one element in each map. A changed redirect changes only
+//! If a detector recognizes packets from pods, rules first look up these packets in `@portals-pods`
+//! and `@nodeports-pods`. A redirect is one element in each map, so a changed redirect changes only
 //! these elements.
 
 pub(crate) mod layout;
@@ -103,8 +103,8 @@ pub fn has_nftables() -> bool {
     Nftables::open().is_ok()
 }
 
-/// Tests every feature that the table of a family may need. The kernel keeps no change, and sends
-/// no notification.
+/// Tests every feature that the table of a family may need. The kernel rolls back all changes, and
+/// sends no notification.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! A test world with real packets: a node and a second host, each in its own network namespace. The
-//! host runs the endpoints and a client.
+//! The hosts of the tests with real packets: a node and a second host, each in its own network
+//! namespace. The second host runs the endpoints and a client.
 //!
 //! ```text
 //!   client, endpoints ── 192.0.2.2 ═══ 192.0.2.1 ── node: ClusterIP 10.96.0.1, NodePort 30080
@@ -329,8 +329,8 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
 }
 
-/// Checks that clients reach endpoints in the node's own network namespace, even if such an
-/// endpoint has the number of the NodePort or an address of the Service.
+/// Checks that clients reach endpoints in the node's own network namespace. The test includes an
+/// endpoint whose port is the NodePort's number, and one with an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -356,8 +356,8 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     super::until("flows end", || world.relay.counters().flows() == 0);
 }
 
-/// Checks that a read returns the rules for pod detection as they were written, even after another
-/// program has listed and rewritten them.
+/// Checks that a read returns the rules for pod detection as the mode wrote them, even after
+/// another program has listed and rewritten them.
 pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
@@ -430,8 +430,8 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks that a large number of Services is written in one step, then one more Service, and that
-/// all are removed.
+/// Checks that the mode writes a large number of Services in one step, then one more Service, and
+/// then removes all of them.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;

@@ -27,8 +27,8 @@ pub(super) enum Origin {
 impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
 
-    /// Returns the names of the two maps for this origin: the map of addresses, and the map of
-    /// NodePorts.
+    /// Returns the names of the two maps for this origin: the map of addresses and ports, and the
+    /// map of NodePorts.
     pub(super) const fn maps(self) -> [&'static str; 2] {
         match self {
             Self::Outside => ["portals", "nodeports"],

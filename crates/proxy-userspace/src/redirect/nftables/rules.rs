@@ -11,8 +11,8 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. The chains precede those of iptables, whose
-/// leftover rules may lead to closed ports.
+/// Priority of the chains: `NF_IP_PRI_NAT_DST` minus 10. The chains precede those of iptables,
+/// because leftover rules there may lead to closed ports.
 const PRIORITY: i32 = -110;
 
 /// Beginning of the comment on rules for NodePorts.
@@ -70,8 +70,8 @@ fn portals(from: Origin, line: &Line) -> Rule {
     line.comment("addresses of Services")
 }
 
-/// Returns the rules that look up NodePorts in their map. One rule, or one for each address that
-/// serves NodePorts.
+/// Returns the rules that look up NodePorts in their map: one rule, or one rule for each address
+/// that serves NodePorts.
 fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<Rule> {
     let [_, map] = from.maps();
     let line = line.clone();
