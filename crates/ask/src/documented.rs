@@ -1,5 +1,6 @@
 //! Compares docs/api.md with the API objects: the document must name exactly their fields. This
-//! module builds objects field by field, so it does not compile until a new field is added here.
+//! module builds the objects field by field. So it does not compile until a new field is added
+//! here.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

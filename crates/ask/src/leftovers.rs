@@ -1,4 +1,4 @@
-//! Lists the kernel entries that kube-proxies left on a node without a daemon.
+//! Lists the kernel entries that kube-proxies left on a node where no daemon runs.
 
 use std::fmt::Write as _;
 
@@ -79,7 +79,7 @@ impl Leftovers {
     }
 }
 
-/// Returns true if an entry belongs to this mode and to no other. Several modes use the same
+/// Reports whether an entry belongs to this mode and to no other mode. Several modes use the same
 /// iptables chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();

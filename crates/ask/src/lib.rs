@@ -1,14 +1,18 @@
-//! Subcommands that query the daemon on this node. Without a daemon they read the kernel.
+//! Subcommands that query the daemon on this node. If no daemon runs, they read the kernel.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
 //! The first argument names the subcommand. Each subcommand has a row in `Subcommands` and a module
-//! of this crate. All subcommands only read.
+//! of this crate. Subcommands only read.
 //!
-//! Exit status: 0 without a problem, 1 with a problem, 2 for an invalid command line or an
-//! unreadable response, 3 without a daemon.
+//! | exit status | meaning |
+//! |---|---|
+//! | 0 | no problem |
+//! | 1 | a problem |
+//! | 2 | the command line is invalid, or the response cannot be read |
+//! | 3 | no daemon runs |
 
 mod explain;
 mod leftovers;
@@ -128,8 +132,8 @@ pub fn commands() -> Vec<Command> {
     CommandLine::command().get_subcommands().cloned().collect()
 }
 
-/// Runs the subcommand in `arguments`, and returns its exit status. Returns `None` without a
-/// subcommand of this crate.
+/// Runs the subcommand in `arguments`, and returns its exit status. Returns `None` if the first
+/// argument is not a subcommand of this crate.
 pub fn run(arguments: &[OsString], program: &Program) -> Option<ExitCode> {
     let first = arguments.get(1)?.to_str()?;
     Subcommands::has_subcommand(first).then(|| ExitCode::from(run_named(first, arguments, program)))

@@ -1,4 +1,4 @@
-//! Parses names of Services in the forms that kubectl users type.
+//! Parses names of Services in the forms that users of kubectl type.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const KINDS: [&str; 3] = ["svc", "service", "services"];
 /// Largest number of Services that a search for a name reads.
 const SEARCH_LIMIT: usize = 500;
 
-/// Removes the kind that precedes a name: `svc/web` becomes `web`, and `svc/shop/web` becomes
+/// Removes the kind in front of a name: `svc/web` becomes `web`, and `svc/shop/web` becomes
 /// `shop/web`.
 pub(super) fn without_kind(text: &str) -> &str {
     match text.split_once('/') {

@@ -277,8 +277,8 @@ fn port_text(port: &Port) -> String {
     }
 }
 
-/// Formats the addresses and the node port. Omits the port of the addresses, because it has a
-/// separate column.
+/// Formats the addresses and the node port. Omits the port number of the addresses, because the
+/// table has a separate column for it.
 fn addresses_text(port: &Port) -> String {
     let own = port.addresses.iter();
     let own = own.filter(|address| address.kind != AddressKind::NodePort);

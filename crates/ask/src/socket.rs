@@ -18,7 +18,8 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 ///
 /// # Errors
 ///
-/// No daemon listens, the daemon returns an error, or the response is another object.
+/// Fails if no daemon listens, if the daemon returns an error, or if the response is another
+/// object.
 pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))

@@ -72,8 +72,8 @@ fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// Prints the state now and after each change, until the reader closes the output. A daemon that
-/// does not respond counts as a state, because it may be restarting.
+/// Prints the state now and after each change, until the reader closes the output. If the daemon
+/// does not respond, this counts as a state, because the daemon may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;
@@ -355,8 +355,8 @@ fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     (table, count)
 }
 
-/// Lists the missing features. With `is_wide`, lists all features. A disabled feature does not
-/// count as missing.
+/// Lists the missing features, or all features if `is_wide`. A disabled feature does not count as
+/// missing.
 fn features(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

@@ -1,4 +1,5 @@
-//! Formats tables like kubectl's: columns are as wide as their widest cell, and three spaces apart.
+//! Formats tables like kubectl's: each column is as wide as its widest cell, and columns are three
+//! spaces apart.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! `kube-proxy top`: shows the busiest Services and endpoints. In a terminal, the list is live.
-//! Without a terminal, it is printed once.
+//! `kube-proxy top`: shows the busiest Services and endpoints. In a terminal, the list is live. In
+//! any other output, the list is printed once.
 //!
 //! ```text
 //!   keys ────────┐
@@ -41,8 +41,8 @@ and prints one table.
 
 Exit status: 0, done; 2, wrong usage, or unreadable; 3, no daemon answers; 129,
 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
-/// Base of the exit status of a process that a signal ended, as shells report it. The signal's
-/// number is added.
+/// Base of the exit status of a process that a signal ended. As shells report it, the status is
+/// this base plus the signal's number.
 const SIGNALLED: u8 = 128;
 
 /// Arguments of `top`.
@@ -95,8 +95,8 @@ impl Sort {
 /// once.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
-    // Requests the first sample before the switch to the full screen. If the daemon is missing, the
-    // error then appears as a plain line.
+    // Requests the first sample before the switch to the full screen. If no daemon runs, the error
+    // then appears as a plain line.
     let first = sample(arguments.into())?;
     if !is_once && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let failed = |error: io::Error| {

@@ -1,4 +1,4 @@
-//! Lists the virtual servers of IPVS on a node without a daemon. Their Services are unknown,
+//! Lists the virtual servers of IPVS on a node where no daemon runs. Their Services are unknown,
 //! because only a daemon knows them.
 
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ impl VirtualServers {
     ///
     /// # Errors
     ///
-    /// This kernel has no IPVS, or the process lacks CAP_NET_ADMIN.
+    /// Fails if this kernel has no IPVS, or if the process lacks CAP_NET_ADMIN.
     pub(super) fn read(from: &mut dyn ReadCounters) -> Result<Self> {
         let counted = from.read(CounterSelection::All)?;
         let mut by_address: BTreeMap<At, (OfAddress, BTreeMap<SocketAddr, OfEndpoint>)> =

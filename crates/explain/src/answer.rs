@@ -31,7 +31,7 @@ pub(crate) trait EndpointReplies: Routing {
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Determines whether the reply of a delivered packet returns, and adds the result to the packet's
+/// Determines whether the reply to a delivered packet returns, and adds the result to the packet's
 /// path.
 pub(crate) fn follow(
     walk: &mut Walk,
@@ -125,7 +125,7 @@ fn never_back(
     }
 }
 
-/// Returns the reason why it is unknown whether the reply passes this node. Returns `None` if it is
+/// Returns the reason why it is unknown whether the reply passes this node, or `None` if this is
 /// known.
 fn elsewhere(
     followed: &packet_path::Walk,
@@ -142,8 +142,7 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If the same interface leads to sender and endpoint, the endpoint can reply to the sender
-    // directly.
+    // If sender and endpoint use the same interface, the endpoint can reply to the sender directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         PacketOrigin::Made(_) => true,
@@ -159,8 +158,8 @@ fn elsewhere(
     ))
 }
 
-/// Reports whether an endpoint is on this node, according to its EndpointSlice or otherwise to the
-/// route.
+/// Reports whether an endpoint is on this node: according to its EndpointSlice, or to the route if
+/// no EndpointSlice contains it.
 fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

@@ -35,8 +35,8 @@ pub(crate) struct Hop {
     pub(crate) is_service: bool,
     /// True if the route has no gateway.
     pub(crate) is_neighbour: bool,
-    /// True for a neighbour on an interface of pods. Such an interface is a bridge or a veth end
-    /// without the default route.
+    /// True if the sender is a neighbour on an interface of pods. Such an interface is a bridge or
+    /// a veth end, and has no default route.
     pub(crate) is_inner: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Sender {
     /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
     /// Reason why the rules do not treat the sender as a pod, although its interface leads to pods.
-    /// `None`: they do, or the interface leads elsewhere.
+    /// `None` if they treat it as a pod, or if the interface leads elsewhere.
     pub(crate) stranger: Option<String>,
 }
 
@@ -203,8 +203,8 @@ fn targets<'a>(
 }
 
 /// Reports whether this is the first address in the Node object that serves the port. If no address
-/// in the Node object serves it, or the Node is unknown, returns true for every address except
-/// loopback.
+/// in the Node object serves the port, or if the Node is unknown, returns true for every address
+/// except loopback.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

@@ -7,9 +7,9 @@
 //!                                                               origin, answer, verdict ─┘
 //! ```
 //!
-//! The kernel alone determines the path. Objects only select the packets and name the entries.
-//! Without a daemon the path is the same, but has no names. The crate writes nothing, and the size
-//! of a response is limited.
+//! - The kernel alone determines the path. Objects only select the packets and name the entries.
+//! - Without a daemon, the path is the same, but its entries have no names.
+//! - The crate writes nothing, and limits the size of a response.
 
 mod answer;
 mod journeys;
@@ -117,7 +117,7 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may miss its endpoint or process, may get no reply, or has no known
+/// Reports whether a packet may miss its endpoint or process, may get no reply, or has an unknown
 /// path.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
@@ -134,7 +134,8 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
 ///
 /// * 0: All packets arrive, and all replies return.
 /// * 1: A packet or a reply fails, and the path of every packet is known.
-/// * 2: The path of a packet is unknown, or the return of a reply is unknown and none fails.
+/// * 2: The path of a packet is unknown. Also if it is unknown whether a reply returns, and no
+///   packet or reply fails.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {

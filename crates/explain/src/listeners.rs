@@ -1,7 +1,7 @@
 //! Finds the socket of this network namespace that receives packets to an address.
 //!
-//! `/proc/net` lists listening sockets first. So even with many connections, the search reads only
-//! one additional line. For UDP, it reads sockets until one matches.
+//! `/proc/net` lists listening sockets first. So even if there are many connections, the search
+//! reads only one line after the listening sockets. For UDP, it reads sockets until one matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -48,8 +48,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether a line of the list has the address. If `state` is given, compares only the
-/// leading lines in this state.
+/// Reports whether a line of the list has the address. If `state` is given, compares only the first
+/// lines, as long as they have this state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;

@@ -1,4 +1,4 @@
-//! Access to the live kernel for one response. It reads each object only once.
+//! Access to the running kernel for one response. It reads each object only once.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +21,8 @@ use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 /// Largest number of attempts. An attempt fails if the rules change during it.
 const TRIES: u32 = 3;
 
-/// Responds to a request from the kernel's state. Blocks. Opens separate sockets in the network
-/// namespace of the calling thread. `modes` are the modes that may serve.
+/// Responds to a request from the kernel's state. Blocks. Opens its own sockets in the network
+/// namespace of the calling thread. `modes` are the modes that may serve on this node.
 ///
 /// # Errors
 ///

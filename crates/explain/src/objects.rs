@@ -1,4 +1,4 @@
-//! Kubernetes objects for a request, as the daemon returns them. Empty without a daemon.
+//! Kubernetes objects for a request, as the daemon returns them. Empty if no daemon runs.
 
 use std::net::{IpAddr, SocketAddr};
 

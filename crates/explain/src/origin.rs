@@ -28,9 +28,8 @@ pub(crate) struct PathStep<'a> {
     pub(crate) members: &'a [String],
 }
 
-/// Returns the origin of a step. Returns an empty text if the step belongs to the kernel itself.
-/// `of` is the Service port of the destination. `modes` are the modes that may have written the
-/// entry.
+/// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
+/// the Service port of the destination. `modes` are the modes that may have written the entry.
 pub(crate) fn origin(
     met: &PathStep<'_>,
     of: Option<&ServicePortAddress<'_>>,
@@ -61,8 +60,8 @@ pub(crate) fn origin(
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
     let own = origin_of(modes, at.space(), at.name);
-    // A rule of another program may match our set or jump to our chain. The rule still belongs to
-    // that program.
+    // A rule of another program may match our set or jump to our chain. Such a rule still belongs
+    // to that program.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
         Some(own) => Some(sets.next().unwrap_or(own)),
@@ -75,8 +74,7 @@ pub(crate) fn origin(
     }
 }
 
-/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: either the Service's option or
-/// the flag.
+/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: the Service's option or the flag.
 fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
@@ -169,8 +167,8 @@ impl<'a> Chain<'a> {
         !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
-    /// Returns the Service port in the name of a chain of nftables mode, if any:
-    /// `default/web:http`.
+    /// Returns the Service port in the name of a chain of nftables mode, such as
+    /// `default/web:http`, if any.
     fn service(&self) -> Option<String> {
         if !self.is_nft {
             return None;

@@ -1,5 +1,5 @@
 //! Hides the rules of other programs from users other than root, because the kernel shows rules
-//! only to root. A user may see that such a rule drops a packet, but not the text of the rule. The
+//! only to root. Such a user may see that a rule drops a packet, but not the text of the rule. The
 //! explanation quotes rules between backticks.
 
 use view::{Step, Walk};

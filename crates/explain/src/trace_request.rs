@@ -1,4 +1,4 @@
-//! Request to trace packets: a destination and senders.
+//! Request to trace packets from some senders to a destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -82,8 +82,8 @@ pub enum RequestError {
 }
 
 impl TraceRequest {
-    /// Parses a request. A Service without a namespace is in `namespace`. `from` is a
-    /// comma-separated list and may be empty.
+    /// Parses a request. If a Service is given without a namespace, it is in `namespace`. `from` is
+    /// a comma-separated list and may be empty.
     ///
     /// # Errors
     ///

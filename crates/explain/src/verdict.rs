@@ -84,8 +84,8 @@ fn total(walks: &[&Walk]) -> f64 {
     walks.iter().map(|walk| walk.chance.0).sum()
 }
 
-/// Formats the destination and source, as in `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half
-/// each; the endpoint sees …`.
+/// Formats the destination and the source: `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each;
+/// the endpoint sees …`.
 fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     format!(
         "reaches {}; {}",

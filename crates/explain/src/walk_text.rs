@@ -179,8 +179,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>
     };
 }
 
-/// Returns the source that the endpoint sees. For a node port, it is never a service address,
-/// because the node owns the destination address.
+/// Returns the source that the endpoint sees. For a node port, the source is never a service
+/// address, because the node owns the destination address.
 pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {

@@ -3,13 +3,14 @@
 //!
 //! A cluster often has one `featureGates` list for all components and several releases. An upstream
 //! kube-proxy knows only the gates of its own release. This program serves clusters of all these
-//! releases. A gate that it does not use or does not know causes a warning and never ends the
-//! start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
+//! releases:
 //!
-//! A gate without a given value has its default in the [release that this program
-//! matches](KUBERNETES), or in the nearest release with the gate. Few gates change the behaviour of
-//! a kube-proxy. Their effects are described in docs/flags.md, in `OF_KUBE_PROXY` and in
-//! `WITHOUT_EFFECT`.
+//! - A gate that it does not use or does not know causes a warning. It never ends the start.
+//! - `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
+//! - A gate without a given value has its default in the [release that this program
+//!   matches](KUBERNETES), or in the nearest release with the gate.
+//! - Few gates change the behaviour of a kube-proxy. docs/flags.md, `OF_KUBE_PROXY` and
+//!   `WITHOUT_EFFECT` describe their effects.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -31,7 +32,7 @@ pub const STREAMED_LISTS: &str = "WatchListClient";
 /// Gate for choosing IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
 pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// Gate for NodePorts at loopback addresses in nftables mode (KEP-6032). It is alpha and off in
-/// 1.37, beta and on in 1.38.
+/// 1.37, and beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
 /// Gates that set all gates of a stage, except gates with a value of their own.
@@ -232,8 +233,8 @@ impl Gates {
         KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// Returns the value that was given for this gate by its own name, if any. A value of `AllBeta`
-    /// does not count.
+    /// Returns the value that was given for this gate by its own name, if any. The value of
+    /// `AllAlpha` or `AllBeta` does not count.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }
@@ -268,8 +269,9 @@ impl Gates {
         notes.collect()
     }
 
-    /// Returns a line for each gate of kube-proxy whose value has no effect in this program. Adds
-    /// one line for all gates of other components, and one line for all unknown gates.
+    /// Returns the warnings about gates: a line for each gate of kube-proxy whose value has no
+    /// effect in this program, one line for all gates of other components, and one line for all
+    /// unknown gates.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());

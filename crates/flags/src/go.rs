@@ -1,4 +1,4 @@
-//! Parsers for the values and names of Go's command lines.
+//! Parsers for the values and names on Go's command lines.
 //!
 //! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more spellings
 //! than Rust's parsers do (`T`, `1h30m`, `0x10`, `--proxy_mode`). This module accepts the same
@@ -45,8 +45,8 @@ pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// Parses a duration like `time.ParseDuration`. Rejects a negative duration, which no flag
-/// supports.
+/// Parses a duration like `time.ParseDuration`. Rejects a negative duration, because no flag
+/// supports one.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -77,8 +77,9 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns a duration in nanoseconds. `number` consists of digits with at most one decimal point,
-/// and `unit` is its unit. Returns `None` if one is invalid or the result is too large.
+/// Returns a duration in nanoseconds. `number` consists of digits with at most one decimal point.
+/// `unit` is the unit of the number. Returns `None` if either is invalid or the result is too
+/// large.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -166,8 +167,8 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the address of a server. Returns `None` if `text` is empty, or if `port`, the value of
-/// the deprecated flag, is 0. An address without a port gets `port`.
+/// Parses the address of a server. An address without a port gets `port`, the value of the
+/// deprecated flag. Returns `None` (no server) if `text` is empty or `port` is 0.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {

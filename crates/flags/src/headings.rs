@@ -4,8 +4,8 @@ use clap::{Command, CommandFactory as _};
 
 use super::Flags;
 
-/// Groups of `--help`, each with the names of its flags. The flags of a group are printed in the
-/// order of their fields.
+/// Groups of `--help`, each with the names of its flags. Within a group, the order of the fields
+/// determines the order of the flags.
 const HEADINGS: &[(&str, &[&str])] = &[
     (
         "Actions",

@@ -1,9 +1,10 @@
 //! The command line of kube-proxy: a field for each flag.
 //!
-//! Names and defaults of the flags are those of upstream's kube-proxy, so an existing DaemonSet
-//! starts this binary unchanged. A flag is one field of [`Flags`]: its name, default, parser and
-//! help. Each part of the daemon has a type for the flags that it reads. The daemon's module
-//! `options` combines these types.
+//! - Names and defaults are the same as those of upstream's kube-proxy, so an existing DaemonSet
+//!   starts this binary unchanged.
+//! - A flag is one field of [`Flags`]: its name, default, parser and help.
+//! - Each part of the daemon has a type for the flags that it reads. The daemon's module `options`
+//!   combines these types.
 //!
 //! The crate does not depend on the code that reads the flags.
 

@@ -9,7 +9,7 @@ use source::address;
 ///
 /// # Errors
 ///
-/// An item is not a network.
+/// Fails if an item is not a network.
 pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>, UnusableFlag> {
     given
         .iter()

@@ -1,5 +1,5 @@
-//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown. This program's
-//! error names the replacement.
+//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown flags. This
+//! program's error names the replacement.
 
 /// Removed flags without their dashes. Each group has its advice.
 const REMOVED: &[(&[&str], &str)] = &[

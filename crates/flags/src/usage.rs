@@ -1,4 +1,4 @@
-//! Formats errors of command lines as one line each, with the same wording for the daemon and the
+//! Formats errors of command lines, each as one line, with the same wording for the daemon and the
 //! subcommands.
 
 use std::error::Error as _;

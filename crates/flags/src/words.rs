@@ -6,7 +6,7 @@ use super::unusable_flag::UnusableFlag;
 ///
 /// # Errors
 ///
-/// The word is not in `words`.
+/// Fails if the word is not in `words`.
 pub fn word<T: Copy>(
     flag: &'static str,
     given: &str,

@@ -85,7 +85,7 @@ impl Inspect {
     }
 
     /// Lists the Services that have an address and port. If the order of Services changes during
-    /// the search, repeats the search a limited number of times.
+    /// the search, starts again, for a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -142,7 +142,7 @@ impl CopiedObjects {
 }
 
 /// Searches the Services for an address and port. Begins at index `from`, and ends at the limit of
-/// one turn.
+/// one turn of the daemon's loop.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> ClaimingServices {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);

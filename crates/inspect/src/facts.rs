@@ -1,4 +1,4 @@
-//! State of the daemon, as the loop reports it.
+//! State of the daemon, as its loop reports it.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,8 +17,8 @@ pub struct Facts {
     pub uses: Uses,
     /// State of each served family.
     pub families: Vec<FamilyFacts>,
-    /// External and load-balancer addresses that the proxy refuses, each with the time of
-    /// discovery.
+    /// External and load-balancer addresses that the proxy refuses, each with the time at which it
+    /// was found.
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the proxy serves.
     pub services: usize,

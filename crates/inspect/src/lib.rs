@@ -6,28 +6,34 @@
 //!                              a blocking thread: counters, limits, topology ◀──────────┘
 //! ```
 //!
-//! The loop owns the model and the modes, so the server sends it [`Question`]s. The loop replies
-//! with copies. The number of copies per turn is limited, so that a turn takes about 2 ms. A
-//! blocking thread computes and renders the response. The server stores nothing for later requests,
-//! so an idle API needs no memory.
-//!
-//! The API is read-only: it responds only to `GET`, and no response contains a secret.
+//! - The daemon's loop owns the model and the modes, so the server sends it [`Question`]s. The loop
+//!   replies with copies.
+//! - The number of copies per turn is limited, so that a turn takes about 2 ms.
+//! - A blocking thread computes and renders the response.
+//! - The server stores nothing for later requests, so an idle API needs no memory.
+//! - The API is read-only: it responds only to `GET`, and no response contains a secret.
 //!
 //! # The local socket
 //!
-//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700. Only root can replace
-//! the socket of a stopped daemon. The file's name is the number of the network namespace, so that
-//! two test nodes on one machine use different files. The client checks the folder's owner and its
-//! peer (`SO_PEERCRED`).
+//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700.
 //!
-//! On a read-only root without a volume, the socket has the abstract name
-//! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name. So a client
-//! accepts only a peer that runs the client's own program file. Its error names any other peer.
-//! Only user 0 and the user of the daemon may connect.
+//! - Only root can replace the socket of a stopped daemon.
+//! - The file's name is the number of the network namespace, so that two test nodes on one machine
+//!   use different files.
+//! - The client checks the folder's owner and its peer (`SO_PEERCRED`).
 //!
-//! Any process on the node may send requests to the metrics address, whereas the kernel shows rules
-//! only to root. So responses at that address name the rules of other programs, but do not quote
-//! them. The two kinds of clients have separate limits (`request_limits`).
+//! On a read-only root file system without a volume, the socket has the abstract name
+//! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name.
+//!
+//! - A client accepts only a peer that runs the client's own program file. Otherwise, the client's
+//!   error names the peer.
+//! - The daemon accepts only user 0 and its own user.
+//!
+//! # The metrics address
+//!
+//! Any process on the node may send requests to this address, but the kernel shows rules only to
+//! root. So responses at this address name the rules of other programs, but do not quote them. The
+//! two kinds of clients have separate limits (`request_limits`).
 
 mod explain;
 mod facts;
@@ -107,8 +113,8 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Function that returns why IPVS lacks a scheduler of this name, or `None` if it may be
-    /// available.
+    /// Function that returns why IPVS lacks a scheduler of this name, or `None` if IPVS may have
+    /// it.
     pub missing_scheduler: fn(&str) -> Option<String>,
     /// Function that returns free memory to the system. Blocks.
     pub trim: fn(),
@@ -125,7 +131,7 @@ pub trait Health: Send + Sync {
     /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns the time up to which all changes are in the kernel, per family. Omits a family
+    /// Returns for each family the time up to which all changes are in the kernel. Omits a family
     /// without such a time.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }

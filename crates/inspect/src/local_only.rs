@@ -2,8 +2,9 @@
 //! daemon's own page may use it.
 //!
 //! Every program on the node can reach a loopback address, including a browser. A foreign page can
-//! resolve its own name to 127.0.0.1 and read responses as its own (DNS rebinding). Such a request
-//! has the foreign page's host name, so this module accepts only names of this node.
+//! resolve its own name to 127.0.0.1 and read responses as if they were its own (DNS rebinding).
+//! The host name of such a request is the name of the foreign page, so this module accepts only
+//! names of this node.
 
 use std::net::IpAddr;
 
@@ -13,7 +14,7 @@ use http::{HeaderName, HeaderValue, header};
 /// Header in which a browser reports the origin of a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns the reason for refusing a request at the metrics address. Returns `None` if it is
+/// Returns the reason for refusing a request at the metrics address, or `None` if the request is
 /// allowed. `is_loopback` is true if only this node can reach the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
@@ -38,7 +39,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
 
 /// Reports whether a page of another origin requests an object. That page could not read the
 /// response, but the request would cause work on the node. A link to the daemon's page is allowed.
-/// Only browsers send [`SITE`], so other clients are allowed.
+/// Other clients than browsers are allowed, because only browsers send [`SITE`].
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)

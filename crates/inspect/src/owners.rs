@@ -1,5 +1,5 @@
-//! Finds the Service ports that own addresses. In one turn, the loop checks a limited number of
-//! Services, and copies only matching ones.
+//! Finds the Service ports that own addresses. In one turn, the daemon's loop checks a limited
+//! number of Services, and copies only matching ones.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 pub struct RequestedPorts {
     /// Addresses of the requested Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of these addresses. Each may be a NodePort, because this module does not know the
-    /// node's addresses.
+    /// Port numbers of these addresses. Each may be a NodePort, because this module does not know
+    /// the node's addresses.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of the requested Service ports.
     pub(crate) names: HashSet<ServicePortName>,

@@ -1,5 +1,5 @@
 //! Reads the kernel features of a mode, and the use of limited resources. The read blocks, runs
-//! only on request, and loads no module.
+//! only when a client requests it, and loads no module.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,7 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Function that returns the reason why IPVS lacks a scheduler of this name. `None`: it may have
-/// it.
+/// Function that returns why IPVS lacks a scheduler of this name, or `None` if IPVS may have it.
 type MissingScheduler = fn(&str) -> Option<String>;
 
 /// Root directory of the kernel's files.
@@ -68,8 +67,8 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns the number of IPVS connections in this network namespace. Returns `None` if the kernel
-/// does not limit it.
+/// Returns the number of IPVS connections in this network namespace, or `None` if the kernel does
+/// not limit it.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -161,8 +160,8 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
     }
 }
 
-/// Returns the iptables tables of the mode that packets bypass, by family. For a family whose
-/// tables cannot be read, returns the reason instead.
+/// Returns the iptables tables of the mode that packets bypass, by family. If the tables of a
+/// family cannot be read, its text is the reason.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),
@@ -201,8 +200,8 @@ fn growing(tables: &Tables) -> String {
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Returns a description of the connection table. Since Linux 7.1, the kernel creates it with a
-/// namespace's first virtual server, and enlarges it later.
+/// Describes the connection table. Since Linux 7.1, the kernel creates it with a namespace's first
+/// virtual server, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -219,8 +218,8 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Returns the feature that conntrack entries count packets. Returns `None` without connection
-/// tracking.
+/// Returns the feature that conntrack entries count packets, or `None` if the kernel has no
+/// connection tracking.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");
     let found = if number(&file)? == 1 {

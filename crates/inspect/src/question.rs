@@ -1,4 +1,4 @@
-//! Requests to the loop, and its replies: copies of limited size.
+//! Requests to the daemon's loop, and its replies: copies of limited size.
 //!
 //! The limits keep each turn of the loop short, and replies small.
 //! `run::answers::tests::no_api_request_blocks_the_loop` measures the cost of a turn.
@@ -30,22 +30,22 @@ pub const TROUBLES: usize = 1_000;
 /// Maximum number of drains with a start time in a family.
 pub const DRAINS: usize = 1_000;
 
-/// Request to the loop, with the channel for its reply. Each request takes at most about 2 ms,
-/// except for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
+/// Request to the daemon's loop, with the channel for its reply. Each request takes at most about 2
+/// ms, except for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
     /// Requests the state of the daemon.
     Facts(Sender<Facts>),
-    /// Requests the owners of addresses. One turn checks a limited number of Services, beginning at
-    /// an index.
+    /// Request for the owners of addresses. One turn checks a limited number of Services, beginning
+    /// at an index.
     Owners(Arc<RequestedPorts>, usize, Sender<Owners>),
-    /// Requests the names of Services, beginning at an index and unsorted. One turn returns a
+    /// Request for the names of Services, unsorted and beginning at an index. One turn returns a
     /// limited number.
     Names(usize, Sender<Names>),
     /// Requests copies of these Services. One turn returns a limited number, at least one.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
     /// Requests facts about the node and its problems.
     Ground(Sender<NodeContext>),
-    /// Requests the Services with an address and port. One turn checks a limited number of
+    /// Request for the Services with an address and port. One turn checks a limited number of
     /// Services, beginning at an index.
     Claimants(usize, IpAddr, u16, Sender<ClaimingServices>),
     /// Requests the name of the mode, and facts about this node and this address.

@@ -1,8 +1,11 @@
 //! Limits for the work and memory of requests, separate for root and for other clients.
 //!
-//! Root uses the local socket. Any process on the node may send requests to the metrics address,
-//! with a limited number of connections. Both kinds of clients have separate limits, so that other
-//! clients cannot block root. A status request waits only for other status requests.
+//! - Root uses the local socket.
+//! - Any process on the node may send requests to the metrics address, with a limited number of
+//!   connections.
+//!
+//! Because of the separate limits, other clients cannot block root. A status request waits only for
+//! other status requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,11 +25,11 @@ const AT_ONCE: usize = 2;
 const EXPLAINING: usize = 1;
 /// Longest wait for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest total size of responses that clients have not read yet, in KiB. It matters because some
-/// clients read slowly or never.
+/// Largest total size of responses that clients have not read yet, in KiB. The limit is needed
+/// because some clients read slowly or never.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Size in bytes up to which a response does not count. The number of connections limits such
-/// responses.
+/// Size in bytes up to which a response does not count. The number of connections limits the memory
+/// of such responses.
 const SMALL_BYTES: usize = 64 << 10;
 /// Delay between a response and the return of free memory to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
@@ -127,8 +130,8 @@ impl Drop for UnreadResponse {
     }
 }
 
-/// Timer that returns free memory to the system after responses. It runs at most once a second and
-/// never on the loop's thread. Clones share the timer.
+/// Timer that returns free memory to the system after responses. It runs at most once a second, and
+/// never on the thread of the daemon's loop. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,

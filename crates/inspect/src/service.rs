@@ -323,8 +323,8 @@ impl<'a> ServiceContext<'a> {
     }
 }
 
-/// Returns the unspecified addresses. Some modes use them for the counter of a node port over all
-/// node addresses.
+/// Returns the unspecified addresses. Some modes have one counter at such an address for a node
+/// port at all node addresses.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);

@@ -16,8 +16,8 @@ use super::question::{NodeContext, Question, SERVICES_A_TURN, ServiceCopy};
 use super::service::{Detail, ServiceContext, anywhere};
 use super::{Inspect, RequestRefusal, rendered};
 
-/// Largest number of attempts to list the Services. An attempt fails if the Services change during
-/// it.
+/// Largest number of attempts to list the Services. An attempt fails if the Services change
+/// meanwhile.
 const TRIES: usize = 3;
 /// Number of endpoints after which a page with endpoints ends. An endpoint counts once for each of
 /// its ports.

@@ -75,7 +75,7 @@ fn listen(places: &SocketLocations) -> io::Result<Local> {
 /// Local socket that the server has bound.
 #[derive(Debug)]
 struct Local {
-    /// Socket file. `None`: the socket has an abstract name. The file is removed before the
+    /// Socket file, or `None` if the socket has an abstract name. The file is removed before the
     /// listener closes, so that no daemon finds a file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
@@ -88,8 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // Reads the user that the kernel recorded when the client connected. A client without a
-        // record is refused.
+        // Reads the user that the kernel recorded when the client connected. Refuses a client
+        // without such a record.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }

@@ -21,8 +21,8 @@ use super::{About, Inspect, RequestRefusal, rendered};
 const LISTED: usize = 100;
 
 impl Inspect {
-    /// Returns the state of the node. During the start, returns the conditions that the daemon
-    /// waits for.
+    /// Returns the state of the node. During the start, returns the conditions for which the daemon
+    /// waits.
     pub(super) async fn status(&self) -> Result<Vec<u8>, RequestRefusal> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
@@ -154,7 +154,7 @@ fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
 }
 
 /// Adds the numbers of connections to draining endpoints, if they can be read. Both lists have the
-/// endpoints in the same order, but the first one may be shorter.
+/// endpoints in the same order, but the list in `status` may be shorter.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;

@@ -6,10 +6,11 @@
 //!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of these addresses ◀┘
 //! ```
 //!
-//! All clients share the last two samples. The store keeps them for a minute after the last
-//! request. Within a second, all requests share one read of all addresses, and one read of the
-//! endpoints of each listed address. Blocking threads read the kernel, one sample after the other,
-//! and rank the Services.
+//! - All clients share the last two samples. The store keeps the samples for a minute after the
+//!   last request.
+//! - Within a second, all requests share one read of all addresses, and one read of the endpoints
+//!   of each listed address.
+//! - Blocking threads read the kernel, one sample after the other, and rank the Services.
 
 mod rank;
 mod samples;

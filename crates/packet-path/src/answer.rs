@@ -7,11 +7,12 @@
 //!   endpoint here ──────▶ OUTPUT (both) ────────────▶ POSTROUTING ─▶ client
 //! ```
 //!
-//! Connection tracking reverts the translations of nat chains. It restores a reply's destination in
-//! PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT (`nf_nat_inet_fn`). After the
-//! filter chains of FORWARD, INPUT or OUTPUT, IPVS gives the reply the virtual server's address
-//! (`ip_vs_out`). Packets that IPVS sends do not pass FORWARD. Their replies do, and only if the
-//! node forwards.
+//! - **Connection tracking** reverts the translations of nat chains (`nf_nat_inet_fn`). It restores
+//!   a reply's destination in PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT.
+//! - **IPVS** gives the reply the virtual server's address after the filter chains of FORWARD,
+//!   INPUT or OUTPUT (`ip_vs_out`).
+//! - **FORWARD**: packets that IPVS sends do not pass FORWARD. Their replies pass FORWARD, and only
+//!   if the node forwards packets.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;
@@ -26,7 +27,7 @@ use crate::walk::{Start, Walker, follow, unknown};
 /// through the interface that leads to the endpoint. Returns no path if no endpoint received the
 /// packet.
 ///
-/// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply.
+/// [`Fate::Forwarded`] and [`Fate::Local`] mean that the client receives a valid reply.
 /// [`Fate::Delivered`] does not occur.
 pub fn answer(arrived: &Walk, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
@@ -105,8 +106,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops replies that the client would not accept, because their source differs from the address to
-/// which it sent.
+/// Drops replies that the client would not accept: their source differs from the address to which
+/// the client sent.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

@@ -1,11 +1,11 @@
-//! One of the possible paths of a packet.
+//! A possible path of a packet.
 
 use std::sync::Arc;
 
 use crate::packet::Packet;
 
 /// Largest number of paths of one packet. A Service may have thousands of endpoints, and several
-/// random choices multiply the paths.
+/// random choices multiply the number of paths.
 pub const MOST_BRANCHES: usize = 4096;
 
 /// Numbers of packets and bytes that a rule has counted.
@@ -49,8 +49,8 @@ impl Step {
     }
 }
 
-/// An assumption about the outcome of a rule that is not supported, or of an object that could not
-/// be read.
+/// An assumption about the outcome of a rule that is not supported, or about an object that could
+/// not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
     /// Place, object, and reason why the outcome is unknown, in words.
@@ -119,10 +119,10 @@ impl Branch {
         branch
     }
 
-    /// Splits the path at a rule with unknown outcome: one path assumes a match, the other no
-    /// match. `what` describes the place, the rule and the reason. Both paths keep the full
-    /// probability, because neither is known to be more likely. If a rule cannot affect the packet,
-    /// callers add a step with a note instead.
+    /// Splits the path at a rule with unknown outcome: one path assumes a match, and the other path
+    /// assumes no match. `what` describes the place, the rule and the reason. Both paths keep the
+    /// full probability, because neither is known to be more likely. If a rule cannot affect the
+    /// packet, callers add a step with a note instead.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

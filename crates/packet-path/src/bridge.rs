@@ -1,4 +1,4 @@
-//! Bridges. Netfilter may see their frames as packets (`br_netfilter`).
+//! Bridges. Netfilter may handle their frames as packets (`br_netfilter`).
 
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of foreign bytes, as a function of bytes. No other code
-//! may use these functions.
+//! Entry points for the fuzzer: each parser of external bytes, as a function of bytes. Only the
+//! fuzzer uses these functions.
 
 /// Parses rules as `iptables-save` prints them.
 pub fn rules(bytes: &[u8]) {

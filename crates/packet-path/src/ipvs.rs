@@ -1,9 +1,15 @@
 //! IPVS, which runs at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
 //!
-//! IPVS handles packets for this node after the filter chains (`LOCAL_IN`, 99), and the node's own
-//! packets after output NAT (`LOCAL_OUT`, -98). Higher numbers run later. A packet that IPVS sends
-//! to another host passes OUTPUT from its beginning and then POSTROUTING, but never FORWARD. A
-//! packet to an endpoint on this node continues at the same hook.
+//! | packets | hook and priority | position |
+//! |---|---|---|
+//! | for this node | `LOCAL_IN`, 99 | after the filter chains |
+//! | from this node | `LOCAL_OUT`, -98 | after output NAT |
+//!
+//! Higher priority numbers run later. IPVS sends a packet in one of two ways:
+//!
+//! - To another host: the packet passes OUTPUT from its beginning and then POSTROUTING, but never
+//!   FORWARD.
+//! - To an endpoint on this node: the packet continues at the same hook.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -46,7 +52,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 
 /// Moves a packet's path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
-    // Skips packets that IPVS itself sent: the kernel marks them (`ipvs_property`). Also skips
+    // Skips packets that IPVS itself sent, which the kernel marks (`ipvs_property`). Also skips
     // forwarded packets, because IPVS only checks whether they are replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
@@ -268,9 +274,9 @@ fn send(
     AfterIpvs::Leaves(branch)
 }
 
-/// Returns the port on which a destination receives packets to `port`. Usually it is the
+/// Returns the port on which a destination receives packets to `port`. Usually this is the
 /// destination's own port. With persistence, it is the own port only if the virtual server has
-/// exactly the packet's port (`ip_vs_sched_persist`).
+/// exactly the packet's port (`ip_vs_sched_persist`); otherwise, it is the packet's port.
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
     let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;

@@ -1,4 +1,4 @@
-//! Kernel state that a walk needs in addition to rules.
+//! Kernel state, other than rules, that the walk of a packet needs.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Kernel state, read from the kernel or from a snapshot. During a walk, equal queries return equal
+/// Kernel state, from the kernel or from a snapshot. During a walk, equal queries return equal
 /// results.
 pub trait Kernel {
-    /// Returns the route for a packet. A packet from outside may have none because of its source
-    /// address.
+    /// Returns the route for a packet. A packet from outside may have no route because of its
+    /// source address.
     ///
     /// # Errors
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure>;
 
-    /// Returns the type of an address. If `interface` is given, only its addresses count (as for
-    /// `fib` and `addrtype`).
+    /// Returns the type of an address. If `interface` is given, compares only with addresses of
+    /// this interface (as for `fib` and `addrtype`).
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ pub trait Kernel {
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure>;
 
-    /// Returns true if an interface is a bridge.
+    /// Reports whether an interface is a bridge.
     ///
     /// # Errors
     ///
@@ -54,21 +54,21 @@ pub trait Kernel {
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure>;
 
-    /// Returns the member of an ipset that matches this key, in the format of `ipset`. Returns
-    /// `None` without a match.
+    /// Returns the member of an ipset that matches this key, in the format of `ipset`, or `None` if
+    /// no member matches.
     ///
     /// # Errors
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure>;
 
-    /// Returns the mark of the ipset's member that matches this key (`skbmark`). Returns `None`
-    /// without a match, and [`Mark::NONE`] for a member without a mark.
+    /// Returns the mark of the ipset's member that matches this key (`skbmark`). Returns `None` if
+    /// no member matches, and [`Mark::NONE`] for a member without a mark.
     ///
     /// # Errors
     ///
-    /// Fails if the query cannot be sent, or its response cannot be read. It also fails if the set
-    /// has too many members to list.
+    /// Fails if the query cannot be sent, or its response cannot be read. Also fails if the set has
+    /// too many members to list.
     fn mark(&self, set: &str, key: &SetKey) -> Result<Option<Mark>, ReadFailure>;
 
     /// Returns the IPVS virtual server with this key, if it exists.

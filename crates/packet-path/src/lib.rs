@@ -1,5 +1,5 @@
 //! Predicts what the kernel does with the first packet of a flow, and with the reply to it, from
-//! the kernel's current state.
+//! the kernel's current state. This crate does not know Kubernetes, and writes nothing.
 //!
 //! ```text
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
@@ -9,26 +9,27 @@
 //!                           trait Kernel: Snapshot (data), or read::Live (the kernel, by request)
 //! ```
 //!
-//! A [`Packet`] is the packet at one point of its path. A [`Branch`] is a possible path: the
-//! packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
+//! **Paths.** A [`Packet`] is the packet at one point of its path. A [`Branch`] is a possible path:
+//! the packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
 //! choice, or a rule with unknown outcome, splits a branch in two.
 //!
-//! **Each kind of rules** (iptables, nft) implements [`Ruleset`]: it lists its base chains at a
-//! hook, and moves a branch through one of them. [`Ruleset::walk`] states its obligations. The walk
-//! orders the base chains of all rulesets as the kernel does, and performs the steps between them:
-//! connection tracking, IPVS, routing. It calls nat chains only until one has decided the
-//! translation. It joins branches with equal results.
+//! **Rules.** iptables and nft each implement [`Ruleset`], which states its obligations at
+//! [`Ruleset::walk`]. A ruleset lists its base chains at a hook, and moves a branch through one of
+//! them. The walk:
 //!
-//! **The kernel** is read by single queries through [`Kernel`]: for the member of a set, for a
-//! virtual server by its key, or for a route. A dump is made only where no single query suffices.
-//! The rules of iptables are read as a whole, because the kernel returns nothing smaller than a
-//! table. The table stays text, and only the rules on the path are parsed.
+//! - orders the base chains of all rulesets as the kernel does;
+//! - performs the steps between them: connection tracking, IPVS, routing;
+//! - calls nat chains only until one has decided the translation;
+//! - joins branches with equal results.
 //!
-//! **The reply** ([`answer`]) is a separate packet, from the endpoint to the client that the
+//! **Kernel.** [`Kernel`] reads the kernel by single queries: for the member of a set, for a
+//! virtual server by its key, or for a route. It makes a dump only if no single query suffices. It
+//! reads whole tables of iptables, because the kernel returns nothing smaller. A table stays text,
+//! and only the rules on the path are parsed.
+//!
+//! **Reply.** The reply ([`answer`]) is a separate packet, from the endpoint to the client that the
 //! endpoint sees. It passes no nat chain, because translations are reverted instead. Only the
 //! caller knows whether the reply returns through this node.
-//!
-//! This crate does not know Kubernetes, and writes nothing.
 
 mod answer;
 mod branch;

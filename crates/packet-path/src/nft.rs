@@ -11,15 +11,18 @@
 //! with 50,000 Services. Only the search for base chains needs a dump of all chains. The ruleset's
 //! generation shows whether the read was consistent ([`consistently`]).
 //!
-//! **Assumptions** about the first packet of a flow: it is not a fragment, it is TCP's SYN, limits
-//! are not exceeded, and dynamic sets have room. About the reply: no rule matches the client's
-//! port. A dynamic set contains a client only if it does so now. If a rule depends on other unknown
-//! data (users of sockets, CPUs, client ports), the evaluation follows both outcomes, and each
-//! records the doubt.
+//! **Assumptions about the first packet of a flow:** it is not a fragment, it is TCP's SYN, limits
+//! are not exceeded, and dynamic sets have room.
 //!
-//! **Left to the module `xtables`**: tables that iptables-nft created (`filter`, `nat`, `mangle`,
-//! `raw` and `security` of ip and ip6, if they have its chains). That module reads their rules as
-//! iptables text ([`Nft::left_to_iptables`]).
+//! **Assumptions about the reply:** no rule matches the client's port, and a dynamic set contains a
+//! client only if it does so now.
+//!
+//! If a rule depends on other unknown data (users of sockets, CPUs, client ports), the evaluation
+//! follows both outcomes. Each of them records the doubt.
+//!
+//! **Tables for the module `xtables`**: tables that iptables-nft created (`filter`, `nat`,
+//! `mangle`, `raw` and `security` of ip and ip6, if they have its chains). That module reads their
+//! rules as iptables text ([`Nft::left_to_iptables`]).
 
 mod describe;
 mod evaluate;
@@ -65,7 +68,7 @@ pub struct Nft<R> {
 }
 
 /// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
-/// again, up to five times in total. The last response may mix two states.
+/// again, up to five times in total. The last of these results may mix two states.
 ///
 /// # Errors
 ///
@@ -106,7 +109,7 @@ impl<R: Reader> Nft<R> {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel has no nf_tables or CAP_NET_ADMIN is missing.
+    /// Fails if the kernel has no nf_tables, or if the process lacks CAP_NET_ADMIN.
     pub fn read(mut reader: R, family: IpFamily) -> Result<Self, Error> {
         let tables = reader.tables()?;
         let dormant = tables
@@ -211,8 +214,8 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns the tables of this family that iptables-nft created. Such a table has a table name of
-/// iptables, and its base chains have chain names of iptables.
+/// Returns the tables of this family that iptables-nft created. Such a table and its base chains
+/// have the names that iptables uses.
 fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// Largest number of paths that are reported separately. If a packet has more paths, those with the
+/// Largest number of paths that are reported separately. If a packet has more paths, paths with the
 /// same outcome are joined.
 const MOST_TOLD: usize = 64;
 
 /// One path of a packet, from its sender to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
-    /// Probability of the path, from 0 to 1. With a scheduler that is not random, it is the
+    /// Probability of the path, from 0 to 1. If the scheduler is not random, the value is the
     /// destination's share of the connections. Both sides of a doubt have the full probability.
     pub chance: f64,
     /// End of the path.
@@ -24,7 +24,7 @@ pub struct Walk {
     /// Receiver, if the packet reaches one.
     pub endpoint: Option<SocketAddr>,
     /// Rejection message, reason for a missing route, or reason for an unknown outcome. Empty for
-    /// other outcomes.
+    /// all other outcomes.
     pub why: String,
     /// Source that the receiver sees.
     pub source: Source,
@@ -62,7 +62,7 @@ pub enum Fate {
 pub enum Source {
     /// The receiver sees the sender's own address.
     Kept,
-    /// Destination address of the packet, which the node uses as the source of packets to its own
+    /// The packet's destination address, which the node uses as the source of packets to its own
     /// addresses.
     ServiceAddress,
     /// Address of the output interface. `None`: unknown.
@@ -136,8 +136,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Checks the last doubts first. Once dropped, they no longer distinguish the two sides of an
-    // earlier doubt.
+    // Checks the last doubts first. When such a doubt is dropped, it no longer distinguishes the
+    // two sides of an earlier doubt.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -187,8 +187,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins paths with the same outcome, and keeps the steps of the first. If the paths are few, joins
-/// only those without a receiver that end at the same object.
+/// Joins paths with the same outcome, and keeps the steps of the first path. If the paths are few,
+/// joins only paths without a receiver that end at the same object.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

@@ -165,8 +165,8 @@ impl Packet {
     /// Port that is used for the unknown port of a client: a typical ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
-    /// Returns the destination port, or `None` for a reply, whose destination is the client's
-    /// unknown port.
+    /// Returns the destination port, or `None` for a reply. The destination of a reply is the
+    /// client's port, which is unknown.
     pub fn destination_port(&self) -> Option<u16> {
         self.reply.is_none().then_some(self.port)
     }

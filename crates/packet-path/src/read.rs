@@ -1,8 +1,9 @@
 //! Reads the kernel: its iptables rules, and a [`Kernel`] that sends single queries.
 //!
-//! All functions read the network namespace of the calling thread. They block while the kernel and
-//! the iptables programs work, so an event loop should not call them. No kernel modules are loaded:
-//! a module that is not loaded has no entries.
+//! - All functions read the network namespace of the calling thread.
+//! - They block while the kernel and the iptables programs work, so an event loop should not call
+//!   them.
+//! - They load no kernel modules: a module that is not loaded has no entries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -39,7 +40,7 @@ pub struct Rules {
 }
 
 /// Reads the iptables rules of all tables and both backends, because iptables lists only whole
-/// tables. Starts one process for each backend with rules. With 50,000 Services of one endpoint
+/// tables. Starts one process for each backend that has rules. With 50,000 Services of one endpoint
 /// each in iptables mode, the result takes 24 MB.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
@@ -131,7 +132,7 @@ impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
 }
 
 impl LiveKernel {
-    /// Opens the socket for routes. Other sockets are opened on first use.
+    /// Opens the socket for routes. All other sockets are opened at their first use.
     ///
     /// # Errors
     ///
@@ -154,8 +155,8 @@ impl LiveKernel {
         })
     }
 
-    /// Returns an interface's kind in the terms of `ip link add`, such as `bridge` or `veth`.
-    /// Returns an empty kind for a hardware device.
+    /// Returns an interface's kind as `ip link add` names it, such as `bridge` or `veth`. Returns
+    /// an empty kind for a hardware device.
     ///
     /// # Errors
     ///
@@ -212,8 +213,8 @@ impl LiveKernel {
         })
     }
 
-    /// Returns the reason why the node does not forward the packet, if so. For IPv6, a route
-    /// look-up ignores `ip6_forward`, so this function reads it.
+    /// Returns the reason why the node does not forward the packet, or `None` if it does. For IPv6,
+    /// a route look-up ignores `ip6_forward`, so this function reads the setting.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -391,8 +392,8 @@ impl LiveKernel {
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
-        // Returns without a query if IPVS is not loaded. Opening a connection would load the
-        // module.
+        // Returns without a query if IPVS is not loaded, because opening a connection would load
+        // the module.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
         }

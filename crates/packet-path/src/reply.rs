@@ -1,13 +1,13 @@
-//! The reply of a tracked flow. Reverts translations hook by hook, so that the client recognizes
-//! the reply.
+//! The reply of a tracked flow. At each hook, the kernel reverts translations, so that the client
+//! recognizes the reply.
 
 use crate::branch::Branch;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Returns the route of a reply between two ports of one bridge. Such a reply passes this node only
-/// if netfilter sees bridged packets.
+/// Returns the route of a reply between two ports of one bridge. Such a reply passes the rules of
+/// this node only if netfilter handles bridged packets.
 pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     let reply = packet.reply.as_ref()?;
     let iif = packet.iif.as_ref()?;

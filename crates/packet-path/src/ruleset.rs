@@ -1,4 +1,4 @@
-//! Rulesets, and their position on a packet's path.
+//! Rulesets, and the positions of their chains on a packet's path.
 
 pub use nftables_netlink::{ChainKind, Hook};
 
@@ -13,8 +13,9 @@ pub struct Base {
     /// Order among chains of a hook, lowest first.
     pub priority: i32,
     /// Type of the chain. The kernel runs chains of type nat at the priority of its own NAT: -100
-    /// at prerouting and output, 100 at postrouting and input. Their own priorities only order them
-    /// among each other. The first chain that decides the translation ends the sequence.
+    /// at prerouting and output, 100 at postrouting and input. The priorities of the chains only
+    /// determine their order among each other. The first chain that decides the translation ends
+    /// the sequence.
     pub kind: ChainKind,
     /// Number of the chain in its ruleset.
     pub number: usize,
@@ -26,7 +27,7 @@ pub trait Ruleset {
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
 
     /// Moves a path through a base chain and returns the resulting paths. Their probabilities add
-    /// up to that of `branch`. Each side of a doubt has the full probability.
+    /// up to the probability of `branch`. Each side of a doubt has the full probability.
     ///
     /// - A path that continues after the chain has no [`Branch::end`], whether it left by accept,
     ///   by return, or by a policy of accept.
@@ -35,8 +36,9 @@ pub trait Ruleset {
     /// - Translations use [`Packet::translate`](crate::Packet::translate) and
     ///   [`Packet::translate_source`](crate::Packet::translate_source), and end the chain like
     ///   accept. The walk marks the translation as decided after the last nat chain.
-    /// - For a rule that is not supported or could not be read, it calls [`Branch::doubt`] if the
-    ///   rule can affect the packet. Otherwise it adds a step with a note.
+    /// - If a rule is not supported or could not be read, and can affect the packet, the function
+    ///   calls [`Branch::doubt`]. If the rule cannot affect the packet, the function adds a step
+    ///   with a note.
     /// - It never panics, and terminates for all rules.
     fn walk(&self, base: &Base, branch: Branch, kernel: &dyn Kernel) -> Vec<Branch>;
 }

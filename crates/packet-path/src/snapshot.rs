@@ -1,4 +1,4 @@
-//! Kernel state as data, for a kernel of the past or for one that does not exist.
+//! Kernel state as data. The kernel may be one of the past, or one that does not exist.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

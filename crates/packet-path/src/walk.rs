@@ -32,8 +32,8 @@ const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
 /// Number of branches above which branches with equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
-/// Limit of hooks on one path. A path beyond it counts as a loop of the rules. A path that returns
-/// through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
+/// Largest number of hooks on one path. A longer path counts as a loop of the rules. A path that
+/// returns through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
 const MOST_HOOKS: usize = 12;
 
 /// Flow whose first packet is followed.
@@ -54,8 +54,8 @@ pub struct Question {
 pub enum Sender {
     /// This node. `None`: the kernel chooses the source address.
     Node(Option<IpAddr>),
-    /// A pod or another host: its address, and the interface on which its packets arrive. `None`:
-    /// the interface that leads to the address.
+    /// A pod or another host: its address, and the interface on which its packets arrive. `None`
+    /// stands for the interface that leads to the address.
     Other(IpAddr, Option<Interface>),
 }
 
@@ -324,8 +324,8 @@ impl<'a> Walker<'a> {
         stops.into_iter().map(|(_, stop)| stop).collect()
     }
 
-    /// Calls nat chains until one has decided the translation, as the kernel's `nf_nat_inet_fn`
-    /// does.
+    /// Calls nat chains until one of them has decided the translation, as the kernel's
+    /// `nf_nat_inet_fn` does.
     fn translate(
         &self,
         hook: Hook,

@@ -1,7 +1,7 @@
 //! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
 //! The rules stay text, grouped by chain. The walk parses only the rules on the packet's path. With
-//! 50,000 Services, these are a few dozen rules, and the one chain that leads to all Services.
+//! 50,000 Services, these are a few dozen rules and the one chain that leads to all Services.
 
 mod matching;
 mod options;

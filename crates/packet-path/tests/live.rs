@@ -1,5 +1,5 @@
-//! Tests with the running kernel that this crate reads the kernel's state. Each test has its own
-//! network namespace.
+//! Tests that this crate reads the state of the running kernel. Each test has its own network
+//! namespace.
 //!
 //! The tests need root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -12,8 +12,8 @@ use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
 
-/// Creates a node in a new network namespace, and moves the calling thread into it. The node has
-/// eth0 with a default route, and cni0 with the pods.
+/// Creates a node in a new network namespace, and moves the calling thread into that namespace. The
+/// node has eth0 with a default route, and cni0 with the pods.
 fn node() {
     namespace::enter().unwrap();
     for line in [

@@ -2,11 +2,14 @@
 //!
 //! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
 //!
-//! The lists come from the API fixture: whole, as from a watch cache, or streamed as the beginning
-//! of a watch (`WatchList`). Servers compress streamed lists from 1.37 on. A separate process reads
-//! each list from a socket, up to the event that completes the list, and drops the objects. The
-//! program prints the elapsed time, the process's CPU time, and its peak memory above that of an
-//! empty list. The formats take turns, one run at a time.
+//! The API fixture returns the lists: whole, as from a watch cache, or streamed as the beginning of
+//! a watch (`WatchList`). Servers compress streamed lists from 1.37 on. The formats take turns, one
+//! run at a time. In each run:
+//!
+//! 1. A separate process reads the list from a socket, up to the event that completes the list, and
+//!    drops the objects.
+//! 2. The program prints the elapsed time, the process's CPU time, and its peak memory above the
+//!    peak for an empty list.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +38,7 @@ const RUNS: usize = 5;
 const STREAM_SECONDS: u32 = 20;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// Formats, each with its name, the accepted content types, the compression, and the method of
+/// Formats. Each has a name, the accepted content types, the compression, and the method of
 /// listing.
 const FORMS: [(&str, &str, &str, Lists); 6] = [
     ("JSON", JSON, "identity", Lists::Cached),
@@ -99,7 +102,7 @@ fn tenths(value: u64, unit: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// Reads the list in a separate process. Returns the elapsed time and the CPU time in nanoseconds,
+/// Reads the list in a separate process. Returns the elapsed time and the CPU time, in nanoseconds,
 /// and the memory in bytes.
 fn run(url: &str, lists: Lists) -> [u64; 3] {
     let lists = match lists {
@@ -211,7 +214,7 @@ fn serve(answer: Vec<u8>) -> String {
                 let is_list = !asked.contains("watch=true") || asked.contains("sendInitialEvents");
                 if asked.contains(PATH) && is_list {
                     lines.find(String::is_empty);
-                    // Ignores the error: the client may close the connection once it has read
+                    // Ignores an error: the client may close the connection once it has read
                     // enough.
                     let _ = (&connection).write_all(&answer);
                 } else {

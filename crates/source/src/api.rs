@@ -7,9 +7,10 @@
 //!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
-//! The crate `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches objects, and
-//! explains why `kube`'s watcher does not fit. `token` reads a service account's token,
-//! `connection` the certificate files. `tunnel` connects through a proxy.
+//! - The crate `kube` provides kubeconfig, TLS and HTTP.
+//! - `list_watch` lists and watches objects, and explains why `kube`'s watcher does not fit.
+//! - `token` reads a service account's token, and `connection` reads the certificate files.
+//! - `tunnel` connects through a proxy.
 
 mod addresses;
 mod backoff;
@@ -58,8 +59,8 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Number of events buffered for the receiver of the stream. An EndpointSlice with 50 endpoints
-/// takes 8 kB.
+/// Number of events that are buffered for the receiver of the stream. An EndpointSlice with 50
+/// endpoints takes 8 kB.
 const IN_FLIGHT: usize = 128;
 
 /// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
@@ -110,13 +111,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads the server's address and credentials from one of three places: a kubeconfig, whose URL
-    /// `master` overrides; `master` alone; or this Pod's environment. The server may still be down.
-    /// `count` creates the layer that counts requests, given the server's host and port.
+    /// Reads the API server's address and credentials from one of three places:
+    ///
+    /// - a kubeconfig, whose URL `master` overrides;
+    /// - `master` alone;
+    /// - this Pod's environment.
+    ///
+    /// The server may still be down. `count` gets the server's host and port, and creates the layer
+    /// that counts requests.
     ///
     /// # Errors
     ///
-    /// Fails if no server is configured, or its credentials or certificates are invalid.
+    /// Fails if no server is configured, or if its credentials or certificates are invalid.
     pub async fn new<C: Counter>(
         settings: &Api,
         count: impl FnOnce(&str) -> C,
@@ -124,7 +130,7 @@ impl Server {
         Self::by(settings, count, ConnectHooks::default()).await
     }
 
-    /// Reads the server's address and credentials as [`new`](Self::new) does. The client runs
+    /// Reads the API server's address and credentials as [`new`](Self::new) does. The client runs
     /// `hooks` before each connection.
     ///
     /// # Errors
@@ -148,7 +154,7 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // Removes a user from the URL: servers ignore the user, but libraries would log it with the
+        // Removes a user name from the URL. Servers ignore it, but libraries would log it with the
         // URL.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
@@ -228,8 +234,8 @@ impl Server {
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors. Adds ServiceCIDRs if the settings ask for them. The stream never ends. It needs a
-    /// tokio runtime.
+    /// selectors. Adds ServiceCIDRs if the settings request them. The stream never ends, and needs
+    /// a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![
             Resource {
@@ -325,8 +331,7 @@ impl Access {
         }
     }
 
-    /// Reads the current context of a kubeconfig. `what` is the kubeconfig's name in error
-    /// messages.
+    /// Reads the current context of a kubeconfig. Error messages call the kubeconfig `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
         // Sets an unused URL. Without any URL, `kube` would read the environment and report its
         // errors as errors of the file.
@@ -422,8 +427,8 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     Access::by(kubeconfig, &what).await
 }
 
-/// Describes a parser's error without quoting the kubeconfig, because the quote may contain a key
-/// or token.
+/// Describes a parser's error without quoting the kubeconfig: the quote could contain a key or
+/// token.
 fn without_content(error: &str) -> String {
     let number = |word: &str| -> Option<usize> {
         let (_, behind) = error.split_once(word)?;

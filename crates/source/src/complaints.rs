@@ -5,8 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::decode::{Key, Problem};
 
-/// Problems that the log has reported, by object. Each problem is logged once, not with every
-/// update.
+/// Problems that the log has reported, by object. Each problem is logged once, not at every update.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
@@ -32,7 +31,7 @@ impl Complaints {
     /// Returns the lines about problems of an object that the log has not reported.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
         /// Largest number of log lines about one object. A slice with a thousand invalid endpoints
-        /// has a single mistake.
+        /// usually has a single cause.
         const MOST: usize = 5;
         if problems.is_empty() {
             self.0.remove(key);

@@ -10,10 +10,12 @@
 //!
 //! Each kind has one wire type for all formats, and one function that validates it.
 //!
-//! Manifests have not passed an API server, so the converters fill in its defaults and find the
-//! errors that it would reject. They ignore an invalid part and report it as a `Problem` by name.
-//! The rest of the object is used. An object without any usable part is `Unusable`, and its last
-//! valid content stays in use.
+//! Manifests have not passed through an API server. So the converters set the API server's
+//! defaults, and find the errors that it would reject:
+//!
+//! - An invalid part is ignored and reported by name as a `Problem`. The rest of the object is
+//!   used.
+//! - An object without any usable part is `Unusable`. Its last valid content stays in use.
 
 pub mod address;
 mod decoded;

@@ -1,6 +1,6 @@
 //! Pods, nodes and zones of a Service's endpoints. The proxy does not need them to serve, so the
-//! model drops them. For pages and commands, this module reads them from the source, one Service at
-//! a time.
+//! model does not store them. For pages and commands, this module reads them from the source, one
+//! Service at a time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -35,8 +35,8 @@ pub struct EndpointLocation {
     pub zone: Option<String>,
 }
 
-/// Locations of a Service's endpoints. One address may have several: host-network pods of a node
-/// share an address, and a slice may list a terminating pod beside its replacement.
+/// Locations of a Service's endpoints. One address may have several locations: host-network pods of
+/// a node share an address, and a slice may contain a terminating pod and its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {
     /// Ports of each slice, in the model's order of slices: by name.
@@ -65,7 +65,7 @@ impl EndpointPlaces {
     ///
     /// # Errors
     ///
-    /// Fails if the text is no such list.
+    /// Fails if the text is not such a list.
     pub fn from_list(text: &str) -> Result<Self, WhereaboutsError> {
         let slices: Objects = serde_json::from_str(text)?;
         Ok(Self::new(slices.items))
@@ -107,8 +107,8 @@ impl EndpointPlaces {
     }
 
     /// Returns the location of the endpoint that serves a Service port at this address and port
-    /// number. If several endpoints match, returns the one that `proxy::Endpoints` uses. Without a
-    /// port number, the address alone decides.
+    /// number. If several endpoints match, returns the endpoint that `proxy::Endpoints` uses. If no
+    /// port number is given, compares only the address.
     pub fn find(
         &self,
         of: &ServicePortName,
@@ -169,11 +169,11 @@ pub enum WhereaboutsError {
 
 impl Registry {
     /// Reads the locations of a Service's endpoints. Uses a blocking thread, because a Service may
-    /// have 100,000 endpoints.
+    /// have 100,000 endpoints. Skips objects that cannot be decoded.
     ///
     /// # Errors
     ///
-    /// The source cannot be read. Objects that cannot be decoded are skipped.
+    /// Fails if the source cannot be read.
     pub async fn whereabouts(
         &self,
         service: &NamespacedName,
@@ -225,9 +225,9 @@ fn read_folder(
     Ok(EndpointPlaces::new(found))
 }
 
-/// Reports whether a document may contain a name. All other documents are skipped, because decoding
-/// a folder of thousands of Services takes seconds. A document with a backslash may spell the name
-/// by escapes.
+/// Reports whether a document may contain a name. The caller skips all other documents, because
+/// decoding a folder of thousands of Services takes seconds. A document with a backslash counts
+/// too: escapes may hide the name.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     text.contains('\\')
@@ -238,8 +238,8 @@ fn may_name(text: &str, name: &str) -> bool {
         })
 }
 
-/// Decodes the objects of a document that may contain a name. If the document cannot be decoded,
-/// returns no slices.
+/// Decodes the objects of a document that may contain a name. Returns no slices if the document
+/// cannot be decoded.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -259,8 +259,8 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     objects.collect()
 }
 
-/// Splits a YAML list, in the form that kubectl prints, into the texts of its items. For other
-/// documents, returns no items.
+/// Splits a YAML list, in the form that kubectl prints, into the texts of its items. Returns no
+/// items for any other document.
 fn block_items(document: &str) -> Vec<String> {
     let lines = document.split_inclusive('\n');
     let mut lines = lines.skip_while(|line| line.trim_end() != "items:");

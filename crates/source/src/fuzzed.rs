@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: parsers of bytes from outside. No other code uses these functions.
+//! Entry points for the fuzzer: parsers of bytes from outside. Only the fuzzer uses these
+//! functions.
 
 use proxy::Kind;
 

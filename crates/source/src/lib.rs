@@ -6,9 +6,10 @@
 //!                     └─▶ manifests: a folder ─────▶ decode ─┘
 //! ```
 //!
-//! Permanent errors (a missing folder, an invalid kubeconfig) are returned as a [`StartError`].
-//! Temporary errors (an API server that is down, a broken file) are logged and retried, and delete
-//! no objects.
+//! - **Permanent errors**, such as a missing folder or an invalid kubeconfig: returned as a
+//!   [`StartError`].
+//! - **Temporary errors**, such as an API server that is down or a broken file: logged and retried.
+//!   They delete no objects.
 //!
 //! The crate does not know flags, modes or metrics. A layer around the client counts requests.
 
@@ -52,13 +53,13 @@ pub struct Source {
     pub troubles: Troubles,
 }
 
-/// Opens a source. `node` is this node's name. `count` creates the layer that counts requests,
-/// given the server's host and port; [`uncounted`] counts nothing. `hooks` run before each
+/// Opens a source. `node` is this node's name. `count` gets the API server's host and port, and
+/// creates the layer that counts requests; [`uncounted`] counts nothing. `hooks` run before each
 /// connection to an API server.
 ///
 /// # Errors
 ///
-/// Returns a [`StartError`] for errors that need the operator.
+/// Returns a [`StartError`] for errors that the operator must correct.
 pub async fn connect<C: Counter>(
     settings: &Settings,
     node: &str,
@@ -93,7 +94,7 @@ pub async fn connect<C: Counter>(
 ///
 /// # Errors
 ///
-/// Returns a [`StartError`] for errors that need the operator.
+/// Returns a [`StartError`] for errors that the operator must correct.
 pub async fn open<C: Counter>(
     settings: &Settings,
     node: &str,

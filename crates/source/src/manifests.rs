@@ -1,15 +1,16 @@
 //! Services from a folder of manifests: `--manifests DIR`.
 //!
-//! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices, ServiceCIDRs and this
-//! node's own Node. A file may contain several objects, also as a `List`. Other kinds are ignored.
-//! inotify watches the folder, without polling. The folder may be a mounted ConfigMap, and files
-//! may be written in place or renamed into it.
-//!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
 //! ```
 //!
-//! A separate thread watches and reads, since reading and parsing files blocks.
+//! - **Files**: ordinary Kubernetes YAML or JSON. A file may contain several objects, also as a
+//!   `List`.
+//! - **Kinds**: Services, EndpointSlices, ServiceCIDRs and this node's own Node. Other kinds are
+//!   ignored.
+//! - **Changes**: inotify watches the folder, without polling. The folder may be a mounted
+//!   ConfigMap. Programs may write files in place, or rename them into the folder.
+//! - **Thread**: a separate thread watches and reads, because reading and parsing files blocks.
 //!
 //! The thread does not read sub-folders, allocate addresses, or find pods. The author of the
 //! Services also writes the EndpointSlices.
@@ -41,8 +42,8 @@ use folder::{ChangedFiles, Folder};
 
 /// Pause without changes before the folder is read, because one save causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Pause while a writer has a file open. A half-written file may look like a complete file with
-/// fewer objects.
+/// Pause while a writer has a file open, because a half-written file may look like a complete file
+/// with fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
 /// Pause after the folder itself was replaced, because its creator may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
@@ -55,8 +56,8 @@ const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
-/// The stream never ends. It begins with one list of each kind. While some file has never been
-/// readable, a list is complete but not whole.
+/// The stream never ends. It begins with one list of each kind. Until every file has been readable
+/// once, the lists are complete but not whole.
 ///
 /// # Errors
 ///
@@ -105,8 +106,8 @@ fn into_io(error: notify::Error) -> io::Error {
 
 /// The stream of events from the thread.
 ///
-/// All events of one read arrive together, so that a consumer never sees half a change. A renamed
-/// Service, for example, is never missing.
+/// All events of one read arrive together, so that a consumer never sees a part of a change. For
+/// example, a renamed Service is never missing.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
     /// Events of the last batch that have not been sent yet.
@@ -185,8 +186,8 @@ fn follow(
     }
 }
 
-/// Watches on the folder, and on the nearest existing folder above it. The watches above report
-/// when the folder is replaced, or when a symbolic link changes its target.
+/// Watches on the folder, and on the nearest existing folder above it. The watch on the folder
+/// above reports when the folder is replaced, or when a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,
@@ -209,7 +210,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the paths that exist now. Changes before this call were missed, so the caller must
+    /// Watches the paths that exist now. It misses changes before this call, so the caller must
     /// read the folder afterwards.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
@@ -236,7 +237,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for a change, and then for a pause in the changes. Returns `None` if the stream was
+    /// Waits for a change, and then for a pause between changes. Returns `None` if the stream was
     /// dropped.
     fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();

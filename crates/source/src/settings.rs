@@ -26,8 +26,8 @@ pub struct Api {
     pub service_cidrs: ServiceCidrWatch,
 }
 
-/// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests ignores this setting, and
-/// always reads them.
+/// Use of ServiceCIDRs, the networks of ClusterIPs. For a folder of manifests, this setting has no
+/// effect: ServiceCIDRs are always read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.

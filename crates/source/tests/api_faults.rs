@@ -1,6 +1,6 @@
 //! Tests of the API source with an API server that fails for a while, and then recovers.
 //!
-//! Tests in which only the source and the server use time pause it. The time advances when both
+//! If only the source and the server use time, the test pauses it. The time then advances when both
 //! wait.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
@@ -40,8 +40,8 @@ fn url(server: &Server) -> String {
     format!("http://{}", server.address())
 }
 
-/// Starts a server with Services `old` and `web`, an endpoint and a Node. Also starts a source that
-/// has listed them.
+/// Starts a server with the Services `old` and `web`, an endpoint and a Node. Also starts a source
+/// that has listed these objects.
 async fn well(options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     for object in [
@@ -86,8 +86,8 @@ fn is_as_it_was(told: &ReceivedState) -> bool {
         && told.model.has_node() == Some(true)
 }
 
-/// Fails all requests for ten minutes. Meanwhile the last state stays and requests are rare. The
-/// source recovers soon after.
+/// Makes all requests fail for ten minutes. Checks that the last state stays meanwhile, that
+/// requests are rare, and that the source recovers soon after.
 async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let what = format!(
         "{fault:?}, watch_list {}, compacted {is_compacted}",
@@ -111,8 +111,8 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
-    // In the worst case, a response body has just become silent. The source detects this after 90
-    // s, and makes the next attempt within another 60 s.
+    // In the worst case, a response body has just stopped. The source detects this after 90 s, and
+    // makes the next attempt within another 60 s.
     listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
     told.until_listed().await;
@@ -601,8 +601,8 @@ async fn a_rotated_token_is_used_at_once() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // A relative path refers to a token file beside the kubeconfig. It takes precedence over an
-    // inline token.
+    // A relative path names a token file in the folder of the kubeconfig. The file has precedence
+    // over an inline token.
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();

@@ -195,8 +195,8 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// The server has lists that are older than the last seen version. They delete no object, until the
-/// server marks a list as its newest.
+/// The API server has lists that are older than the last seen version. These lists delete no
+/// object, until the server marks a list as its newest.
 #[tokio::test]
 async fn an_outdated_list_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -287,8 +287,8 @@ async fn many_refused_watches_do_not_cause_a_list() {
     }
 }
 
-/// A server that streams no lists may have been replaced by another. Then the source requests a
-/// streamed list again.
+/// A server that does not stream lists may have been replaced by another. So the source requests a
+/// streamed list again after it has reconnected.
 #[tokio::test(start_paused = true)]
 async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     let options = Options {
@@ -353,7 +353,7 @@ async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     assert_eq!(lists(&server.requests()).len(), 0);
 }
 
-/// Servers send compressed streamed lists from 1.37 on. The source reads objects before the watch
+/// Servers send compressed streamed lists from 1.37 on. The source decodes objects before the watch
 /// ends.
 #[tokio::test]
 async fn a_compressed_streamed_list_is_decoded_object_by_object() {

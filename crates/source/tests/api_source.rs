@@ -336,7 +336,7 @@ async fn an_invalid_object_keeps_its_last_known_state() {
         if target.contains("watch=true") && !target.contains("sendInitialEvents") {
             let gone = json!({"kind": "Status", "code": 410, "message": "too old"});
             return match turns.load(Ordering::SeqCst) {
-                // Sends an update that cannot be decoded, and then reports the loss of the server's
+                // Sends an update that cannot be decoded. Then reports that the server has lost its
                 // history.
                 1 => (
                     200,
@@ -402,8 +402,8 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
-/// Returns the remaining Services, and the number of list requests within a short time. The server
-/// has lost its history, and replies to all lists with `answer`.
+/// Returns the Services that the source still has, and the number of list requests within a short
+/// time. The server has lost its history, and replies to all lists with `answer`.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -501,8 +501,8 @@ async fn a_truncated_streamed_list_removes_no_object() {
     told.until_services(&["b"]).await;
 }
 
-/// Servers before 1.38 refuse a version that storage cannot read with status 500, later servers
-/// with 400.
+/// If storage cannot read a version, servers before 1.38 refuse it with status 500, and later
+/// servers with 400.
 #[tokio::test]
 async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {

@@ -1,4 +1,4 @@
-//! Tests of ServiceCIDRs, with servers that have and do not have this kind.
+//! Tests of ServiceCIDRs, with servers that have this kind and servers that do not.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

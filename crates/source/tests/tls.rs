@@ -1,5 +1,5 @@
-//! Tests of the API source over HTTPS: trust, client certificates, and rotation of certificates and
-//! tokens.
+//! Tests of the API source over HTTPS: trust, client certificates, and the rotation of certificates
+//! and tokens.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -119,8 +119,8 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // The server refuses clients without a certificate, and those with another authority's
-    // certificate.
+    // The server refuses two kinds of clients: those without a certificate, and those with another
+    // authority's certificate.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;

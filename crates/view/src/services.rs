@@ -64,8 +64,7 @@ pub struct Service {
     /// Options of the Service, including ignored ones, which have an error with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub options: Vec<ServiceOption>,
-    /// Problems of the Service, such as rejected writes, or addresses that belong to another
-    /// Service.
+    /// Problems of the Service, such as rejected writes, or addresses that another Service has.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
     /// Ports of the Service, in the order of `spec.ports`.
@@ -121,8 +120,8 @@ pub struct EndpointCounts {
     pub local: usize,
     /// Number of endpoints that receive traffic from this node, under any policy.
     pub used: usize,
-    /// Number of draining endpoints in the kernel. `total` includes them only while an
-    /// EndpointSlice contains them.
+    /// Number of draining endpoints in the kernel. `total` includes a draining endpoint only while
+    /// an EndpointSlice contains it.
     #[serde(default)]
     pub draining: usize,
 }
@@ -201,11 +200,11 @@ pub struct Endpoint {
     /// Reason why the endpoint receives traffic or not.
     pub why: String,
     /// Largest weight of the endpoint at the port's addresses (IPVS mode). Absent if the kernel has
-    /// no destination.
+    /// no destination for the endpoint.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<u32>,
-    /// Drain of the endpoint, which receives no new connections and keeps its open ones. Absent if
-    /// the endpoint does not drain.
+    /// Drain of the endpoint: it receives no new connections, and its open connections continue.
+    /// Absent if the endpoint does not drain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
     /// Counters over all addresses of the port. Absent if the mode has none.
@@ -213,7 +212,7 @@ pub struct Endpoint {
     pub counters: Option<Counters>,
 }
 
-/// The drain of an endpoint, over all addresses of its port.
+/// Drain of one endpoint, summed over all service addresses of the Service port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
@@ -223,8 +222,8 @@ pub struct Drain {
     /// Number of open connections. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Number of closed connections that the kernel still stores. Absent if unknown. The drain
-    /// lasts until they expire.
+    /// Number of closed connections that the kernel still stores; the drain lasts until they
+    /// expire. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
     /// Seconds until the drain ends, even if connections are still open. Absent without a limit.

@@ -181,7 +181,7 @@ pub struct Draining {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// Name of the resource, such as `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries`,
+    /// Name of the resource, such as `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries` or
     /// `open files`.
     pub of: String,
     /// Number of units in use.

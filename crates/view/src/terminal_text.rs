@@ -1,7 +1,7 @@
 //! Makes text safe to print on a terminal.
 
-/// Replaces characters that control a terminal, imitate line breaks or reorder text. An attacker
-/// may have chosen the names, reasons and kernel entries.
+/// Replaces characters that control a terminal, imitate line breaks or reorder text. Such
+/// characters may be in names, reasons and kernel entries, which an attacker may have chosen.
 pub fn shown(text: &str) -> String {
     let steers = |letter: char| {
         letter.is_control()

@@ -1,4 +1,4 @@
-//! Renders a sample and a view as lines of text. Reads no clock and writes to no terminal.
+//! Renders a sample and a view as lines of text. Reads no clock and does not write to the terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use view::{Counters, Rate, Top, TopEndpoint, TopPort};
@@ -6,8 +6,8 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Smallest width of the column of names, in characters. Columns of numbers are omitted before it
-/// shrinks further.
+/// Smallest width of the column of names, in characters. If the screen is narrower, columns of
+/// numbers are omitted.
 const NAME_MIN: usize = 28;
 /// Smallest number of rows that a list shows, unless the list is shorter.
 const ROWS_MIN: usize = 3;
@@ -227,8 +227,8 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
     lines
 }
 
-/// Divides the rows between the two lists. Each list gets half, plus the rows that the other list
-/// does not need.
+/// Divides the rows between the two lists. Each list gets half of the rows, plus the rows that the
+/// other list does not need.
 fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     let half = rows.div_ceil(2);
     let for_ports = ports.min(half.max(rows.saturating_sub(endpoints)));

@@ -1,5 +1,5 @@
-//! The terminal in full-screen mode. Dropping the value, or a panic, restores the terminal's former
-//! state.
+//! The terminal in full-screen mode. When the value is dropped, or after a panic, the terminal
+//! returns to its former state.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -29,7 +29,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// The terminal cannot be switched. Its former state stays.
+    /// Fails if the terminal cannot be switched. Its former state then stays.
     pub(super) fn take() -> io::Result<Self> {
         static HOOKED: Once = Once::new();
         HOOKED.call_once(|| {
@@ -54,7 +54,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// The terminal is disconnected.
+    /// Fails if the terminal is disconnected.
     pub(super) fn size() -> io::Result<(u16, u16)> {
         terminal::size()
     }
@@ -63,7 +63,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// The terminal is disconnected.
+    /// Fails if the terminal is disconnected.
     pub(super) fn show(&mut self, lines: &[Line]) -> io::Result<()> {
         let mut screen = Vec::new();
         for (row, line) in (0_u16..).zip(lines) {

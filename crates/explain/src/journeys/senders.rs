@@ -97,8 +97,8 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address in a pod network that is not an endpoint, if any. The search starts at
-    /// the end of the network, because the bridge's address is usually at the start.
+    /// Returns an address in a pod network that is not an endpoint, if any. Searches from the end
+    /// of the network, because the bridge's address is usually at the start.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -109,8 +109,7 @@ impl SenderChoice<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Skips host-network pods, which have the node's own address instead of one of a pod
-            // network.
+            // Skips host-network pods, whose address is the node's own and not in a pod network.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -186,8 +185,8 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the reason why the rules do not treat an address behind `interface` as a pod's.
-    /// Returns `None` in a mode without such rules.
+    /// Returns the reason why the rules do not treat an address behind `interface` as a pod's
+    /// address. Returns `None` in a mode without such rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -253,8 +252,8 @@ impl SenderChoice<'_, '_> {
         !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
-    /// Returns senders outside the cluster. With source ranges, returns one sender inside and one
-    /// outside the ranges.
+    /// Returns senders outside the cluster. If the Service has source ranges, returns one sender
+    /// inside and one outside the ranges.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -349,8 +348,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // Keeps the sender's address if the Service has source ranges, because they match that
-        // address. Only the interface is that of the neighbouring host.
+        // Keeps the sender's address if the Service has source ranges, because the ranges match
+        // that address. Only the interface is that of the neighbouring host.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));
@@ -386,8 +385,8 @@ fn is_balanced(place: &ServicePortAddress<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 
-/// Returns the address `back` places before the end of a network. Returns `None` if the address is
-/// outside, or is the network address.
+/// Returns the address that is `back` places before the end of a network. Returns `None` if that
+/// address is outside the network, or is the network address.
 pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     let address: IpAddr = match net.broadcast() {
         IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),

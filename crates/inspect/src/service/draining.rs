@@ -178,8 +178,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the drain of a destination with weight 0, from its connection counts. The start of
-    /// the drain is unknown.
+    /// Returns the drain of a destination with weight 0, from the counts of its connections. The
+    /// start of the drain is unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));

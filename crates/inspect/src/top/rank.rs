@@ -1,5 +1,5 @@
-//! Ranking of Service ports and endpoints, from two counter samples and the owners of addresses.
-//! Does no I/O.
+//! Ranks Service ports and endpoints, from two counter samples and the owners of addresses. Does no
+//! I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,8 +12,8 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to sample for each listed Service port. A port may have several
-/// addresses.
+/// Number of busiest addresses to sample for each listed Service port, because a port may have
+/// several addresses.
 const ADDRESSES_EACH: usize = 4;
 
 /// Sort order of the lists.
@@ -63,7 +63,7 @@ pub(super) struct AddressRanking {
 }
 
 /// Returns the busiest addresses, or in userspace mode the busiest Service ports. The first sample
-/// has no rates, so totals rank it.
+/// has no rates, so its totals determine the order.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> BusiestAddresses {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -99,7 +99,7 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// Returns the Service ports with the busiest first. `is_node` reports whether an address serves
+/// Returns the Service ports, the busiest first. `is_node` reports whether an address serves
 /// NodePorts.
 pub(super) fn assemble(
     span: &Span,
@@ -221,8 +221,8 @@ impl AddressRanking {
     }
 }
 
-/// Finds the NodePorts among the node's addresses. There, no Service owns the address, and the port
-/// is a NodePort.
+/// Finds NodePorts among the node's addresses: no Service owns the address, and the port is a
+/// NodePort.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -252,8 +252,8 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Sums the counters of a port over its addresses. In userspace mode, takes those with the port's
-/// name.
+/// Sums the counters of a port over its addresses. In userspace mode, sums the counters that have
+/// the port's name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -296,8 +296,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// Returns the rate per second, or zero for the first sample. A counter that is new or has fallen
-/// began at zero between the samples.
+/// Returns the rate per second, or zero for the first sample. If a counter is new or has fallen,
+/// assumes that it began at zero between the samples.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();

@@ -100,7 +100,7 @@ impl SampleStore {
         }
     }
 
-    /// Takes a sample. Returns the last one instead if it is younger than [`APART`].
+    /// Takes a sample. If the last sample is younger than [`APART`], returns that sample instead.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl SampleStore {
     }
 
     /// Takes samples of the endpoints of these addresses. Returns samples younger than [`APART`]
-    /// instead.
+    /// instead of new ones.
     ///
     /// # Errors
     ///

@@ -87,7 +87,7 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     model
 }
 
-/// Returns the response from two samples, taken two seconds apart. `between` runs between the
+/// Returns the response computed from two samples, two seconds apart. `between` runs between the
 /// samples.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), SampleStore::new(|| {}));

@@ -13,8 +13,8 @@ use crate::branch::{Branch, Doubt, End, Step};
 /// Maximum depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
 /// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
-/// per endpoint. Doubts or random choices may multiply beyond this number. Then the remaining
-/// outcome is unknown.
+/// for each endpoint. If doubts or random choices exceed the number, the remaining outcome is
+/// unknown.
 pub(super) const BUDGET: usize = 100_000;
 /// Largest number of branches that are compared with each other to join equal ones.
 const JOINED: usize = 256;
@@ -165,8 +165,7 @@ impl<R: Reader> Evaluation<'_, R> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
-    /// The path enters a chain. The exit determines the place where the path continues after the
-    /// chain.
+    /// The path enters a chain. `Exit` determines where the path continues after the chain.
     Into(Name, Exit),
 }
 
@@ -186,7 +185,7 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Outcome that this path assumes for an uncertain test of the rule. `None`: no test is
+    /// Outcome that this path assumes for an uncertain test of the rule, or `None` if no test is
     /// uncertain.
     side: Option<bool>,
     doubt: Option<Arc<str>>,

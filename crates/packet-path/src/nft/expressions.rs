@@ -45,8 +45,8 @@ impl Run {
                     return Ok(RuleResult::Ended(Box::new(self), None));
                 }
                 ExpressionResult::NotUnderstood => {
-                    // Marks all registers as unknown, because an unsupported expression may have
-                    // written any of them.
+                    // Marks all registers as unknown: an unsupported expression may have written
+                    // any of them.
                     self.registers = Registers::new();
                     let doubt = super::describe::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
@@ -61,8 +61,8 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into match and no match. If the rule is already in doubt, follows only the
-    /// match: a rule has at most one doubt.
+    /// Splits the path into match and no match. If the rule already has a doubt, follows only the
+    /// match, because a rule has at most one doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -153,8 +153,8 @@ impl Run {
                 ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // 1 is NFT_OBJECT_COUNTER, and 4 is NFT_OBJECT_LIMIT. Assumes that the limit is not
-                // exceeded.
+                // 1 is NFT_OBJECT_COUNTER, and 4 is NFT_OBJECT_LIMIT. Assumes that the packet does
+                // not exceed the limit.
                 1 | 4 => ExpressionResult::On,
                 _ => ExpressionResult::NotUnderstood,
             },
@@ -365,7 +365,7 @@ impl Run {
 /// Reason for a doubt about data that is unknown until the packet is sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Returns true for unsupported expressions that change the packet or its path, such as the verdict
+/// Reports whether an unsupported expression changes the packet or its path, such as the verdict
 /// `queue` or an unsupported translation.
 fn is_deed(name: &str) -> bool {
     let deeds = [
@@ -381,8 +381,8 @@ fn is_deed(name: &str) -> bool {
     deeds.contains(&name) || name.starts_with("target")
 }
 
-/// Returns true for expressions that affect neither the packet's path nor the rule's outcome. For
-/// example, a flow table handles only later packets.
+/// Reports whether an unsupported expression affects neither the packet's path nor the rule's
+/// outcome. For example, a flow table handles only later packets.
 fn is_of_no_matter(name: &str) -> bool {
     matches!(name, "flow_offload" | "last" | "dup")
 }

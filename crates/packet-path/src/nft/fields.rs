@@ -10,7 +10,7 @@ use super::registers::PartialBytes;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Interface, Packet, Tracking};
 
-/// State bit of an invalid packet, and of a packet before connection tracking
+/// State bit of an invalid packet, and of any packet before connection tracking
 /// (`NF_CT_STATE_INVALID_BIT`).
 const INVALID: u32 = 1;
 /// State bit of a new connection (`NF_CT_STATE_BIT(IP_CT_NEW)`).
@@ -21,7 +21,7 @@ const ESTABLISHED: u32 = 2;
 const UNTRACKED: u32 = 1 << 6;
 /// Status bits of a connection with a reply (`IPS_SEEN_REPLY` and `IPS_CONFIRMED`).
 const ANSWERED: u32 = (1 << 1) | (1 << 3);
-/// Status bits of source and destination NAT (`IPS_SRC_NAT`, `IPS_DST_NAT`), and of decided
+/// Status bits of source NAT (`IPS_SRC_NAT`), of destination NAT (`IPS_DST_NAT`), and of decided
 /// translations (linux/nf_conntrack_common.h).
 const SOURCE_NAT: u32 = 1 << 4;
 const DESTINATION_NAT: u32 = 1 << 5;
@@ -207,7 +207,7 @@ impl Fields<'_> {
     }
 
     pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> PartialBytes {
-        /// Flags that limit the lookup to routes by an interface (`NFTA_FIB_F_IIF` and
+        /// Flags that limit the look-up to routes through one interface (`NFTA_FIB_F_IIF` and
         /// `NFTA_FIB_F_OIF`).
         const BY_IIF: u32 = 1 << 3;
         const BY_OIF: u32 = 1 << 4;
@@ -240,8 +240,8 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns the interface that leads to an address. Returns `Some(None)` without a route, and
-    /// `None` if the route is unknown.
+    /// Returns the interface that leads to an address. Returns `Some(None)` if there is no route,
+    /// and `None` if the route is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"

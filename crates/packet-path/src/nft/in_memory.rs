@@ -1,4 +1,5 @@
-//! Tables in memory, from a dump or a test. They respond as the kernel does, and count the queries.
+//! Tables in memory, from a dump or a test. They reply to queries as the kernel does, and count the
+//! queries.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -33,54 +33,54 @@ impl ObjectId {
 /// Source of the ruleset: the kernel, or a fake in tests. It reads only requested objects, because
 /// a table may have 100,000 chains and elements.
 pub trait Reader {
-    /// Returns the ruleset's generation. While it stays equal, no object changes.
+    /// Returns the ruleset's generation. While the generation stays equal, no object changes.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::generation`].
+    /// Fails like [`Nftables::generation`].
     fn generation(&mut self) -> Result<Generation, Error>;
 
     /// Returns the tables of all families.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::tables`].
+    /// Fails like [`Nftables::tables`].
     fn tables(&mut self) -> Result<Vec<Table>, Error>;
 
     /// Returns the base chains of all tables.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::base_chains`].
+    /// Fails like [`Nftables::base_chains`].
     fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error>;
 
     /// Returns the rules of a chain with their anonymous sets.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::rules_of_chain`].
+    /// Fails like [`Nftables::rules_of_chain`].
     fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error>;
 
-    /// Returns a named set without its elements, if it exists.
+    /// Returns a named set without its elements, or `None` if the set does not exist.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::set`].
+    /// Fails like [`Nftables::set`].
     fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error>;
 
-    /// Returns the element that contains a key, or the catch-all element.
+    /// Returns the element that contains a key, or otherwise the catch-all element, if any.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::element`].
+    /// Fails like [`Nftables::element`].
     fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// Returns the end marker of the range that contains a key, if any. It applies to sets in which
+    /// Returns the end marker of the range that contains a key, if any. Needed for sets in which
     /// two elements mark a range: its start and its end.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::interval_end`].
+    /// Fails like [`Nftables::interval_end`].
     fn interval_end(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 }
 
@@ -118,8 +118,8 @@ impl Reader for Nftables {
     }
 }
 
-/// Reader with a cache, so that packets on the same path need no second query. It lives as long as
-/// one query of the user.
+/// Reader with a cache, so that packets on the same path need no second query to the kernel. It
+/// lives as long as one query of the user.
 #[derive(Debug)]
 pub(super) struct CachedReader<R> {
     reader: R,

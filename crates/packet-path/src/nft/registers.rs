@@ -1,5 +1,5 @@
 //! Registers of a rule, byte by byte. An unknown byte stays unknown when a rule copies or masks it.
-//! The byte matters only if an outcome depends on it.
+//! It matters only if an outcome depends on it.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;

@@ -47,8 +47,8 @@ pub(super) enum Effect {
     Destination(IpAddr, u16),
     /// Decision that the destination stays. Later rules cannot change it.
     Kept,
-    /// Redirection to this node, with the node's address (if it has one on the interface) and the
-    /// port.
+    /// Redirection to this node. Contains the node's address on the interface (`None` if it has
+    /// none there) and the port.
     Redirected(Option<IpAddr>, u16),
     /// New source of the packet.
     Source(SourceNat),
@@ -103,8 +103,8 @@ pub(super) enum ExpressionResult {
     NotUnderstood,
     /// The expression changes the packet in an unknown way.
     Lost,
-    /// Random choice: number of alternatives, first number, and the register that receives the
-    /// chosen number.
+    /// Random choice: the number of alternatives, the first number, and the register for the chosen
+    /// number.
     Choose(u32, u32, Register),
 }
 

@@ -59,8 +59,8 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // Drops the packet, as the kernel does if the interface has no address for the
-            // redirection.
+            // Drops the packet, because the interface has no address for the redirection. The
+            // kernel does the same.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);
@@ -69,8 +69,8 @@ impl Run {
         Some(Effect::Redirected(address, self.branch.packet.port))
     }
 
-    /// Returns the port in a register. Returns `Some(None)` without a register, and `None` if the
-    /// port is unknown.
+    /// Returns the port in a register. Returns `Some(None)` if no register is given, and `None` if
+    /// the port is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"

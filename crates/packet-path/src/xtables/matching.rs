@@ -31,7 +31,7 @@ pub(super) enum MatchResult {
     Unknown(String),
 }
 
-/// Evaluates all tests of a rule. Tests that need only the packet run first, and kernel queries
+/// Evaluates all tests of a rule. Tests that need only the packet run first, and kernel queries run
 /// last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> RuleMatch {
     let mut fit = RuleMatch {

@@ -139,8 +139,8 @@ impl RuleParser {
         }
     }
 
-    /// Parses an option. Returns `None` if it is not supported. Returns `Some(None)` if it tests
-    /// nothing by itself.
+    /// Parses an option. Returns `None` if the option is not supported, and `Some(None)` if it
+    /// tests nothing by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
@@ -282,8 +282,8 @@ impl RuleParser {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // Accepts the usual values: the first packet has this direction, and kube-proxies
-            // masquerade.
+            // Accepts the usual values: the first packet has the original direction, and
+            // kube-proxies masquerade.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
             _ => return None,
@@ -387,8 +387,8 @@ fn states(text: &str) -> Option<Vec<ConntrackState>> {
     text.split(',').map(state).collect()
 }
 
-/// Parses connection statuses. A first packet has none, because its connection is not yet
-/// confirmed.
+/// Parses connection statuses. A first packet has no status, because its connection is not
+/// confirmed yet.
 fn statuses(text: &str) -> Option<Vec<ConntrackState>> {
     let status = |name| match name {
         "SEEN_REPLY" | "CONFIRMED" => Some(ConntrackState::Established),

@@ -46,11 +46,11 @@ pub(super) enum Property {
     Mark(u32, u32),
     /// Value and mask of the connection's mark (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Type of an address (`--src-type`, `--dst-type`). The last field, if any, limits the test to
-    /// the addresses of one interface.
+    /// Type of an address (`--src-type`, `--dst-type`). The last field limits the test to the
+    /// addresses of one interface.
     AddressType(Side, Vec<String>, Option<Side>),
-    /// Membership in an ipset (`--match-set`): the set's name, and the packet side of each part of
-    /// a member.
+    /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member the
+    /// side of the packet that it matches.
     Set(String, Vec<Side>),
     /// Bridge ports (`--physdev-is-in` and similar options).
     Bridge(Bridge),

@@ -160,7 +160,7 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The effect of the rule is unknown as well. Adds a step with the reason and
+                // The outcome of the rule is unknown as well. Adds a step with the reason, and
                 // continues.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
@@ -393,7 +393,7 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Records once per branch that lists of earlier clients exist (`-m recent`). Every endpoint has
+/// Records that lists of earlier clients exist (`-m recent`), once per branch. Every endpoint has
 /// such a list, so one note suffices.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \

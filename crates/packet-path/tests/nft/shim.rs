@@ -1,5 +1,5 @@
 //! Walks packets through the nf_tables shim of IPVS mode, without IPVS. On a real node, IPVS
-//! receives the packets that the rules mark or leave unchanged.
+//! handles the packets that the rules mark or leave unchanged.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};

@@ -1,4 +1,4 @@
-//! Tests of endpoints' replies, through upstream's rules and those of other programs.
+//! Tests of endpoints' replies, through the rules of upstream and of other programs.
 
 use packet_path::Xtables;
 

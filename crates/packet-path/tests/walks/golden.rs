@@ -1,5 +1,5 @@
-//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes are in
-//! docs/packet-matrix.md and were observed with real packets.
+//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes were
+//! observed with real packets (docs/packet-matrix.md).
 
 use crate::world::{World, short};
 use inet::Protocol;
@@ -10,8 +10,8 @@ const HOST: &str = "192.168.99.77";
 const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
-/// Returns all three endpoints. `local` and `remote` describe the source that local and remote
-/// endpoints see.
+/// Returns the texts of all three endpoints. `local` and `remote` describe the source that local
+/// and remote endpoints see.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -185,8 +185,8 @@ fn a_destination_of_weight_0_gets_no_new_connection() {
     );
 }
 
-/// The virtual server matches marked packets to any port. A destination without a port receives
-/// them at their own port. With persistence, every destination does.
+/// The virtual server matches marked packets to any port. A destination without a port receives the
+/// packets at their own port. With persistence, every destination does.
 #[test]
 fn marked_packets_reach_the_virtual_server_of_their_mark() {
     let mark =

@@ -6,15 +6,16 @@
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! A Service with one of these addresses would cut the node off from the API server, and the
-//! correction of the Service would never arrive. So each address reaches the model before the first
+//! A Service with one of these addresses would cut the node off from the API server. The correction
+//! of the Service would then never arrive. So the model receives each address before the first
 //! connection to it. The program can also remove Services from the address first
 //! ([`ConnectHooks`]).
 //!
-//! Names are resolved for each new connection. They are also resolved every [`RESOLVE_PERIOD`],
-//! because a connection lives for hours and the name's addresses may change meanwhile. An address
-//! stays for [`KEPT`] after the name has lost it, because many names rotate through more addresses
-//! than one response contains. If the resolver fails, the last addresses stay valid.
+//! - Each new connection resolves the name. The name is also resolved every [`RESOLVE_PERIOD`],
+//!   because a connection lives for hours and the addresses may change meanwhile.
+//! - An address stays for [`KEPT`] after the name has lost it. Many names rotate through more
+//!   addresses than one response contains.
+//! - If the resolver fails, the last addresses stay valid.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +43,7 @@ use super::backoff::up_to;
 
 /// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the lookups of nodes that started
+/// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the look-ups of nodes that started
 /// together.
 const SPREAD: Duration = Duration::from_secs(5);
 /// Time that an address stays after the name has lost it and its last connection was closed.
@@ -51,7 +52,7 @@ const KEPT: Duration = Duration::from_mins(15);
 /// Function that looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Function that prepares the node for connections to these addresses, for example by removing
+/// Function that prepares the node for connections to these addresses. For example, it removes
 /// Services from them.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
@@ -101,8 +102,8 @@ pub struct ApiServerAddress {
     pub from: String,
 }
 
-/// Addresses at which this process reaches the API server. Empty without a server. Clones share
-/// them.
+/// Addresses at which this process reaches the API server. Empty if the source is not an API
+/// server. Clones share the addresses.
 #[derive(Clone, Default)]
 pub struct ApiServerAddresses(Option<Addresses>);
 
@@ -164,8 +165,8 @@ struct AddressBook {
 struct Entry {
     /// True if the kubeconfig contains the address itself.
     is_given: bool,
-    /// Name that resolves to the address, and the time of the last look-up that returned it.
-    /// `None`: no look-up returned it.
+    /// Name that resolves to the address, and the time of the last look-up that returned it. `None`
+    /// if no look-up has returned it.
     resolved: Option<(String, Instant)>,
     /// Number of open connections.
     connections: usize,
@@ -378,8 +379,8 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // The connector resolves names itself and then prepares the node. Only an address in
-            // the URL is prepared here.
+            // The connector itself resolves a name and then prepares the node. Only an address in
+            // the URL must be prepared here.
             let given = ServerPeer::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;

@@ -6,17 +6,22 @@
 //! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
 //! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! Each wait is random, between half and all of the listed time. So nodes that lost the server
-//! together do not return together. Each row counts its own failures, because a server that has
-//! just started may refuse requests for a moment. After a success, or after two minutes without a
-//! failure of a row, the row begins again with its first wait.
+//! - **Random**: each wait is between half and all of the listed time. So nodes that lost the
+//!   server together do not return together.
+//! - **Counting**: each row counts its own failures, because a server that has just started may
+//!   refuse requests for a moment.
+//! - **Reset**: a row begins again with its first wait after a success, or after two minutes
+//!   without a failure of this row.
 //!
-//! A refused connection costs the server nothing, so these waits are short. Once the server accepts
-//! connections again, each of the three watches sends a request within 5 s. If packets were lost,
-//! the limit is 8 s: the kernel repeats the first packet after 1, 3 and 7 s, and connecting ends
-//! after 10 s. 1,000 nodes then send 600 requests a second, for one object each. A response costs
-//! the server some work. So a server that refused requests gets the next one within 30 s, or later
-//! if its `Retry-After` says so. client-go waits for 30 to 60 s in either case.
+//! **Why refused connections have short waits.** They cost the server nothing. Once the server
+//! accepts connections again, each of the three watches sends a request within 5 s. If packets were
+//! lost, the limit is 8 s: the kernel repeats the first packet after 1, 3 and 7 s, and connecting
+//! ends after 10 s. 1,000 nodes then send 600 requests a second, for one object each.
+//!
+//! **Why refused requests have longer waits.** A response costs the server some work. So the server
+//! gets the next request within 30 s, or later if its `Retry-After` says so.
+//!
+//! client-go waits for 30 to 60 s in either case.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;

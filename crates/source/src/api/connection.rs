@@ -1,18 +1,22 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! Requests are few, so this module reads a kubeconfig's files before each one, like the token. If
-//! a file changed, new requests use new connections with the new content. An open watch ends within
-//! minutes anyway. If the content is invalid (a certificate without its key, a missing file), the
-//! log reports it, and the previous content stays in use. client-go checks its files every five
-//! minutes, and then closes open connections.
+//! **Files.** Requests are few, so this module reads a kubeconfig's files before each one, like the
+//! token.
 //!
-//! The kernel probes a silent peer by TCP keep-alive. If a watch's peer vanishes, the watch ends at
-//! the first probe after [`GONE`]. client-go needs 45 s, with HTTP/2 pings. Connections use
-//! HTTP/1.1, because `kube` offers no other version (its ALPN is empty). Three watches need few
+//! - If a file changed, new requests use new connections with the new content. An open watch ends
+//!   within minutes in any case.
+//! - If the content is invalid (a certificate without its key, a missing file), the log reports it,
+//!   and the previous content stays in use.
+//! - client-go checks its files every five minutes, and then closes open connections.
+//!
+//! **Silent peers.** The kernel probes a silent peer by TCP keep-alive. If a watch's peer vanishes,
+//! the watch ends at the first probe after [`GONE`]. client-go needs 45 s, with HTTP/2 pings.
+//!
+//! **HTTP/1.1.** `kube` offers no other version (its ALPN is empty). Three watches need few
 //! connections.
 //!
-//! `kube` builds a similar client, but without keep-alive. It reloads only a Pod's CA, and reports
-//! an untrusted server as unreachable.
+//! `kube` also builds a client, but without keep-alive. It reloads only a Pod's CA, and reports an
+//! untrusted server as unreachable.
 
 use std::fs;
 use std::path::PathBuf;
@@ -40,15 +44,16 @@ use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
 /// Time limit for connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
-/// after 15 s. A longer limit would delay the connection to a server that returns in between.
+/// after 15 s. If the server returned in that last interval, a longer limit would delay the
+/// connection.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
 /// Time without any acknowledgement after which a connection counts as dead, even if it is in use.
 const GONE: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed. If its peer had vanished, the next request would
-/// wait [`GONE`] before it is repeated.
+/// Time after which an idle connection is closed. On a connection whose peer has vanished, the next
+/// request would wait for [`GONE`] before it is repeated.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
@@ -88,8 +93,8 @@ impl Files {
 
 impl Connection {
     /// Prepares connections to the server of `config`, through `proxy` and with the certificates in
-    /// `files`. Records the peers in `addresses`. Opens no connection yet. Fails if a certificate
-    /// is invalid.
+    /// `files`. Records the peers in `addresses`. Does not open a connection. Fails if a
+    /// certificate is invalid.
     pub(super) fn new(
         mut config: Config,
         files: Files,
@@ -97,8 +102,8 @@ impl Connection {
         addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
-        // Reads the files before the pool does. If a file changes in between, the first request
-        // detects it.
+        // Reads the files before the connection pool does. If a file changes in between, the first
+        // request detects the change.
         let held = files.read();
         let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
         Ok(Self(Arc::new(Shared {
@@ -239,8 +244,8 @@ fn is_plain(config: &Config) -> bool {
         && user.client_key_data.is_none()
 }
 
-/// Reports whether a request failed before a connection existed, so that the server cannot have
-/// received it.
+/// Reports whether a request failed before a connection existed. The server then cannot have
+/// received the request.
 pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let failed = causes.find_map(|cause| cause.downcast_ref::<legacy::Error>());

@@ -1,8 +1,11 @@
-//! Chooses the proxy to the API server as Go programs do. A kubeconfig's `proxy-url` always
-//! applies. Otherwise `HTTPS_PROXY` or `HTTP_PROXY` applies, according to the server's scheme,
-//! unless `NO_PROXY` names the server. kubeadm passes these variables to kube-proxy.
+//! Chooses the proxy to the API server as Go programs do:
 //!
-//! `kube` also reads the variables, but wrongly checks `NO_PROXY` against the proxy's name.
+//! 1. A kubeconfig's `proxy-url` always applies.
+//! 2. Otherwise `HTTPS_PROXY` or `HTTP_PROXY` applies, according to the server's scheme, unless
+//!    `NO_PROXY` names the server.
+//!
+//! kubeadm passes these variables to kube-proxy. `kube` also reads the variables, but wrongly
+//! compares `NO_PROXY` with the proxy's name.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -145,10 +148,12 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Reports whether the server is reached without a proxy. True for this host itself and for servers
-/// in `NO_PROXY`. An entry of `NO_PROXY` is `*`, an address, a network, or a name, with or without
-/// a port. A name includes all names below it. With a leading dot, it includes only the names below
-/// it.
+/// Reports whether this program reaches the server without a proxy. True for this host itself and
+/// for servers in `NO_PROXY`. An entry of `NO_PROXY` is one of these, with or without a port:
+///
+/// - `*`, an address, or a network;
+/// - a name, which includes all names below it;
+/// - a name with a leading dot, which includes only the names below it.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = ServerPeer::of(server) else {
         return false;

@@ -1,4 +1,5 @@
-//! Reads a list object by object while it arrives. A whole list may have hundreds of megabytes.
+//! Reads a list object by object while it arrives, because a whole list may have hundreds of
+//! megabytes.
 //!
 //! An object that cannot be decoded does not affect other objects.
 
@@ -35,8 +36,8 @@ impl List {
         })
     }
 
-    /// Returns the next object. Returns `None` at the end. The outer error concerns the whole list.
-    /// An error of a single object is inside the result.
+    /// Returns the next object, or `None` at the end. The outer error concerns the whole list. The
+    /// inner result has the error of a single object.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,

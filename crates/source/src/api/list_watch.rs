@@ -6,6 +6,8 @@
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
 //!
+//! # Lists
+//!
 //! The cost of a list for the server depends on the request:
 //!
 //! | list | request | source |
@@ -17,18 +19,27 @@
 //!
 //! So the first list may be stale, as in upstream. Later lists never go back in time.
 //!
+//! # Failures
+//!
 //! After its storage was restored from a backup, a server continues with smaller resource versions.
 //! A watch from a version in the future stays silent until the server reaches that version, and
-//! misses all changes before. So after a failure, the first request asks whether the server has
-//! reached the last seen version. If the server has not reached it, or has lost the changes since,
-//! a list follows at once. An outage therefore has only one wait, with the length that `backoff`
-//! chooses. No other failure causes a list: after a refusal (429, 5xx), a timeout or a broken
-//! connection, the watch continues from the last version.
+//! misses all changes before it. So:
 //!
-//! `kube::runtime::watcher` has four faults for this purpose. If the server does not support
-//! streamed lists, it has no fallback. If a server closes at once, it reconnects without delay. If
-//! it cannot decode one object, it loses the whole page. And it accepts an empty list of another
-//! kind as an empty list of Services, which would delete all Services.
+//! 1. After a failure, the first request asks whether the server has reached the last seen version.
+//! 2. If the server has not reached this version, or has lost the changes since, a list follows at
+//!    once.
+//! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
+//!
+//! No other failure causes a list. After a refusal (429, 5xx), a timeout or a broken connection,
+//! the watch continues from the last version.
+//!
+//! # Why not `kube::runtime::watcher`
+//!
+//! - If the server does not support streamed lists, the watcher has no fallback.
+//! - If a server closes at once, the watcher reconnects without delay.
+//! - If the watcher cannot decode one object, it loses the whole page.
+//! - The watcher accepts an empty list of another kind as an empty list of Services, which would
+//!   delete all Services.
 
 mod listing;
 
@@ -64,32 +75,31 @@ const ANSWER: Duration = Duration::from_mins(1);
 const FIRST_EVENT: Duration = Duration::from_secs(30);
 /// Time before a streamed list is requested again from a server that could not stream.
 const UNSTREAMED: Duration = Duration::from_mins(10);
-/// Shortest and longest duration of a watch. The duration is random, so that watches opened
-/// together do not end together.
+/// Shortest and longest duration of a watch, in seconds. The duration is random, so that watches
+/// opened together do not end together.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
 /// Longest random pause after a watch broke, because the watches of all nodes may have broken
-/// together. It is also added to `Retry-After`, which may be equal for all nodes.
+/// together. The pause is also added to `Retry-After`, which may be equal for all nodes.
 const SPREAD: Duration = Duration::from_secs(1);
-/// Silence after which a watch is reopened. Servers send a bookmark every minute, so a silent watch
-/// may be dead. If a server sends no bookmarks, reopening costs one request.
+/// Time without data after which a watch is reopened. Servers send a bookmark every minute, so a
+/// silent watch may be dead. If a server sends no bookmarks, reopening the watch costs one request.
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of yields to the other tasks of a connection before the next request on it. Each task
-/// (the reader, the waiter for the end, the owner) hands over to the next one.
+/// Number of times that this task yields to the other tasks of a connection before the next request
+/// on it. Each task (the reader, the waiter for the end, the owner) must run in turn.
 const HANDOVER: usize = 4;
-/// Number of times in a row that a watch may break at an unreadable event without progress. After
-/// that, a list replaces the watch, because a list skips the event.
+/// Number of times in a row that a watch may break at an unreadable event without progress. Then a
+/// list replaces the watch, because a list skips the event.
 const STUMBLES_MAX: u32 = 2;
 /// Number of times in a row that the server may refuse a request with a minimum version with status
-/// 500. After that, a request without a version follows, because the server may be unable to read
-/// the version.
+/// 500. Then the next request has no version, because the server may be unable to read the version.
 const REFUSALS_MAX: u32 = 2;
-/// Largest number of bytes that are read from an unneeded response, so that its connection can be
-/// reused.
+/// Largest number of bytes that are read from an unneeded response. The connection can be reused
+/// only after its response has been read.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// Constraint on the version of the objects in a response. A server may be unable to read the
+/// Constraint on the resource version of the objects in a response. Some servers cannot read the
 /// requested version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
@@ -111,8 +121,8 @@ pub(super) struct ListWatch {
     unstreamed: Option<Instant>,
     /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
-    /// Resource version up to which all changes are known. `None` before the first list, or if the
-    /// version was lost.
+    /// Resource version up to which all changes are known. `None` before the first list, or after
+    /// the version was lost.
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
@@ -206,8 +216,8 @@ impl ListWatch {
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !is_stream) => continue,
-                // The watch closed early, but after progress. This is no outage, but the next
-                // request waits anyway.
+                // The watch closed early, but after progress. This is not an outage, but the next
+                // request still waits.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
@@ -241,7 +251,7 @@ impl ListWatch {
                     self.version = None;
                     self.next_list = Age::Newest;
                     if may_list {
-                        // Ignores Retry-After, which is meant for clients that repeat the same
+                        // Ignores Retry-After, which applies only to clients that repeat the same
                         // request.
                         self.retry_after = None;
                         info!(
@@ -277,13 +287,13 @@ impl ListWatch {
                             }
                         }
                         // Before 1.38, a server returns an internal error if its storage cannot
-                        // read a version.
+                        // read the version.
                         Failure::Refused { code: 500, .. } if self.is_unreadable().await => {
                             self.version = None;
                             self.next_list = Age::Newest;
                         }
-                        // Another server may reply next time, so a streamed list may be requested
-                        // again.
+                        // Another server may reply next time, so the source may request a streamed
+                        // list again.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
                     }
@@ -352,8 +362,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses only the requested version: it has refused often enough,
-    /// and accepts a request without a version.
+    /// Reports whether the server refuses only the requested version. It must have refused often
+    /// enough, and must accept a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -373,8 +383,9 @@ impl ListWatch {
         }
     }
 
-    /// Requests one object at `version` or later. Fails if the server has not reached `version`
-    /// yet.
+    /// Requests one object at `version` or later.
+    ///
+    /// Fails if the server has not reached `version` yet.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
@@ -387,8 +398,8 @@ impl ListWatch {
     async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
-        // Lets the tasks of the previous connection run to its end, so that the connection can be
-        // reused. Otherwise each request would need a new connection and handshake.
+        // Lets the tasks of the previous connection finish, so that the connection can be reused.
+        // Otherwise each request would need a new connection and handshake.
         for _ in 0..HANDOVER {
             yield_now().await;
         }
@@ -458,8 +469,8 @@ impl ListWatch {
                 Ok(Ok(NextMessage::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
-                // Not even a bookmark arrived. This server's versions may be older than the watch's
-                // version.
+                // Not even a bookmark arrived. This server's resource versions may be lower than
+                // the watch's version.
                 Err(_) => {
                     self.is_in_doubt = true;
                     return Ok(());

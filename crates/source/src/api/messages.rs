@@ -1,5 +1,5 @@
-//! Splits a watch into events. An event is a line of JSON, or a protobuf frame that begins with its
-//! length in four bytes.
+//! Splits a watch into events. In JSON, an event is a line. In protobuf, an event is a frame that
+//! begins with its length in four bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -86,8 +86,8 @@ impl Messages {
         }
     }
 
-    /// Returns the last event. The event is empty for an empty line or frame, which only shows that
-    /// the server is alive.
+    /// Returns the last event. An empty line or frame is an empty event, which shows only that the
+    /// server is alive.
     pub(super) fn event(&self) -> &[u8] {
         match self.format {
             Format::Json => self.buffer.trim_ascii(),
@@ -96,7 +96,7 @@ impl Messages {
     }
 }
 
-/// Returns the length of a frame including its length field. Returns `None` until that field has
+/// Returns the length of a frame, including the length field, or `None` until the length field has
 /// arrived.
 fn wanted(frame: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*frame.first_chunk::<LENGTH>()?);

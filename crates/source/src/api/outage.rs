@@ -73,8 +73,8 @@ struct OngoingOutage {
     since: Instant,
 }
 
-/// Current failures of a source, for readers on other tasks. `None`: the source cannot have any.
-/// Clones share them.
+/// Current failures of a source, for readers on other tasks. `None` if the source cannot have
+/// outages, like a folder. Clones share the failures.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 
@@ -129,8 +129,8 @@ impl Outage {
         self.over.notified().await;
     }
 
-    /// Returns the log line about a failure. Returns `Err` if the log has already reported its
-    /// outage.
+    /// Returns the log line about a failure. The line is an `Err` if the log has already reported
+    /// the outage.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);

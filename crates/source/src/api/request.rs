@@ -1,4 +1,4 @@
-//! Requests to the server, and the formats of its responses.
+//! Requests to the API server, and the formats of its responses.
 
 use std::io;
 use std::pin::Pin;
@@ -20,8 +20,8 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
 /// Value of `Accept` that requests protobuf. A server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// Number of objects in a page, if the server needs pages. 500 slices with 50 endpoints are 8 MB of
-/// JSON.
+/// Number of objects in a page, if the server needs pages. 500 slices with 50 endpoints each are 8
+/// MB of JSON.
 const PAGE: &str = "500";
 /// Maximum number of bytes that are unpacked in one step.
 const UNPACKED: usize = 64 << 10;
@@ -55,8 +55,8 @@ pub(super) enum Need {
 pub(super) enum Age {
     /// Any version that the server's watch cache has, even a stale one.
     Any,
-    /// This resource version or a later one. The watch cache delays its response until it has the
-    /// version.
+    /// This resource version or a later one. The watch cache delays its response until it has
+    /// reached the version.
     NotOlderThan(String),
     /// The newest version.
     Newest,
@@ -74,9 +74,11 @@ pub(super) enum Paging<'a> {
 }
 
 impl Resource {
-    /// Returns the URL of a list. Only a list of any age has a limit. A watch cache ignores the
-    /// limit, but without the limit a server that has no watch cache would read all objects at
-    /// once. In other lists, a limit would bypass the watch cache.
+    /// Returns the URL of a list.
+    ///
+    /// Only a list of any age has a limit. A watch cache ignores the limit. A server without a
+    /// watch cache needs the limit: otherwise it would read all objects at once. In other lists, a
+    /// limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {

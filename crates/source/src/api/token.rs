@@ -1,9 +1,10 @@
-//! Adds the token of a service account to requests. The token comes from a file that the kubelet
+//! Adds the token of a service account to requests. The token is in a file that the kubelet
 //! rotates.
 //!
-//! The file is read for each request. Requests are few, because a watch lasts for minutes. So a new
-//! token is used at once, also after the server refused the old one (401), and no cache can be
-//! stale. As in client-go, the file has precedence over a token in the kubeconfig.
+//! This module reads the file for each request. Requests are few, because a watch lasts for
+//! minutes. So the source uses a new token at once, also after the server refused the old one
+//! (401), and no cache can be stale. As in client-go, the file has precedence over a token in the
+//! kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +33,8 @@ struct TokenError {
 }
 
 impl FromFile {
-    /// Removes the token file from the user's settings, and returns the layer for it. Also removes
-    /// the inline token, which is for programs that read no file.
+    /// Removes the token file from the user's settings, and returns the layer that reads it. Also
+    /// removes the inline token, which is for programs that cannot read the file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {

@@ -6,14 +6,17 @@
 //!   socks5  TCP ─────────▶ SOCKS 5 ─────────────▶
 //! ```
 //!
-//! This module checks the proxy's certificate as client-go does: with the kubeconfig's authorities
-//! if it names any, and otherwise with the system's. The certificate must be valid for the proxy's
-//! host. `tls-server-name` applies only to the server. client-go also applies it to the proxy.
+//! **Certificates.** This module checks the proxy's certificate as client-go does: with the
+//! kubeconfig's authorities if it names any, and otherwise with the system's. The certificate must
+//! be valid for the proxy's host. `tls-server-name` applies only to the server. (client-go also
+//! applies it to the proxy.)
 //!
-//! `hyper-util` also has tunnels, but this module uses only its SOCKS client. Its `CONNECT` does
-//! not distinguish a proxy that forbids the target from a proxy that cannot reach the server. Its
-//! SOCKS client does not return the reason why it cannot reach the proxy, so this module connects
-//! to the proxy itself.
+//! **`hyper-util`.** This module uses only its SOCKS client, for two reasons:
+//!
+//! - Its `CONNECT` does not distinguish a proxy that forbids the target from a proxy that cannot
+//!   reach the server.
+//! - Its SOCKS client does not return why it cannot reach the proxy. So this module connects to the
+//!   proxy itself.
 
 use std::future::ready;
 use std::pin::pin;
@@ -72,8 +75,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// Creates a connector. `authorities` check the proxy's certificate if `inner` speaks TLS with
-    /// the proxy.
+    /// Creates a connector. If `inner` connects to the proxy by TLS, `authorities` check the
+    /// proxy's certificate.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),
@@ -191,8 +194,8 @@ impl ProxyRoute {
         };
         match opened.downcast::<T>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-            // The client must speak first in TLS and HTTP, so bytes from the server here are an
-            // error.
+            // In TLS and HTTP, the client sends first. So bytes from the server at this point are
+            // an error.
             _ => Err(broken(&std::io::Error::other(
                 "it speaks before it is spoken to",
             ))),
@@ -231,8 +234,8 @@ impl ProxyRoute {
         }
     }
 
-    /// Requests a tunnel from a SOCKS proxy. If the proxy rejects login with a password, retries
-    /// without one, as Go does.
+    /// Requests a tunnel from a SOCKS proxy. If the proxy rejects a login with a password, retries
+    /// without a password, as Go does.
     async fn socks<C>(&self, connector: C, target: &Uri) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri> + Clone,

@@ -1,7 +1,7 @@
 //! Parses IP addresses and networks as upstream's components do.
 //!
 //! Kubernetes parses addresses by Go's old rules: octets may have leading zeros, and an IPv4-mapped
-//! IPv6 address counts as IPv4. Stored objects may still have such old spellings.
+//! IPv6 address counts as IPv4. Stored objects may still contain such old spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,8 +18,8 @@ pub fn ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses an IPv4 address with leading zeros, or an IPv6 address that ends with such an IPv4
-/// address.
+/// Parses two kinds of addresses: an IPv4 address with leading zeros, and an IPv6 address that ends
+/// with such an IPv4 address.
 fn sloppy(text: &str) -> Option<IpAddr> {
     let Some((start, end)) = text.rsplit_once(':') else {
         return with_leading_zeros(text).map(IpAddr::V4);

@@ -136,8 +136,7 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
-    // Ignores a longer zone: a node's zone is a label, and a label's value has at most 63
-    // characters.
+    // Ignores a longer zone: zones are label values, which have at most 63 characters.
     let zone = wire.zone.as_deref().filter(|zone| zone.len() <= 63);
     let zone = zone.unwrap_or_default();
     let placement = if for_nodes.is_empty() && for_zones.is_empty() {
@@ -175,8 +174,8 @@ fn placement(
 }
 
 /// Returns the placement of an endpoint on this node, without hints. Slices repeat the same few
-/// thousand placements, so each one is allocated only once. Separate allocations would take a third
-/// of the time for decoding a list.
+/// thousand placements, so each placement is allocated only once. Separate allocations would take a
+/// third of the time for decoding a list.
 fn on_node(node: &str, zone: &str) -> Arc<Placement> {
     /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;

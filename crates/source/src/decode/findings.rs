@@ -16,8 +16,8 @@ const NAME_BYTES_MAX: usize = 253;
 /// Maximum number of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
 
-/// Reports whether a text can be the name of any object. The API's rules for single kinds are
-/// stricter.
+/// Reports whether a text can be the name of any object. The API has stricter rules for single
+/// kinds.
 pub(super) fn is_name(text: &str) -> bool {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Checks the object's name, which will appear in the log, comments of rules, names of chains
-    /// and labels of metrics.
+    /// Checks the object's name. The name will appear in the log, in comments of rules, in names of
+    /// chains, and in labels of metrics.
     pub(super) fn is_well_named(&mut self) -> bool {
         let name = &self.key.name;
         let is_well =

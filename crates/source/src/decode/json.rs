@@ -22,8 +22,8 @@ struct Event<'a> {
     object: &'a RawValue,
 }
 
-/// Decodes a watch event about this kind. The outer error concerns the event. An error of the
-/// object is inside the event.
+/// Decodes a watch event about an object of this kind. The outer error concerns the event. The
+/// event itself contains the error of the object.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
     // Checks the encoding of the whole event here, because the parser does not check text that it
     // skips.
@@ -51,7 +51,7 @@ pub(crate) fn status(json: &[u8]) -> Option<Status> {
 }
 
 /// Decodes an added or modified object together with its event in one pass, because nearly all
-/// events are of this type. Returns `None` for other events, and if any part cannot be decoded.
+/// events are of these types. Returns `None` for other events, and if any part cannot be decoded.
 pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, MissingName>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
@@ -97,8 +97,8 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, MissingName> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// Returns the text just before an error. It helps more than line and column, because an object is
-/// often one long line.
+/// Returns the text just before an error. This text helps more than line and column, because an
+/// object is often one long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

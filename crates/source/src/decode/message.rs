@@ -1,12 +1,16 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
 //! `prost` reads keys and numbers, and skips groups. This module does not use its derived messages:
-//! they copy every text, and would need a second type for each kind. Instead, one wire type for
-//! each kind reads JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows
-//! texts but needs a second version of hashbrown, `quick-protobuf` was last released in 2022, and
-//! `micropb` copies texts.
+//! they copy every text, and would need a second type for each kind. Instead, each kind has one
+//! wire type for JSON and protobuf, which is read field by field.
 //!
-//! For any input, the decoder ends and needs no more memory than the input's elements.
+//! Other crates do not fit:
+//!
+//! - `buffa` borrows texts, but needs a second version of hashbrown.
+//! - `quick-protobuf` was last released in 2022.
+//! - `micropb` copies texts.
+//!
+//! For any input, the decoder ends, and needs no more memory than the input's elements.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};

@@ -1,6 +1,6 @@
-//! Field numbers of the protobuf messages, from the `generated.proto` of `k8s.io/api/core/v1`,
-//! `k8s.io/api/discovery/v1`, and `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`. Unused fields
-//! are omitted.
+//! Field numbers of the protobuf messages, without unused fields. Sources: the `generated.proto` of
+//! `k8s.io/api/core/v1`, `k8s.io/api/discovery/v1`, and
+//! `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`.
 
 use proxy::options;
 use serde::de::IgnoredAny;
@@ -14,7 +14,7 @@ use super::wire::{
     ServiceSpec, ServiceStatus, Taint, Time,
 };
 
-/// Declares the decoding of messages: `message SHAPE { NUMBER => store the field; … }`. `m` is the
+/// Declares how messages are decoded: `message SHAPE { NUMBER => store the field; … }`. `m` is the
 /// message, and `v` is the field's value.
 macro_rules! numbers {
     ($($shape:ident $(<$life:lifetime>)? |$m:ident, $v:ident| { $($number:literal => $take:expr;)+ })+) => {$(

@@ -97,8 +97,8 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Decodes a watch event about this kind from a frame. The outer error concerns the event. An error
-/// of the object is inside the event.
+/// Decodes a watch event about an object of this kind from a frame. The outer error concerns the
+/// event. The event itself contains the error of the object.
 pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;
@@ -129,8 +129,8 @@ pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     read(raw).ok()
 }
 
-/// Decodes an object. `said` is the kind in its envelope. `None`: an item of a list, which has no
-/// envelope.
+/// Decodes an object. `said` is the kind in the object's envelope, or `None` for an item of a list,
+/// which has no envelope.
 fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;

@@ -166,8 +166,8 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
     Ok(findings.proxied(Object::Service(service)))
 }
 
-/// Returns the cluster IPs, at most one of each family. If `ipFamilies` is set, it determines the
-/// families of the addresses, in the same order.
+/// Returns the cluster IPs, at most one of each family. If `ipFamilies` is set, this field
+/// determines the families and the order of the addresses.
 fn cluster_ips(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -213,8 +213,8 @@ fn cluster_ips(
     ips
 }
 
-/// Returns external or ingress addresses without duplicates. Skips families that the Service does
-/// not have.
+/// Returns external or ingress addresses, without duplicates. Skips addresses of families that the
+/// Service does not have.
 fn further_ips<'a, F: Fn() -> String>(
     findings: &mut Findings,
     has_family: impl Fn(IpAddr) -> bool,

@@ -357,7 +357,7 @@ fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     }
 }
 
-/// Stored objects may be older than the present validation. It now requires a single spelling of
+/// Stored objects may be older than the present validation, which requires a single spelling of
 /// addresses, and names that begin with a letter.
 #[test]
 fn old_spellings_in_stored_objects_are_normalized() {

@@ -1,11 +1,11 @@
 //! The fields of Kubernetes objects that the proxy uses. The decoder skips all other fields.
 //!
-//! Texts are borrowed from the input, because most texts are used once and not stored.
-//!
-//! These types hold decoded JSON, YAML and protobuf (by `numbers`). Numbers are wide and
-//! enumerations are text, so a value out of range can be decoded. The conversion then reports the
-//! value and ignores only that part of the object. Decoding an object fails only if a value has the
-//! wrong type, such as a text in place of a number.
+//! - Texts are borrowed from the input, because most texts are used once and not stored.
+//! - JSON, YAML and protobuf (by `numbers`) are decoded to the same types.
+//! - Numbers are wide and enumerations are text, so a value out of range can be decoded. The
+//!   conversion then reports the value and ignores only that part of the object.
+//! - Decoding an object fails only if a value has the wrong type, such as a text in place of a
+//!   number.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -319,8 +319,8 @@ pub(crate) struct MetadataOnly<'a> {
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// First entry of an endpoint's `addresses`. It is parsed in place, because an allocated text for
-/// each of millions of endpoints would be expensive.
+/// First entry of an endpoint's `addresses`, parsed in place. For millions of endpoints, allocating
+/// each text would be expensive.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
     /// The list has no address.

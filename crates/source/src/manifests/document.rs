@@ -1,11 +1,11 @@
 //! Reads the documents of a manifest file, and the objects in them.
 //!
-//! JSON is parsed as YAML. The reader parses each document twice: first its `apiVersion` and
-//! `kind`, which may come last in the document, then the fields of that kind. Errors therefore have
-//! an exact position, and documents of other kinds may have any content.
-//!
-//! This module splits the text into documents itself, because each document is read as its own
-//! kind. A line that begins with `---` is always a boundary (YAML 1.2, `c-forbidden`).
+//! - JSON is parsed as YAML.
+//! - Each document is parsed twice: first its `apiVersion` and `kind`, which may come last in the
+//!   document, and then the fields of that kind. So errors have an exact position, and documents of
+//!   other kinds may have any content.
+//! - This module splits the text into documents itself, because it parses each document as its own
+//!   kind. A line that begins with `---` is always a boundary (YAML 1.2, `c-forbidden`).
 
 use std::fmt;
 

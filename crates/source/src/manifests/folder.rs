@@ -5,9 +5,10 @@
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
-//! If several files contain the same object, the first file by name wins. A file that becomes
-//! unreadable keeps its last objects. A file that has never been readable may contain any object.
-//! Until it is readable or deleted, the lists are complete but not whole.
+//! - If several files contain the same object, the first file by name wins.
+//! - A file that becomes unreadable keeps its last objects.
+//! - A file that has never been readable may contain any object. Until the file is readable or
+//!   deleted, the lists are complete but not whole.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -54,8 +55,8 @@ struct File {
     is_unknown: bool,
 }
 
-/// Metadata of a file. If it differs, the file has changed. If it is equal, the file may still have
-/// changed, because the kernel's clock ticks only some hundred times a second.
+/// Metadata of a file. If the metadata differ, the file has changed. If they are equal, the file
+/// may still have changed, because the kernel's clock ticks only some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -170,8 +171,8 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // The file was deleted after the folder was listed. A dangling symbolic link would
-            // still be listed.
+            // The file was deleted after the folder was listed. (The folder would still list a
+            // dangling symbolic link.)
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -240,8 +241,8 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // The map lacks this file's objects at this moment, so its content is looked up
-                // here.
+                // `self.files` lacks the objects of this file at this point. If this file is the
+                // winner, uses its former objects in `before`.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)
@@ -335,8 +336,8 @@ struct FolderRead {
     warnings: Vec<String>,
 }
 
-/// Reports whether a file with this name is read: `*.yaml`, `*.yml` and `*.json`, except hidden
-/// files. Hidden files are `..data` of a mounted ConfigMap, and temporary files of editors.
+/// Reports whether the source reads a file with this name: `*.yaml`, `*.yml` and `*.json`, except
+/// hidden files. Hidden files are `..data` of a mounted ConfigMap, and temporary files of editors.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

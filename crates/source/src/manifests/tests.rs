@@ -86,8 +86,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Reads the folder as if all files had changed. So it also detects two writes within one tick of
-/// the file system's clock.
+/// Reads the folder as if all files had changed. So the read also detects two writes within one
+/// tick of the file system's clock.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
         is_all: true,
@@ -377,8 +377,8 @@ async fn changes_of_manifests_are_noticed() {
     assert!(watched.is_quiet().await);
 }
 
-/// Replaces 3,000 Services of one file with 3,000 others. All events arrive together, so no
-/// consumer sees a part of the change.
+/// The test replaces 3,000 Services of one file with 3,000 others. All events arrive together, so
+/// no consumer sees a part of the change.
 #[tokio::test]
 async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();

@@ -75,8 +75,8 @@ async fn serve(
         }
         header.clear();
     }
-    // Reads the request's body. If a connection is closed with unread bytes, the client may lose
-    // the response.
+    // Reads the request's body. If the server closed the connection with unread bytes, the client
+    // might lose the response.
     connection.read_exact(&mut vec![0; length]).await?;
     let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
     log.lock().unwrap().push(target.clone());

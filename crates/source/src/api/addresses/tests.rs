@@ -4,8 +4,8 @@ use tokio::time::advance;
 
 use super::*;
 
-/// Test fixture: a resolver that returns the test's addresses, and hooks that record the addresses
-/// for which the node was prepared.
+/// A resolver that returns the test's addresses, and hooks that record the addresses for which the
+/// node was prepared.
 #[derive(Clone, Default)]
 struct World {
     /// Addresses that the resolver returns. `None`: the resolver fails.

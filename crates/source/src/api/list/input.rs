@@ -1,4 +1,4 @@
-//! Bytes of a list, as they arrive. A slow list is valid as long as bytes keep arriving.
+//! Bytes of a list, in the order of arrival. A slow list is valid as long as bytes keep arriving.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -30,8 +30,8 @@ impl Input {
         }
     }
 
-    /// Returns the bytes that have arrived and are not consumed, at least one. Waits for them if
-    /// necessary. Returns an empty slice at the end of the body.
+    /// Returns the bytes that have arrived and are not consumed yet: at least one byte, for which
+    /// it waits if necessary. Returns an empty slice at the end of the body.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());

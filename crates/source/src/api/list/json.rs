@@ -1,7 +1,8 @@
 //! Reads a list in JSON, with only one or two objects in memory at a time.
 //!
-//! The parser handles the text value by value. If the text ends inside a value, it reads until the
-//! text has doubled, and then parses that value again. So it parses no value many times.
+//! The parser handles the text value by value. If the text ends inside a value, this module reads
+//! until the text has doubled, and then parses that value again. So it never parses a value many
+//! times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -295,7 +296,7 @@ fn object(
 
     let read = with_wire!(kind, read(text, is_all));
     if let Err(Stop::Invalid(_)) = read {
-        // Finds the end of the object before decoding it. Then an invalid object does not affect
+        // Finds the end of the object before decoding it. So an invalid object does not affect
         // other objects.
         let (object, length) = parse::<&RawValue>(text, is_all)?;
         return Ok((json::object(kind, object.get()), length));

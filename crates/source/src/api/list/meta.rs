@@ -14,8 +14,8 @@ pub(in super::super) struct Meta {
     pub(in super::super) continue_token: Option<String>,
 }
 
-/// Checks that a list has the expected `kind`. Otherwise, an empty list of another kind would
-/// delete all objects.
+/// Checks that a list has the expected `kind`. Without this check, an empty list of another kind
+/// would delete all objects.
 pub(super) fn is_list_of(kind: Kind, said: &str) -> Result<(), End> {
     let wanted = kind_name(kind);
     if said.strip_suffix("List") == Some(wanted) {

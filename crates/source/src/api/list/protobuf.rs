@@ -1,5 +1,5 @@
-//! Reads a list in protobuf: `k8s\0`, then `Unknown { 1: TypeMeta, 2: raw = List { 1: ListMeta, 2:
-//! item,
+//! Reads a list in protobuf: `k8s\0`, and then `Unknown { 1: TypeMeta, 2: raw = List { 1: ListMeta,
+//! 2: item, 2: item, … } }`.
 
 use prost::encoding::{WireType, decode_varint};
 use proxy::Kind;

@@ -23,7 +23,7 @@ impl ListWatch {
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option replies Invalid, but a proxy in front of the
+            // A server that does not know the option replies Invalid. But a proxy in front of the
             // server may reply any status. The excluded statuses would affect a plain list as well.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
@@ -94,8 +94,8 @@ impl ListWatch {
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. If the server ignored the requested version, the
-    /// next list requests the newest version.
+    /// Checks that a list is as new as requested. If it is older, because the server ignored the
+    /// requested version, the next list requests the newest version.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
@@ -130,7 +130,7 @@ impl Default for Listing {
     }
 }
 
-/// Reports whether a list is older than requested. Versions that are not numbers count as new
+/// Reports whether a list is older than requested. A version that is not a number counts as new
 /// enough.
 pub(super) fn is_older(age: &Age, version: Option<&str>) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();

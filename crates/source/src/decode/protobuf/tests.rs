@@ -21,8 +21,8 @@ enum Shape {
     Messages(Schema),
 }
 
-/// Fields of a message, each with its number, name, and type. The presence states whether Go writes
-/// an empty value.
+/// Fields of a message, each with its number, name, presence, and type. The presence states whether
+/// Go writes an empty value.
 type Schema = &'static [(u32, &'static str, Presence, Shape)];
 
 #[derive(PartialEq)]
