@@ -72,7 +72,7 @@ fn printed(object: &impl Serialize) -> Value {
     value
 }
 
-/// Returns the printed object, and checks that it can be read back.
+/// Returns the printed object, and checks that it can be parsed again.
 fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) -> Value {
     let value = printed(object);
     assert_eq!(*object, serde_json::from_value(value.clone()).unwrap());

@@ -19,7 +19,7 @@ pub(super) struct Leftovers {
     holds: Vec<String>,
     /// Unreadable parts of the kernel's state, each with the reason.
     unreadable: Vec<String>,
-    /// Kernel features that this kernel lacks, so that they have no entries.
+    /// Kernel features that this kernel lacks. So none of their entries can exist.
     absent: Vec<String>,
 }
 

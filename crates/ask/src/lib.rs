@@ -184,7 +184,7 @@ fn print_error(text: &str) {
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// Renders an object as JSON or YAML if `-o` requests it.
+    /// Renders an object as JSON or YAML. Returns `None` if `-o` requests neither.
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {

@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// A stopped daemon reads no request, but the kernel still accepts connections for it.
+    /// A stopped daemon reads no request, but the kernel still accepts connections to its socket.
     #[test]
     fn a_daemon_that_does_not_respond_causes_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");

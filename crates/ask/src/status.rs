@@ -113,7 +113,7 @@ fn watch(form: Form) -> Printed {
     }
 }
 
-/// Returns a state without its ages, which change all the time.
+/// Returns a state without its ages, which change constantly.
 fn without_times(status: &Status) -> Status {
     let mut status = status.clone();
     for family in &mut status.families {

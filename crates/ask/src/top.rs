@@ -183,7 +183,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut failure = None;
     let mut ticks = interval(Duration::from_secs(arguments.interval));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Skips the first tick, which fires at once: its sample is already there.
+    // Skips the first tick, which fires at once: its sample has already been taken.
     ticks.tick().await;
     let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {
@@ -202,7 +202,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                         return Ok(EXIT_WELL);
                     }
                 }
-                // The screen changed its size. The loop draws it again.
+                // The screen has changed its size. The loop draws the list again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
                 // The keyboard is disconnected, so the program ends.

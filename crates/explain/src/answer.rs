@@ -101,7 +101,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns the reason why an endpoint's replies never return. Returns `None` if they may return.
+/// Returns the reason why an endpoint's replies never return, or `None` if they may return.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,

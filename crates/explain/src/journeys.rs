@@ -121,7 +121,8 @@ pub(crate) fn plan<'a>(
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // A host outside the cluster uses a ClusterIP only if the request asks for it.
+            // A host outside the cluster is the sender to a ClusterIP only if the request names
+            // that sender.
             if is_default && *from == TraceSender::External && is_inner {
                 continue;
             }

@@ -125,7 +125,7 @@ pub(crate) fn fails(journey: &Journey) -> bool {
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Reports whether it is unknown if the sender receives a reply.
+/// Reports whether it is unknown that the sender receives a reply.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }

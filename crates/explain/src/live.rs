@@ -18,7 +18,7 @@ use super::journeys::{self, Hop, PacketOrigin, Routing, TracedPacket};
 use super::listeners;
 use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 
-/// Largest number of attempts. An attempt fails if the rules change during it.
+/// Largest number of attempts. An attempt fails if the rules change meanwhile.
 const TRIES: u32 = 3;
 
 /// Responds to a request from the kernel's state. Blocks. Opens its own sockets in the network

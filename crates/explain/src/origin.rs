@@ -213,7 +213,7 @@ fn commented(entry: &str) -> Option<String> {
     (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
 }
 
-/// Returns the target chain of a rule, if it has one.
+/// Returns the target chain of a rule, or `None` if the rule has none.
 fn target_of(entry: &str) -> Option<&str> {
     let mut words = entry.split_whitespace();
     words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;

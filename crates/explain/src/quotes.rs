@@ -31,7 +31,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // Removes the quoted rule, because the text does not name its owner.
+    // Removes the quoted rule, because the text does not name the rule's owner.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }

@@ -229,7 +229,7 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // Delivered paths do not reach this code: another function describes them.
+        // Another function describes delivered paths, so they do not reach this code.
         Fate::Delivered | Fate::Forwarded => format!(
             "is forwarded to {} unchanged: no Service matches here",
             walk.endpoint

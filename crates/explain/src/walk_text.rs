@@ -17,7 +17,7 @@ use super::origin::{PathStep, origin};
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
 /// Source address that the endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// End of a path whose destination address has no Service.
+/// Place where a path ends if its destination address has no Service.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
 /// Function that looks up the Service port for which the daemon listens on a port.

@@ -38,7 +38,7 @@ pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 /// Gates that set all gates of a stage, except gates with a value of their own.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// Gates that an upstream kube-proxy of some release uses, directly or in its libraries.
+/// Gates that some release of upstream's kube-proxy uses, directly or in its libraries.
 const OF_KUBE_PROXY: &[&str] = &[
     EXTERNAL_IPS,
     FLAGZ,

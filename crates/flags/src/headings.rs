@@ -144,7 +144,7 @@ const SHORT: &[&str] = &[
     "version",
 ];
 
-/// Largest width of the help, in columns. It applies to wider terminals, too.
+/// Largest width of the help, in columns, even in wider terminals.
 pub const HELP_COLUMNS: usize = 100;
 
 /// Returns the command line of the daemon, with its flags in groups.

@@ -54,7 +54,7 @@ pub struct FamilyFacts {
     pub is_served: bool,
     /// Failures, conflicts and drift from the family's reports.
     pub seen: FamilyProblems,
-    /// Form of the family's entries, such as `layout flat`, if the mode may change it.
+    /// Variant of the family's entries, such as `layout flat`, if the mode may change it.
     pub form: Option<&'static str>,
     /// Draining endpoints of the family.
     pub drains: proxy::Drains,

@@ -87,7 +87,7 @@ const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Server that responds to requests about the daemon's state.
 pub struct Inspect {
     about: About,
-    /// The source of objects, once it is open.
+    /// The source of objects. Empty until the source is open.
     source: OnceLock<Origin>,
     counters: Counters,
     /// Counters for status requests, which have a separate reader.
@@ -125,7 +125,7 @@ pub trait Health: Send + Sync {
     /// Reports whether the initial lists are complete.
     fn is_expecting(&self) -> bool;
 
-    /// Lists the conditions that the daemon waits for before it is ready.
+    /// Lists the conditions for which the daemon waits before it is ready.
     fn awaiting(&self) -> Vec<String>;
 
     /// Reports whether the daemon writes changes to the kernel in time.
@@ -226,7 +226,8 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // If the client closes the connection, the request keeps its turn until its work ends.
+        // If the client closes the connection, the request keeps its permission until its work
+        // ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;

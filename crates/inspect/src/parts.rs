@@ -40,7 +40,7 @@ pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// Creates a limit. It counts as nearly reached from 90 % of use on.
+/// Creates a limit. From 90 % of use on, the limit counts as nearly reached.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,

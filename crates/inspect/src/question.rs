@@ -55,7 +55,7 @@ pub enum Question {
 /// Services that have an address, among those that one turn checked.
 #[derive(Debug, Default)]
 pub struct ClaimingServices {
-    /// Names of these Services.
+    /// Names of the Services that have the address.
     pub names: Vec<NamespacedName>,
     /// Version of the list of Services, which changes with their order.
     pub version: u64,

@@ -54,7 +54,7 @@ pub(super) struct RequestSlots {
     trims: Trims,
 }
 
-/// Permission to process a request. Dropping it ends the turn.
+/// Permission to process a request. Dropping it permits the next request.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -87,7 +87,7 @@ impl RequestSlots {
         wait(&self.explaining, 1).await
     }
 
-    /// Wraps a response. It counts as unread until it is sent or its connection ends.
+    /// Wraps a response, which counts as unread until it is sent or its connection ends.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, RequestRefusal> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());

@@ -136,7 +136,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// Adds the forms that families use now. If the families differ, names them.
+/// Adds the variants of entries that families use now. If the families differ, names the families.
 fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
     let all: Vec<(IpFamily, &str)> = all.collect();

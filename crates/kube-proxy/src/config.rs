@@ -313,7 +313,7 @@ impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.0.as_secs();
         if whole == 0 {
-            // Below a second, Rust and Go print the same: `500ms`, `1.5µs`.
+            // Below a second, Rust and Go print durations in the same way: `500ms`, `1.5µs`.
             return if self.0.is_zero() {
                 f.write_str("0s")
             } else {

@@ -400,7 +400,7 @@ struct EventSender {
 
 /// Outcome of an attempt to send an event.
 enum SendOutcome {
-    /// The event exists in the API server, or the API server will never accept it.
+    /// Final: the event exists in the API server, or the API server will never accept the event.
     Final,
     /// The attempt failed for this reason. A later attempt may succeed.
     NotYet(String),
@@ -469,7 +469,8 @@ impl EventSender {
         let message = first_bytes(&status.message, 200);
         match status.code {
             408 | 429 | 500.. => return SendOutcome::NotYet(message.to_owned()),
-            // The event exists: another node created it, or this node did and lost the response.
+            // The event exists: another node created it, or this node created it and lost the
+            // response.
             409 => {}
             403 if !is_terminating(status) && !self.is_forbidden => {
                 self.is_forbidden = true;

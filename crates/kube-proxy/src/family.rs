@@ -41,10 +41,10 @@ use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use delays::Delays;
 
-/// Largest number of waiting changes whose latency is measured.
+/// Largest number of waiting changes for which the latency is measured.
 const TRIGGERS_MAX: usize = 100_000;
 
-/// The mode of one family, and the loop's state about it.
+/// The mode of one family, and the state that the daemon's loop has about this mode.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is noted and cleared at another time"
@@ -61,9 +61,9 @@ pub(crate) struct Family {
     started: Option<Instant>,
     /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
-    /// True if the next round counts as a sync even if it writes nothing.
+    /// True if the next round counts as a sync even without a write.
     is_asked: bool,
-    /// True if the mode has received changes since the kernel last had all of them.
+    /// True if the mode has received changes since the last time when the kernel had all changes.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
@@ -199,7 +199,7 @@ impl Family {
         self.mode.is_ready()
     }
 
-    /// Reports whether the mode can now receive the changes that waited while it was busy.
+    /// Reports whether the mode, which was busy before, can now receive the waiting changes.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
@@ -492,7 +492,7 @@ impl Family {
     /// Returns the time at which the next work starts without a further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // Nothing to schedule: the end of the worker's job wakes the family.
+            // No time is scheduled: the end of the worker's job wakes the family.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);

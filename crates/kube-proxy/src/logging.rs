@@ -35,7 +35,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Crates of this workspace, as their log events name them.
+/// Names that log events have for the crates of this workspace.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",
@@ -287,7 +287,8 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
     }
 }
 
-/// Writer for one event. It receives the event in one call and escapes line breaks inside it.
+/// Writer for one event. It receives the whole event in one call, and escapes line breaks inside
+/// it.
 struct Line<W>(W);
 
 impl<W: Write> Write for Line<W> {

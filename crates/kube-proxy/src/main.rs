@@ -109,7 +109,7 @@ fn may_administer_network() -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,
-    /// `run` logs the messages, after its own first line.
+    /// `run` logs the messages, after the first line of its log.
     ByLife,
 }
 

@@ -373,7 +373,7 @@ impl Metrics {
         self.standings.set(family, standing);
     }
 
-    /// Sets the form of a family's entries, such as the layout of its table.
+    /// Sets the variant of a family's entries, such as the layout of its table.
     pub(crate) fn form(&self, family: IpFamily, form: Option<&'static str>) {
         if let (Some(of_mode), Some(form)) = (&self.of_mode, form) {
             of_mode.form(family, form);

@@ -75,7 +75,8 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the event about the Node, which follows all other events. Returns the other events.
+/// Waits for the event about the Node, which comes after all other events. Returns the other
+/// events.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
     recorder.record(Event::starting("node1", "ipvs"));
@@ -253,7 +254,7 @@ impl Log {
     }
 }
 
-/// Runs a test and returns its log lines at level INFO and above.
+/// Runs a test, and returns its log lines at level INFO and above.
 async fn logged(story: impl Future<Output = ()>) -> Log {
     let log = Log::default();
     let writer = log.clone();

@@ -83,7 +83,7 @@ fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Start> {
     })
 }
 
-/// Returns true if netfilter sees the packet, even if it only crosses a bridge.
+/// Reports whether the packet passes netfilter's rules, even if it only crosses a bridge.
 fn passes_by(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, String> {
     let is_bridged = crosses(packet, kernel).is_some();
     Ok(!is_bridged || comes_by_port(packet, kernel).map_err(|unread| unread.to_string())?)

@@ -66,7 +66,7 @@ pub enum End {
     Dropped,
     /// The packet is rejected with this message to its sender, such as `ICMP port unreachable`.
     Refused(String),
-    /// The packet has no route, for this reason. Its sender gets a message.
+    /// The packet has no route, for this reason. The kernel sends a message to the packet's sender.
     Unrouted(String),
     /// A process on this node receives the packet.
     Local,

@@ -3,7 +3,8 @@
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Returns true if the packet enters through a port of a bridge and netfilter sees it there.
+/// Reports whether the packet enters through a port of a bridge, and passes netfilter's rules
+/// there.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

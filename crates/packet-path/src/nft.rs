@@ -100,7 +100,7 @@ pub fn consistently<R: Reader, T>(
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
     pub answer: T,
-    /// True if the ruleset stayed the same during the query.
+    /// True if the ruleset did not change during the query.
     pub is_of_one_moment: bool,
 }
 
@@ -159,7 +159,7 @@ impl<R: Reader> Nft<R> {
         &self.left_to_iptables
     }
 
-    /// Returns notes about the other ignored chains that may affect packets.
+    /// Returns notes about ignored chains, other than those of iptables, that may affect packets.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -11,7 +11,7 @@ use crate::packet::{Packet, SourceNat};
 /// same outcome are joined.
 const MOST_TOLD: usize = 64;
 
-/// One path of a packet, from its sender to its end.
+/// One path of a packet, from the packet's sender to the end of the path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
     /// Probability of the path, from 0 to 1. If the scheduler is not random, the value is the
@@ -19,7 +19,7 @@ pub struct Walk {
     pub chance: f64,
     /// End of the path.
     pub fate: Fate,
-    /// End of the path if its assumptions hold. Without assumptions, the same as `fate`.
+    /// End of the path if its assumptions hold. Equals `fate` if the path has no assumptions.
     pub presumed: Fate,
     /// Receiver, if the packet reaches one.
     pub endpoint: Option<SocketAddr>,

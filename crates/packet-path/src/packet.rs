@@ -8,7 +8,7 @@ use ipvs_netlink::ServiceKey;
 /// A network interface of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Interface {
-    /// Index of the interface, if it is known.
+    /// Index of the interface, or `None` if unknown.
     pub index: Option<u32>,
     /// Name of the interface.
     pub name: String,
@@ -59,7 +59,7 @@ pub enum SourceNat {
 pub struct Reply {
     /// Endpoint that replies.
     pub endpoint: SocketAddr,
-    /// Client as the endpoint sees it.
+    /// Address of the client, as the endpoint sees it.
     pub client: IpAddr,
 }
 
@@ -96,13 +96,13 @@ pub struct Packet {
     pub oif: Option<Interface>,
     /// State in connection tracking.
     pub tracking: Tracking,
-    /// True if the destination is decided, so no further nat chain can translate it.
+    /// True if the destination is decided, so that no further nat chain can translate it.
     pub destination_settled: bool,
     /// True if a rule, not IPVS, changed the destination.
     pub destination_changed: bool,
     /// True if the new destination is this node (`REDIRECT`).
     pub is_redirected: bool,
-    /// True if the source is decided, so no further nat chain can translate it.
+    /// True if the source is decided, so that no further nat chain can translate it.
     pub source_settled: bool,
     /// Translation of the source, once it is decided.
     pub source_nat: Option<SourceNat>,

@@ -38,7 +38,7 @@ impl Snapshot {
         address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
     }
 
-    /// Returns the member of a set that matches a key, if any, with its options.
+    /// Returns the member of a set that matches a key, if any, with the member's options.
     fn find(&self, set: &str, key: &SetKey) -> Option<(&str, &str)> {
         let (type_name, members) = self.sets.get(set)?;
         let mut members = members
@@ -164,7 +164,7 @@ impl Kernel for Snapshot {
     }
 }
 
-/// Returns true if a key matches a member, or is in its network.
+/// Reports whether a key equals a member, or is in the member's network.
 fn is_member(type_name: &str, member: &str, key: &SetKey) -> bool {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

@@ -30,7 +30,7 @@ const TRACKING: i32 = -200;
 /// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
-/// Number of branches above which branches with equal packets at the same hook are joined.
+/// Number of branches above which the walk joins branches with equal packets at the same hook.
 const JOINED_ABOVE: usize = 64;
 /// Largest number of hooks on one path. A longer path counts as a loop of the rules. A path that
 /// returns through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
@@ -65,7 +65,7 @@ pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel)
     follow(&walker, walker.begin(question))
 }
 
-/// Start of a path: the packet with its first hook, or the path if it ended before.
+/// Start of a path: the packet with its first hook, or the path if it has already ended.
 pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
 /// Follows all paths of a packet to their ends.

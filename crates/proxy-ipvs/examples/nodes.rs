@@ -501,7 +501,7 @@ fn weights(lab: &mut Lab) {
     }
 }
 
-/// Prints a new endpoint's share of concurrent connections while its weight grows.
+/// Prints a new endpoint's share of concurrent connections while the endpoint's weight grows.
 fn slow_start(lab: &mut Lab) {
     const MINUTES: u8 = 9;
     /// Number of connections in each minute. All end before the next minute.

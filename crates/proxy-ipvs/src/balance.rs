@@ -13,7 +13,8 @@ use crate::slow_start::Ramp;
 pub struct ServiceSchedulers {
     /// Scheduler of the Service.
     pub own: Arc<str>,
-    /// Scheduler that chooses by the client's address. `None`: the kernel may lack it.
+    /// Scheduler that chooses by the client's address, or `None` if the kernel may lack this
+    /// scheduler.
     pub by_source: Option<Arc<str>>,
 }
 
@@ -25,7 +26,7 @@ pub(crate) struct Balance<'a> {
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints. `None`: they get their full weight at once.
+    /// Slow start of new endpoints. `None`: they have their full weight from the beginning.
     pub(crate) ramp: Option<Ramp>,
 }
 
@@ -74,7 +75,7 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns the destinations for these endpoints of `backends`.
+    /// Returns the destinations for the endpoints of `backends` at these targets.
     pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
         let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
         let weight = |target: &Target, weights: Weights| {

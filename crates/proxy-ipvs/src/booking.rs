@@ -206,7 +206,7 @@ impl Tables {
             Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
             Op::BindRange(net) => self.ranges.set_actual(net, Some(RangeSource::Current)),
             Op::UnbindRange(net) => self.ranges.set_actual(net, None),
-            // `settle_server` has recorded these writes.
+            // `settle_server` has already recorded these writes.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -268,7 +268,7 @@ impl Tables {
             Op::BindRange(net) | Op::UnbindRange(net) => {
                 put_off(&mut self.ranges, net, AffectedServices::All, fault, now);
             }
-            // `settle_server` has recorded these writes.
+            // `settle_server` has already recorded these writes.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -302,7 +302,7 @@ impl Tables {
 /// Services that a failed write affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AffectedServices {
-    /// All Services, because the node serves none of them without the write.
+    /// All Services: without the write, the node serves no Service.
     All,
     /// The Services that own the entry.
     Owners,

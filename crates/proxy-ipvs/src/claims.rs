@@ -40,7 +40,7 @@ pub(crate) struct Claims {
     /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
-    /// Version of [`Self::forbidden_to_node`]. Each change increases it.
+    /// Version of [`Self::forbidden_to_node`]. Each change of the list increases the version.
     forbidden_version: u64,
     /// Prefix lengths of the Services' source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
@@ -509,17 +509,17 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// Destinations of one virtual server, merged from the kernel's and the compiled ones.
+/// Destinations of one virtual server, merged from the kernel's destinations and the compiled ones.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Targets that stay although only the kernel has them, sorted.
+    /// Targets that only the kernel has and that stay, sorted.
     leftovers: Vec<Target>,
 }
 
 impl Merge {
-    /// True if this merge was computed from these destinations, so that its result can be reused.
+    /// True if this merge has the same inputs, so that its result can be reused.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
@@ -532,7 +532,7 @@ struct Exclusions {
     /// Keys of the other programs' virtual servers. Also keys of this Service port's virtual
     /// servers that depend on one of those keys.
     keys: HashSet<VirtualServerKey>,
-    /// Virtual servers that are not created, because the kernel would refuse them.
+    /// Virtual servers that this node does not create, because the kernel would refuse them.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `dropped`.
     addresses: HashSet<IpAddr>,
@@ -556,7 +556,7 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        // A virtual server by mark also serves load-balancer addresses.
+        // An fwmark virtual server also serves load-balancer addresses.
         let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
             key.address().is_some() && server.properties.is_owned()
         };

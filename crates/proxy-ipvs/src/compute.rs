@@ -60,7 +60,8 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // Ends: a repeated claim has the same virtual servers, so it cannot start a new dispute.
+        // The loop ends: a repeated claim has the same virtual servers, so it cannot start a new
+        // dispute.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);

@@ -139,13 +139,14 @@ pub struct Config {
     /// Networks of service addresses (`--ipvs-service-cidrs`). Used only if the API server has no
     /// ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Form of the shim (`--ipvs-shim`).
+    /// Implementation of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
     /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
     /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
     pub answers_ping: bool,
-    /// Addresses of the marks in use, which readers of counters need. Only this mode writes them.
+    /// Addresses of the marks in use, which readers of counters need. Only IPVS mode writes this
+    /// table.
     pub mark_addresses: MarkAddresses,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,

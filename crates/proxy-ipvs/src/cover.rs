@@ -20,7 +20,7 @@ pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 /// Inputs from which the wanted rules were computed.
 #[derive(Debug, PartialEq, Eq)]
 struct CoverInputs {
-    /// Sets that have members. The rules must match them.
+    /// Sets that have members. The rules must match each of these sets.
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
@@ -146,7 +146,7 @@ impl Cover {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
 
-    /// Records that the installed rules are the wanted ones.
+    /// Records that the installed rules equal the wanted rules.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }

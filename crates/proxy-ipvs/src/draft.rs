@@ -16,7 +16,7 @@ pub(crate) struct Draft {
     destinations: Destinations,
 }
 
-/// Destinations, in the form that suits the number of writes.
+/// Destinations: a list or a map, according to the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
     /// Map, for many writes in any order.

@@ -48,7 +48,7 @@ struct Drain {
     due: Option<Instant>,
 }
 
-/// Totals over all drains. Each change updates them, because every report reads them.
+/// Totals over all drains. Each change updates the totals, because every report reads them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,

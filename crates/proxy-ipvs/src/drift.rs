@@ -44,7 +44,8 @@ pub(crate) struct Drifts {
     check: Option<RunningCheck>,
     /// True if another check must follow the running one.
     is_asked: bool,
-    /// Virtual servers that differed while a plan was writing them. The next check compares them.
+    /// Virtual servers that differed while a plan was writing them. The next check compares them
+    /// again.
     passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
@@ -81,7 +82,7 @@ impl Drifts {
         }
     }
 
-    /// Requests a complete comparison. If a comparison is running, the new one follows it.
+    /// Requests a complete comparison. If a comparison is running, the new comparison follows it.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
@@ -127,7 +128,7 @@ impl Drifts {
         }
     }
 
-    /// Receives a dump, and begins its comparison.
+    /// Receives a dump, and begins to compare it with the tables.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -242,7 +243,7 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // Ignores a due glance: it already waits for its lane, which wakes the loop.
+        // Ignores a due glance: the glance already waits for its lane, which wakes the loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }

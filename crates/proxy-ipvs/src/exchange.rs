@@ -25,7 +25,7 @@ pub enum PartContent {
 /// Outcomes of a plan.
 pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
-    /// Duration of the writes. `None`: they are too few to measure the kernel's speed.
+    /// Duration of the writes, or `None` if the writes are too few to measure the kernel's speed.
     pub(crate) took: Option<Duration>,
 }
 
@@ -33,7 +33,8 @@ pub struct PlanResult {
 pub enum Query {
     /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Number of virtual servers. If the kernel does not count them, existence of this one.
+    /// Number of virtual servers. If the kernel does not count them, existence of this virtual
+    /// server.
     Glance(VirtualServerKey),
     /// Existence of this scheduler in the kernel.
     Scheduler(Scheduler),

@@ -16,7 +16,7 @@ use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 impl Claims {
-    /// Claims unwanted virtual servers by mark with weight 0 until their connections have ended.
+    /// Claims unwanted fwmark virtual servers with weight 0 until their connections have ended.
     pub(crate) fn drain_former_marks(&mut self, tables: &mut Tables) {
         if !self.may_delete {
             return;

@@ -103,9 +103,9 @@ pub struct FoundSets {
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link, in the form that `--ipvs-vip-mode` chooses.
+    /// Service addresses on the link, as addresses or routes according to `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on the link in the other form, which an earlier run chose.
+    /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Networks that one local route makes local as a whole.
     pub ranges: BTreeMap<IpNet, RangeSource>,
@@ -141,7 +141,7 @@ pub struct Snapshot {
     /// Service addresses on the link, as addresses or routes according to `--ipvs-vip-mode`. IPv6
     /// link-local addresses are not included.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on the link in the other form, which an earlier run chose.
+    /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Networks that one local route makes local as a whole.
     pub ranges: BTreeMap<IpNet, RangeSource>,
@@ -174,7 +174,7 @@ impl Snapshot {
     }
 }
 
-/// Sets whose members name virtual servers by address, protocol and port.
+/// Sets whose members contain the address, protocol and port of a virtual server.
 const NAMING: [Set; 5] = [
     Set::ClusterIp,
     Set::ExternalIp,

@@ -10,10 +10,10 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay between an address's removal by this proxy and the kernel's event about it.
+/// Longest delay between an address's removal by this proxy and the kernel's notification of it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Changes by this proxy to the link whose events have not arrived yet.
+/// Changes by this proxy to the link for which the notifications have not arrived yet.
 #[derive(Default)]
 pub(crate) struct Link {
     /// Addresses that this proxy removed, until the event arrives.
@@ -26,7 +26,7 @@ pub(crate) struct Link {
     is_doubtful: bool,
 }
 
-/// A removed address whose event has not arrived yet.
+/// A removed address for which the notification has not arrived yet.
 struct RemovedAddress {
     at: Instant,
     /// True if the address may still exist: the proxy bound it again, or the reply to its removal
@@ -52,7 +52,7 @@ pub(crate) enum Loss {
     Own,
     /// The cause is unclear, so all addresses must be read again.
     Unclear,
-    /// Another program removed the address, if it existed at all.
+    /// Another program: it removed the address, if the address existed at all.
     Others,
 }
 
@@ -93,7 +93,7 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The address may be absent, or may exist in the other form.
+                // The address may be absent, or may exist as the other VIP mode has bound it.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {

@@ -38,7 +38,7 @@ pub(crate) struct ChangingServers {
 }
 
 impl ChangingServers {
-    /// Indexes these virtual servers.
+    /// Indexes the virtual servers that a plan will create or change.
     pub(crate) fn of<'a>(
         tables: &Tables,
         servers: impl Iterator<Item = &'a VirtualServerKey>,
@@ -74,7 +74,8 @@ impl ChangingServers {
     }
 }
 
-/// Returns the writes that remove unwanted exemptions of virtual servers before these change.
+/// Returns the writes that remove unwanted exemptions of virtual servers before a plan changes
+/// these virtual servers.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -218,7 +219,7 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    // Until its table or its rules are removed, the former shim marks packets.
+    // The former shim marks packets until its table or its rules are removed.
     let mut leftovers = tables.leftovers.iter_actual();
     let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
     if leftovers.any(|(place, _)| marks_packets(*place)) {

@@ -91,7 +91,7 @@ pub struct NetlinkKernel {
     sets: Option<Sets>,
     /// Sets and rules, if the shim is in nftables.
     native: Option<Native>,
-    /// Our sockets. Their changes to nftables cause no event for this process.
+    /// Our sockets. This process gets no notification of their changes to nftables.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
     /// Leftovers outside the backend in use. Read once, because no other kube-proxy runs beside
@@ -138,7 +138,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares a further lane, after one lane has opened all parts. Opens no socket itself.
+    /// Prepares the kernel access of a further lane, after one lane has opened all parts. Opens no
+    /// socket.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -187,7 +188,7 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers the proxy removes. The default is only this mode.
+    /// Sets the modes whose leftovers the proxy removes. The default is only IPVS mode.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;

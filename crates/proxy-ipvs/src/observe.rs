@@ -131,7 +131,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // Expects a difference after a refused restore, which may have written some of its rules.
+        // Expects a difference after a refused restore, because the kernel may have some of its
+        // rules.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Shortest time between two comparisons that events cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and true if events arrived after it.
+/// Time of the last comparison, and true if notifications arrived after it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,

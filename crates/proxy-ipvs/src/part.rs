@@ -5,11 +5,11 @@ engine::parts! {
     lanes {
         /// Reads and writes virtual servers and sets.
         Services,
-        /// Reads and writes addresses, and the link that holds them.
+        /// Reads and writes addresses, and the link that has them.
         Addresses,
         /// Reads and writes the rules.
         Rules,
-        /// Reads for the drift check, in parallel with the other lanes. Never writes.
+        /// Reads for the drift check, in parallel with the lanes that write. Never writes.
         Reader,
     }
     // Part names are the same for both carriers of sets and rules: ipset with iptables, and

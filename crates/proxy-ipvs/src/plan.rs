@@ -21,7 +21,8 @@ use crate::sets::{Member, Set};
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need it up.
+    /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need a link that
+    /// is up.
     CreateLink,
     /// Creates a set with room for this number of members. If a smaller set exists, replaces it
     /// with a larger set that has the same members.
@@ -48,14 +49,14 @@ pub enum Op {
     RemoveServer(VirtualServerKey),
     /// Adds a destination.
     AddDestination(VirtualServerKey, RealServer),
-    /// Changes weight or thresholds of a destination. Its connections stay.
+    /// Changes weight or thresholds of a destination. The destination's connections stay.
     SetDestination(VirtualServerKey, RealServer),
     /// Removes a destination.
     RemoveDestination(VirtualServerKey, Target),
     /// Binds a service address to `kube-ipvs0`, as an address or a route according to
     /// `--ipvs-vip-mode`. The address has the full prefix length.
     BindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
+    /// Unbinds a service address from `kube-ipvs0` that `--ipvs-vip-mode` has bound.
     UnbindAddress(IpAddr),
     /// Unbinds a service address from `kube-ipvs0` that an earlier run with another
     /// `--ipvs-vip-mode` bound.
@@ -225,7 +226,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the lane that executes the plan. Returns `None` for an empty plan.
+    /// Returns the lane (worker thread) that executes the plan, or `None` for an empty plan.
     pub(crate) fn lane(&self) -> Option<Lane> {
         self.ops.first().map(|op| op.part().lane())
     }
@@ -262,7 +263,8 @@ pub enum Outcome {
 /// Cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The entry is invalid, or this kernel does not support it. The kernel accepts other entries.
+    /// The entry is invalid, or this kernel does not support it. The kernel still accepts other
+    /// entries.
     Entry,
     /// The kernel or this node has a problem that would affect other entries too.
     Node,

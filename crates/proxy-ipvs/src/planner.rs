@@ -39,7 +39,7 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Work in one turn of the lane for virtual servers and sets.
+/// Turn of the lane that writes virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Adds and changes entries.
@@ -52,7 +52,7 @@ pub(crate) enum Turn {
 }
 
 impl Turn {
-    /// Returns the order of turns after `last`. Each turn gets its share.
+    /// Returns the order of turns after `last`. Each turn gets its share of the writes.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -62,12 +62,12 @@ impl Turn {
     }
 }
 
-/// State between plans of the lane for virtual servers and sets.
+/// State of the lane that writes virtual servers and sets, between its plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
     /// Budgets by turn. The kernel removes a destination more slowly than it adds one.
     budgets: [Budget; 3],
-    /// Last turn, if it still has pending writes.
+    /// Last turn, if it still has pending writes. `None` otherwise.
     last: Option<Turn>,
     /// Virtual server where the last plan exhausted its budget. The next plan begins after it.
     last_server: Option<VirtualServerKey>,

@@ -49,7 +49,7 @@ const MANY_WRITES: usize = 1_000;
 /// The IPVS mode for one IP family.
 pub type Proxier<K> = Engine<Ipvs, K>;
 
-/// Lanes of the IPVS mode: [services, addresses, rules, and the reader](Lane).
+/// Lanes (worker threads) of IPVS mode: [services, addresses, rules, and the reader](Lane).
 pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
 /// State of the IPVS mode: wanted entries, known entries and plans.
@@ -116,7 +116,7 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // The query for connections of draining destinations also covers these virtual servers.
+        // The query for connections of draining destinations includes these virtual servers.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -149,7 +149,8 @@ impl Ipvs {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // Skips unwanted virtual servers: the kernel removes their draining destinations with them.
+        // Skips unwanted virtual servers: the kernel removes them together with their draining
+        // destinations.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -192,7 +193,7 @@ impl Ipvs {
     /// Handles a notification about a removed service address. Returns true if the caller must read
     /// all addresses.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // In the route form, a route may keep the address local.
+        // If service addresses are routes, a route may keep the address local.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -322,7 +323,8 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // Also compiles the next owners of released addresses. Each of them may release others.
+        // Also compiles the next owners of released addresses. Each of these Services may release
+        // further addresses.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);

@@ -75,7 +75,7 @@ pub(crate) struct SkippedRange {
 enum Reason {
     /// The network is too large.
     Short,
-    /// Another network contains it.
+    /// Another network that contains this one.
     Within(IpNet),
     /// The range would need too many routes around other networks.
     Scattered,
@@ -147,7 +147,7 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// True if a range makes an address local. Such an address needs no route of its own.
+    /// True if a range makes an address local. Such an address needs no separate route.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)

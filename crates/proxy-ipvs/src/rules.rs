@@ -191,7 +191,7 @@ impl Rules {
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Table mangle has our chains only while they have rules.
+                // Table mangle has our chains only while these chains have rules.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;
@@ -201,7 +201,7 @@ impl Rules {
                     chains.any(|(of, chain)| *of == table && chain == name)
                 };
                 restore.begin(table)?;
-                // Names each chain, which empties it. The same transaction fills it again.
+                // Names each chain, which empties the chain. The same transaction fills it again.
                 let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
                 for (_, name) in chains.clone() {
                     if !is_on_demand || is_in(self, name) || is_in(installed, name) {

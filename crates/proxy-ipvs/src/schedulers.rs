@@ -19,7 +19,7 @@ use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before a missing scheduler is queried again. Its module may be installed meanwhile.
+/// Pause before a missing scheduler is queried again. An operator may install its module meanwhile.
 const RETRY: Duration = Duration::from_mins(5);
 
 /// Schedulers that Services request.
@@ -160,7 +160,8 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the kernel responds, a Service is served as if the kernel lacked its scheduler.
+        // Until the kernel responds, the proxy serves a Service as if the kernel lacked the
+        // Service's scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);
     }

@@ -163,7 +163,7 @@ impl PartialEq for Properties {
     }
 }
 
-/// Virtual server with its destinations. Cheap to clone: the list is shared.
+/// Virtual server with its destinations. Cheap to clone, because clones share the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler, flags, persistence.
@@ -222,7 +222,8 @@ pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// Compact form. Every nonempty list that fits this form has it.
+    /// Compact form for destinations that differ only in the IPv4 address. Every such nonempty list
+    /// has it.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,

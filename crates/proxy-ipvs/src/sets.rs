@@ -205,12 +205,12 @@ const UPSTREAM: usize = 17;
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Returns every set of upstream, in the order of their numbers.
+    /// Returns every set of upstream, in the order of the sets' numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::every().take(UPSTREAM)
     }
 
-    /// Returns every set, including those of `--ipvs-semantics=exact`.
+    /// Returns every set, including the sets that only `--ipvs-semantics=exact` uses.
     pub fn every() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }

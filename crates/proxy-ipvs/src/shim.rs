@@ -83,7 +83,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets of which these fields are a member of a set.
+    /// Matches packets whose values of these fields are a member of a set.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }

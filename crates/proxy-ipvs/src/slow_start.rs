@@ -302,7 +302,7 @@ mod tests {
             }
         }
         assert_eq!(ramp.age(0, 10), Duration::ZERO);
-        // A full weight of 1 has no smaller step, so the destination has it at once.
+        // A full weight of 1 has no smaller step, so the destination has its full weight at once.
         assert_eq!(ramp.weight(Duration::ZERO, 1), 1);
     }
 

@@ -30,7 +30,8 @@ pub(crate) const SET_SIZE: u32 = 65_536;
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Needed capacity of each set that the configured semantics use. These sets are always wanted.
+    /// Needed capacity of each set that the configured semantics use. The proxy always wants these
+    /// sets.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
@@ -39,7 +40,7 @@ pub(crate) struct Tables {
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Service addresses in the form that `--ipvs-vip-mode` does not choose. None is wanted.
+    /// Service addresses that another `--ipvs-vip-mode` bound. None of them is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
     /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
@@ -104,7 +105,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. They do not while removals are held back.
+    /// Sets whether unwanted entries count as late. While removals are held back, they do not.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));

@@ -53,7 +53,7 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Both proxiers of a node, and their daemon's state.
+/// A node: both proxiers, and their daemon's state.
 struct Node {
     model: Model,
     iptables: Iptables,
@@ -63,7 +63,7 @@ struct Node {
     now: Instant,
 }
 
-/// Access to the kernel that counts the messages of its writes.
+/// Access to the kernel that counts the messages of all writes.
 struct CountingKernel(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for CountingKernel {
@@ -718,7 +718,8 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // Node addresses replace pods here, because IPVS forwards to them as well.
+        // Addresses of the node replace those of pods here, because IPVS forwards to node addresses
+        // as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -1407,7 +1408,8 @@ fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // If the link stayed up, it gets no link-local address when it is set up again.
+            // The link has no link-local address after it was set down and up again, even if it
+            // stayed up before.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });

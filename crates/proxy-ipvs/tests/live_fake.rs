@@ -137,7 +137,7 @@ impl Writes {
     }
 }
 
-/// Returns the outcome of a write without its message.
+/// Performs a write. Returns its outcome, without the message.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],

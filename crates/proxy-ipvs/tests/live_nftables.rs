@@ -479,7 +479,7 @@ fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // The result is the same if our own rule matches the set.
+        // The same happens if our own rule matches the set.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output

@@ -365,7 +365,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // An event with an equal object changes nothing.
+    // An event with an object that equals the known one changes nothing.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -542,7 +542,7 @@ fn node_ports_at_an_address_lost_during_downtime_are_removed() {
     {
         let snapshot = &mut world.kernel.state().snapshot;
         snapshot.interface_addresses.remove(&moved);
-        // Another program serves the same port at a different address.
+        // Another program has a virtual server with the same port at a different address.
         let foreign = VirtualServer {
             properties: Properties {
                 scheduler: "rr".into(),
@@ -693,7 +693,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // The result is the same if the kernel itself refuses the write.
+    // The same happens if the kernel itself refuses the write.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -950,7 +950,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // The endpoint returns: it gets its weight back, and no entry is deleted.
+    // The endpoint returns: it gets its former weight, and no entry is deleted.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -958,7 +958,8 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
         world.written(),
         ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]
     );
-    // The endpoint is removed again, and deleted once its connections have ended.
+    // The endpoint is removed from the slice again. Its destination is deleted once its connections
+    // have ended.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     world.kernel.state().connections.clear();

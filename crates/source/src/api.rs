@@ -176,7 +176,8 @@ impl Server {
             advice: "correct it, or list the server in NO_PROXY",
         })?;
         let token = token::FromFile::take(&mut config.auth_info);
-        // `ListWatch` retries its requests itself, because it knows which events were lost.
+        // `ListWatch` retries its requests itself, because only `ListWatch` knows which events were
+        // lost.
         config.default_retry = false;
         let url = config
             .cluster_url
@@ -295,7 +296,7 @@ impl Server {
     }
 }
 
-/// The stream of events. When it is dropped, its tasks end.
+/// The stream of events. When the stream is dropped, its tasks end.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
@@ -306,7 +307,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // Delivers an address before any event from a connection to it.
+        // Delivers an address before any event from a connection to this address.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }

@@ -249,7 +249,7 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     if let Some(items) = items.filter(|items| !items.is_empty()) {
         return items;
     }
-    // JSON is also valid YAML, but its own parser is faster.
+    // JSON is also valid YAML, but the JSON parser is faster.
     let object = serde_json::from_str::<Slice>(document).ok();
     let object = object.or_else(|| serde_saphyr::from_str(document).ok());
     let objects = object.into_iter().flat_map(|mut object| {

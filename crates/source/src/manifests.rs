@@ -45,7 +45,7 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Pause while a writer has a file open, because a half-written file may look like a complete file
 /// with fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// Pause after the folder itself was replaced, because its creator may still be filling it.
+/// Pause after the folder itself was replaced, because its creator may still be filling the folder.
 const REFILLED: Duration = Duration::from_secs(1);
 /// Longest delay of a read while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);

@@ -33,7 +33,7 @@ pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.
     #[default]
     Off,
-    /// The source watches ServiceCIDRs. The mode works without them if the server has none.
+    /// The source watches ServiceCIDRs. The mode works without ServiceCIDRs if the server has none.
     On,
 }
 
@@ -43,7 +43,7 @@ pub enum Lists {
     /// A list from the server's watch cache. A server without a watch cache sends pages.
     #[default]
     Cached,
-    /// The beginning of a watch (KEP-3157). If the server does not support it, a plain list.
+    /// The beginning of a watch (KEP-3157), or a plain list if the server does not support this.
     Streamed,
 }
 

@@ -172,7 +172,8 @@ async fn a_long_list_is_read_compressed_from_the_watch_cache() {
     assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
 }
 
-/// The server reads later lists from its watch cache, once it is as new as the last seen version.
+/// The server reads later lists from its watch cache, once the cache is as new as the last seen
+/// version.
 #[tokio::test(start_paused = true)]
 async fn a_new_list_is_requested_at_the_last_seen_version() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;

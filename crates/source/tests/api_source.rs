@@ -268,7 +268,7 @@ async fn an_api_server_that_starts_later_is_found() {
     told.until_services(&["web"]).await;
 }
 
-/// No event precedes the address of its connection, even if the URL of the server has a name.
+/// No event comes before the address of its connection, even if the URL of the server has a name.
 #[tokio::test]
 async fn an_api_servers_address_is_reported_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();

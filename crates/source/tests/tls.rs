@@ -266,7 +266,7 @@ async fn a_rotated_client_certificate_is_used_for_new_connections() {
     let server = serve_again(objects, address, taking(&new)).await;
     server.apply(service("new")).unwrap();
     until_said(&mut told, &log, "this client's certificate").await;
-    // The test replaces the files one after the other, and waits for an attempt in between.
+    // The test replaces one file, waits for a connection attempt, and then replaces the other file.
     let next = new.client("node").unwrap();
     folder.write("crt", &next.certificate);
     until_said(&mut told, &log, "cannot be used").await;

@@ -54,10 +54,10 @@ pub struct Walk {
     /// Source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
-    /// Reason why the endpoint's reply never returns. Absent if it may return.
+    /// Reason why the endpoint's reply never returns. Absent if the reply may return.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// Reason why the reply may not return. Absent if its return is certain or impossible.
+    /// Reason why the reply may not return. Absent if the return is certain or impossible.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
     /// Steps of the endpoint's reply on this node, in order.
@@ -116,10 +116,10 @@ pub struct Step {
     /// itself.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub origin: String,
-    /// Packet counter of the entry, if it has one.
+    /// Packet counter of the entry. Absent if the entry has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets: Option<u64>,
-    /// Byte counter of the entry, if it has one.
+    /// Byte counter of the entry. Absent if the entry has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
     /// Matching set members, each with its set, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.

@@ -61,7 +61,8 @@ pub struct Service {
     /// Port of the health check (`spec.healthCheckNodePort`). Absent if the Service has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
-    /// Options of the Service, including ignored ones, which have an error with the reason.
+    /// Options of the Service, including ignored options. An ignored option has an error with the
+    /// reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub options: Vec<ServiceOption>,
     /// Problems of the Service, such as rejected writes, or addresses that another Service has.
@@ -100,7 +101,7 @@ pub struct Port {
     pub addresses: Vec<Address>,
     /// Numbers of the port's endpoints by state.
     pub endpoint_counts: EndpointCounts,
-    /// Endpoints of the port. A list includes them only with `endpoints=true`.
+    /// Endpoints of the port. In a list of Services, present only with `endpoints=true`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub endpoints: Vec<Endpoint>,
     /// Sum of the counters over the addresses. Absent in a mode without counters.

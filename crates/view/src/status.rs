@@ -36,7 +36,7 @@ pub struct Status {
     pub drift: Vec<RepairedEntries>,
     /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
-    /// The number of draining endpoints, including unlisted ones.
+    /// Number of draining endpoints, including endpoints that are not listed.
     pub draining_count: usize,
     /// Limited resources, with their use.
     pub limits: Vec<Limit>,
@@ -63,7 +63,7 @@ pub struct Family {
     /// Seconds since the kernel last accepted a pending change. Absent if no change is stuck.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stuck_seconds: Option<f64>,
-    /// Seconds since the kernel last had all changes. Absent if it never had.
+    /// Seconds since the kernel last had all changes. Absent if the kernel has never had all.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub updated_seconds_ago: Option<f64>,
 }
@@ -142,7 +142,7 @@ pub struct Conflict {
     pub address: String,
     /// Service for which the address is served.
     pub winner: String,
-    /// Service whose claim is ignored.
+    /// Service whose claim the proxy ignores.
     pub loser: String,
 }
 

@@ -48,7 +48,8 @@ pub(super) struct View {
     pub(super) is_paused: bool,
     /// List that the arrow keys scroll.
     list: List,
-    /// First shown row of the list of ports. `endpoints_from` is the same for endpoints.
+    /// Index of the first shown row in the list of ports. `endpoints_from` is the index for
+    /// endpoints.
     ports_from: usize,
     endpoints_from: usize,
 }

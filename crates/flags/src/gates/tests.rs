@@ -160,7 +160,7 @@ fn a_stage_switch_does_not_affect_explicitly_set_gates() {
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // The same is true of the gate for IPVS mode.
+    // The same applies to the gate for IPVS mode.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
     // A locked gate keeps its default.
     assert!(of(

@@ -92,7 +92,7 @@ impl<'a> HeldEndpoints<'a> {
         endpoints.len()
     }
 
-    /// Adds the drain to an endpoint that an EndpointSlice contains, if it drains.
+    /// Adds the drain, if any, to an endpoint that an EndpointSlice contains.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -146,7 +146,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain of an endpoint over all addresses, if the mode reports it.
+    /// Returns the drain of an endpoint over all addresses, or `None` if the mode does not report
+    /// it.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -162,7 +163,7 @@ impl<'a> HeldEndpoints<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // The drain has no limit if it has none at one of the addresses.
+        // The drain has no time limit if the drain at one of the addresses has none.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());

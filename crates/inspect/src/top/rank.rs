@@ -175,7 +175,7 @@ impl AddressRanking {
 
     /// Adds the endpoints of the listed ports in their sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // Sums per endpoint, which appears once for each address of its port.
+        // Sums the counters of each endpoint, which has counters at each address of its port.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {

@@ -72,7 +72,7 @@ pub(super) struct EndpointCounters {
     pub(super) before: Option<(Count, f64)>,
 }
 
-/// Store of the samples. Clones share it.
+/// Store of the samples. Clones share the samples.
 #[derive(Debug, Clone)]
 pub(crate) struct SampleStore {
     /// Samples. A reader of the kernel holds the lock, so only blocking threads may wait for it.

@@ -149,7 +149,7 @@ fn the_busiest_port_is_first_with_counts_of_all_addresses() {
     assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
-    // Traffic without a Service is part of the total, but the list omits it.
+    // Traffic without a Service counts in the total, but the list omits it.
     assert_eq!(top.endpoints.len(), 2);
     assert_eq!(top.endpoints[0].service.to_string(), "default/busy");
 }

@@ -26,7 +26,7 @@ struct Difference<'a> {
     /// True if all objects could be read. Otherwise some differences may be missing.
     whole: bool,
     warnings: &'a [String],
-    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    /// Variant of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     forms: &'a [String],
     entries: Vec<Entry<'a>>,

@@ -32,11 +32,11 @@ pub(super) struct StartForecast {
     pub(super) warnings: Vec<String>,
     /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family count as one write.
     pub(super) writes: BTreeMap<String, usize>,
-    /// Changes, in the order in which a start would make them.
+    /// Changes of the start, in their order.
     pub(super) changes: Vec<Change>,
-    /// Numbers of entries that already have their desired state, so that a start keeps them.
+    /// Numbers of entries that already have their desired state. A start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
-    /// Form of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    /// Variant of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) forms: Vec<String>,
     /// Addresses of the API server, each with its origin. No Service may use them.

@@ -17,7 +17,7 @@ pub(super) struct Migration {
     pub(super) from: Vec<&'static str>,
     /// Mode that the start chooses.
     pub(super) to: &'static str,
-    /// Numbers of entries that already have their desired state, so that the start keeps them.
+    /// Numbers of entries that already have their desired state. The start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
     /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
@@ -25,7 +25,7 @@ pub(super) struct Migration {
     pub(super) changed: BTreeMap<&'static str, usize>,
     /// Number of removed entries, by kind, without leftovers of other modes.
     pub(super) removed: BTreeMap<&'static str, usize>,
-    /// Leftovers of other modes. The daemon removes them once the chosen mode serves.
+    /// Leftovers of other modes. The daemon removes the leftovers once the chosen mode serves.
     pub(super) left: Vec<String>,
     /// Effect on open connections, as text.
     pub(super) connections: &'static str,
@@ -84,7 +84,7 @@ impl Migration {
             .iter()
             .map(|CurrentEntryCount { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // Counts the shim as one entry, because its rules are written together.
+                // Counts the shim as one entry, because one write contains all its rules.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),

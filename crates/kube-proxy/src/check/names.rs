@@ -13,7 +13,7 @@ use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 /// Services, indexed by the names and addresses that entries may contain.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Service ports, by the address and port where they are served.
+    /// Service ports, by the address and port at which they are served.
     ports: HashMap<FrontendAddress, String>,
     /// Services, by address.
     addresses: HashMap<IpAddr, String>,

@@ -6,7 +6,7 @@ use super::diff::{Colour, render};
 use super::foresee::StartForecast;
 use crate::config::question::Output;
 
-/// Returns a change of an IPv4 entry by the first lane of IPVS mode.
+/// Returns a change of an IPv4 entry, as the worker thread for virtual servers reports it.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {
     let verb = match action {
         Action::Add => "add",

@@ -50,7 +50,7 @@ pub struct Options {
     pub said: ParsedOptions,
 }
 
-/// Settings that the user gave, and messages about them.
+/// Settings that the user gave, and messages about these settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParsedOptions {
     /// The settings as a configuration file, including settings without effect.
@@ -61,7 +61,8 @@ pub struct ParsedOptions {
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that the user set no mode, if so. `warnings` contains it, too.
+    /// Warning that the user has set no mode. `None` if the user has set one. `warnings` contains
+    /// the warning, too.
     pub no_mode: Option<String>,
 }
 

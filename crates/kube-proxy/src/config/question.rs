@@ -80,7 +80,7 @@ pub enum Output {
     Wide,
     /// JSON object.
     Json,
-    /// Same object as YAML.
+    /// The same object as `Json`, in YAML.
     Yaml,
 }
 

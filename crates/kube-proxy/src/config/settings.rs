@@ -117,7 +117,7 @@ pub(crate) fn fields_with_flags() -> impl Iterator<Item = (&'static str, &'stati
     ROWS.iter().map(|row| (row.path, row.flag))
 }
 
-/// Returns the path of the field for `flag`, if it has one.
+/// Returns the path of the field for `flag`, or `None` if the flag has no field.
 pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.flag == flag).map(|row| row.path)
 }

@@ -52,7 +52,7 @@ pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     all.find(|section| is_within(path, section))
 }
 
-/// Returns the fields that only other modes read, each with the reason why they have no effect.
+/// Returns the fields that only other modes read, each with the reason why the field has no effect.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {

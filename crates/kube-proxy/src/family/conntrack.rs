@@ -64,7 +64,7 @@ pub(crate) struct StaleFlows {
     waiting: HashMap<NamespacedName, UdpService>,
     /// Number of calls that the worker has not started.
     queued: Arc<AtomicUsize>,
-    /// True if the worker received a change after it last compared flows.
+    /// True if the worker received a change after its last comparison of flows.
     is_due: Arc<AtomicBool>,
 }
 
@@ -167,7 +167,7 @@ impl StaleFlows {
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
-    /// Counters of the current mode. They also list the flows that this process relays.
+    /// Counters of the current mode, which also list the flows that this process relays.
     counters: Counters,
     services: UdpServices,
     /// True if a Service changed since the last comparison of flows.

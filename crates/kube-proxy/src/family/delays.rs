@@ -15,7 +15,7 @@ pub(super) struct Delays {
     /// Arrival time of the oldest change that the mode has not processed. `None` if the mode has
     /// processed all changes.
     heard: Option<Instant>,
-    /// Time since which removals have been held back. `None`: they are not.
+    /// Time since which removals have been held back. `None`: removals are not held back.
     held_back: Option<Instant>,
 }
 

@@ -97,7 +97,7 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, report.more_conflicts, model);
         }
-        // Adds no log line: the log has already reported these virtual servers as failures.
+        // Adds no log line, because the log has already reported these virtual servers as failures.
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }

@@ -80,7 +80,7 @@ impl Story {
         self.done = WorkSums::default();
     }
 
-    /// Logs the line if it is due.
+    /// Logs the line if the time for it has come.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -106,7 +106,7 @@ impl Story {
         }
     }
 
-    /// Returns the sums if they are due, and resets them.
+    /// Returns the sums if the time for a log line has come, and resets the sums.
     fn take(&mut self, now: Instant) -> Option<WorkSums> {
         if self.next_due(now)? > now {
             return None;
@@ -120,7 +120,7 @@ impl Story {
         Some(done)
     }
 
-    /// Returns the time of the next line. Returns `None` if there is nothing to log.
+    /// Returns the time of the next line, or `None` if there is nothing to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)

@@ -56,7 +56,7 @@ pub(crate) struct HealthChecks {
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
-    /// Services whose port another process occupied. Each update tries again.
+    /// Services whose port another process occupied. Each update tries to open these ports again.
     unbound: HashSet<NamespacedName>,
 }
 
@@ -212,7 +212,7 @@ impl Server {
         runtime: &Handle,
     ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
-        // Enters the runtime, because a socket belongs to the runtime that creates it.
+        // Enters the tokio runtime, because a socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
             // Accepts only one family. The other family has its own server and its own count of

@@ -128,7 +128,8 @@ impl Status {
             (Some(true), Some(node)) => !node.is_leaving,
             (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
-            // The Node is not listed yet or is unreadable. It counts as eligible for traffic.
+            // The Node is not listed yet or is unreadable. The node then counts as eligible for
+            // traffic.
             (None, _) | (Some(true), None) => true,
         };
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);

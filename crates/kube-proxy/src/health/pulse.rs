@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Time limit for the loop's reply to a request. After it, the loop counts as hung.
+/// Time limit for the loop's reply to a request. After this time, the loop counts as hung.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
 /// Age up to which further requests reuse the last reply.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Pulse requests to a loop, and its replies.
+/// Pulse requests to the daemon's loop, and the loop's replies.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
     state: Mutex<ProbeTimes>,
@@ -56,7 +56,7 @@ impl Pulse {
         Some(since(asked)).filter(|waited| *waited >= HUNG_AFTER)
     }
 
-    /// Waits for a request. The loop must [reply](Self::answer) to it.
+    /// Waits for a request, to which the loop must [reply](Self::answer).
     pub(crate) async fn asked(&self) {
         self.asked.notified().await;
     }

@@ -14,7 +14,7 @@ use proxy::IpFamily;
 
 use modes::metrics::of;
 
-/// Draining endpoints by family. Clones share them.
+/// Draining endpoints by family. Clones share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, DrainingCount>>>);
 

@@ -135,7 +135,7 @@ impl Stat {
     }
 }
 
-/// Returns the machine's boot time in seconds since the epoch, if it can be read.
+/// Returns the machine's boot time in seconds since 1970, or `None` if it cannot be read.
 fn booted() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
@@ -154,7 +154,7 @@ fn resident(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// Returns the numbers of received and of sent bytes, if they can be read.
+/// Returns the numbers of received and of sent bytes, or `None` if they cannot be read.
 fn network_bytes() -> Option<(u64, u64)> {
     octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
 }

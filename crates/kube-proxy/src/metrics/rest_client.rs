@@ -25,7 +25,7 @@ const NO_ANSWER: &str = "<error>";
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Host and port of the API server. At this layer, requests do not contain them.
+    /// Host and port of the API server. Requests at this layer do not contain them.
     host: Arc<str>,
 }
 
@@ -124,7 +124,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// Size of a body in bytes. It is recorded when the body was read or is dropped.
+/// Size of a body in bytes. The size is recorded when the body was read or is dropped.
 struct Size {
     metrics: Metrics,
     of: VerbLabels,

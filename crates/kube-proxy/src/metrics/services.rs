@@ -42,7 +42,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// threads can get the lock.
 const LOOK_UPS: usize = 512;
 
-/// Source of Service traffic for the metrics. Clones share it.
+/// Source of Service traffic for the metrics. Clones share the source.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceMetrics(Arc<Inner>);
 
@@ -66,7 +66,7 @@ struct Read {
     left_out: [usize; 2],
 }
 
-/// Key of an endpoint's counts: its Service port and its address.
+/// Key of an endpoint's counts: the Service port and the endpoint's address.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
 /// Counts by Service port or endpoint, each with its source.
@@ -218,7 +218,8 @@ impl Inner {
 struct CurrentCounts {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
-    /// Endpoints that exist but are not reported, because the reported ones have more connections.
+    /// Endpoints that exist but are not reported, because the reported endpoints have more
+    /// connections.
     cut: HashSet<OfEndpoint>,
     left_out: [usize; 2],
 }
@@ -253,7 +254,7 @@ impl SampleBatch {
     }
 }
 
-/// Keeps the `most` entries with the most connections. Returns the keys of all others.
+/// Keeps the `most` entries with the most connections. Returns the keys of the removed entries.
 fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) -> HashSet<K> {
     if all.len() <= most {
         return HashSet::new();

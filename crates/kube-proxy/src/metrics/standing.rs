@@ -14,7 +14,7 @@ use proxy::{IpFamily, Standing};
 
 use modes::metrics::{FamilyLabels, of};
 
-/// Last reported progress by family. Clones share it.
+/// Last reported progress by family. Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings(Arc<Mutex<BTreeMap<&'static str, Standing>>>);
 
@@ -62,7 +62,7 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // Releases the lock before rendering, because the loop may wait for it.
+        // Releases the lock before rendering, because the daemon's loop may wait for the lock.
         let all = self
             .0
             .lock()

@@ -13,7 +13,7 @@ use crate::config::command_line::{self, Command};
 /// Metrics that both kube-proxy 1.36.2 in IPVS mode and this program have, with kinds, labels and
 /// help. Sources of the text: Kubernetes' metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// Metrics that Kubernetes has only in IPVS mode. Userspace mode has none of its own.
+/// Metrics that Kubernetes has only in IPVS mode. Userspace mode has no such metrics.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
 /// Metrics that Kubernetes has only in iptables mode. The metrics about nfacct exist only if the
 /// kernel has nfacct.
@@ -291,7 +291,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     assert_eq!(build["git_commit"], COMMIT);
-    // The build comes from a checkout, or the builder set the commit's hash.
+    // The build is from a checkout, or the builder has set the commit's hash.
     let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");

@@ -119,7 +119,7 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// Link that holds the service addresses, according to the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link whose new addresses the kernel's filter drops, if any.
+    /// Index of the link for which the kernel's filter drops new addresses, if any.
     left_out: Option<u32>,
 }
 
@@ -221,7 +221,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// Returns the address. Returns `None` if it can never serve NodePorts.
+/// Returns the address, or `None` if it can never serve NodePorts.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)

@@ -79,7 +79,8 @@ fn all_refused<'a>(
         oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
-    // Addresses come last: a Service can name so many that they would hide the other findings.
+    // Adds addresses last: a Service can name so many addresses that they would hide the other
+    // findings.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),

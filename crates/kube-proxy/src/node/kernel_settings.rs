@@ -29,7 +29,8 @@ use crate::config::options::Options;
 /// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Values that settings had before this process wrote them. It restores these values later.
+/// Values that settings had before this process wrote them. The process restores these values
+/// later.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
 /// Step of this process that needs kernel settings.

@@ -40,7 +40,7 @@ impl Watch {
         }
     }
 
-    /// Checks the settings after they changed.
+    /// Checks the settings after they have changed.
     pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
         let all = self.in_use.into_iter().zip(IpFamily::ALL);
         let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();
@@ -127,7 +127,7 @@ fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // Here, upstream also serves every address, except in nftables mode.
+            // In this case, upstream also serves every address, except in nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -216,7 +216,8 @@ fn tee(mut reader: impl io::Read, outputs: &mut [&mut dyn Write]) {
     }
 }
 
-/// Returns the exit status of a process. For a signal it is 128 plus its number, as in a shell.
+/// Returns the exit status of a process: 128 plus the signal's number if a signal ended it, as in a
+/// shell.
 fn status(ended: ExitStatus) -> u8 {
     let number = ended
         .code()

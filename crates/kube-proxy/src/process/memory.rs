@@ -19,7 +19,8 @@ pub fn start() {
     #[cfg(target_env = "gnu")]
     for (option, value) in [
         (libc::M_ARENA_MAX, 1),
-        // Sets an explicit threshold. Otherwise the allocator would raise it by itself.
+        // Sets an explicit threshold, because the allocator would otherwise raise the threshold by
+        // itself.
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {

@@ -67,7 +67,7 @@ impl Clearing {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // Uses a task, which completes its work even if the request is cancelled.
+            // Uses a task: it completes its work even if the request is cancelled.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {

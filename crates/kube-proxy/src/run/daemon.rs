@@ -296,7 +296,7 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Passes changes to the families, if a family can take them.
+    /// Passes changes to the families, if a family can receive them.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // Passes all changes to a family that was busy, because the family computes from the whole

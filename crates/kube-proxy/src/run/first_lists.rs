@@ -41,7 +41,7 @@ pub(crate) async fn gather(
     }
 }
 
-/// Applies events until ServiceCIDRs are listed, or the source reports that it has none.
+/// Applies events until ServiceCIDRs are listed, or until the source reports that it has none.
 async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mut Model) {
     while !model.are_service_cidrs_listed() {
         match events.next().await {
@@ -119,7 +119,7 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
         if drained == before || is_enough(drained) {
             return;
         }
-        // Yields to the source's task, which stops while its queue is full.
+        // Yields to the source's task, which waits while its queue is full.
         yield_now().await;
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// Counters of the current mode. A separate thread reads them.
+    /// Counters of the current mode, read by a separate thread.
     pub(super) counters: SeparateReaders,
     pub(super) inspect: Arc<Inspect>,
     /// Queue of requests from the servers to the loop.
@@ -39,7 +39,8 @@ pub(super) struct Observed {
     pub(super) http: HttpThread,
 }
 
-/// Servers on IP addresses, and the server on the local socket. Dropping them ends the servers.
+/// Servers on IP addresses, and the server on the local socket. Dropping this value ends the
+/// servers.
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {

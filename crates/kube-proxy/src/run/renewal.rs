@@ -24,7 +24,7 @@ use crate::node::kernel_settings::{Step, settle};
 /// First delay after a failure. Each further failure doubles the delay, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// Options to put into effect, and the state of their preparation.
+/// Options that will take effect, and the state of their preparation.
 #[derive(Default)]
 pub(crate) struct Renewal {
     wanted: Option<Wanted>,
@@ -51,14 +51,14 @@ struct Wanted {
 /// Condition for opening the modes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// Opens the modes again only if their settings changed.
+    /// Opens the modes again only if their settings have changed.
     AsSettingsSay,
     /// Opens the modes again, even with equal settings.
     Anew,
 }
 
 impl Renewal {
-    /// Requests these options. They replace earlier requested options that have not taken effect.
+    /// Requests these options, which replace requested options that have not taken effect yet.
     pub(crate) fn want(&mut self, options: Options, modes: Modes) {
         let before = self.wanted.take();
         self.wanted = Some(Wanted {
@@ -74,7 +74,8 @@ impl Renewal {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
-    /// Starts to prepare the requested options if it is time. `used` are the options in effect.
+    /// Starts to prepare the requested options if their time has come. `used` are the options in
+    /// effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
         let is_due = self.retry.is_none_or(|(at, _)| at <= now);
         let Some(wanted) = self.wanted.as_ref().filter(|_| is_due) else {

@@ -125,7 +125,8 @@ fn sent(file: &File, head: &Parts) -> Answer {
     sent
 }
 
-/// Returns a hash of the content (FNV-1a). It only has to distinguish the files of two builds.
+/// Returns a hash of the content (FNV-1a). The hash only has to distinguish the files of two
+/// builds.
 fn tag(content: &[u8]) -> String {
     let hash = content
         .iter()
@@ -193,7 +194,8 @@ mod tests {
         }
     }
 
-    /// The browser's policy would block such content. This test detects it before a release.
+    /// The browser's policy would block such content. This test detects the content before a
+    /// release.
     #[test]
     fn the_ui_loads_no_external_content_and_inserts_no_markup() {
         for file in &FILES {

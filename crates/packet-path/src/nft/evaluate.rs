@@ -16,7 +16,7 @@ const DEPTH: usize = 16;
 /// for each endpoint. If doubts or random choices exceed the number, the remaining outcome is
 /// unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Largest number of branches that are compared with each other to join equal ones.
+/// Largest number of branches that are compared with each other in order to join equal branches.
 const JOINED: usize = 256;
 
 /// Place at which a path continues after a chain or a rule.
@@ -214,7 +214,8 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Joins only paths on which the rule has no effect. Paths with an effect differ in it.
+        // Joins only paths on which the rule has no effect. Paths with an effect differ in that
+        // effect.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));

@@ -19,7 +19,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Returns the address of another chain or set of the same table.
+    /// Returns the identity of another chain or set of the same table.
     #[must_use]
     pub fn beside(&self, name: &Name) -> Self {
         Self {

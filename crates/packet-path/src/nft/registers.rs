@@ -24,7 +24,7 @@ impl Registers {
         (at..at.saturating_add(len.min(64))).map(byte).collect()
     }
 
-    /// Returns `len` bytes, beginning at a slot. Returns `None` if one of them is unknown.
+    /// Returns `len` bytes, beginning at a slot, or `None` if one of the bytes is unknown.
     pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
         self.read(from, len).into_iter().collect()
     }

@@ -32,7 +32,8 @@ pub(super) struct Run {
     pub(super) found: Vec<(usize, Element)>,
     /// Elements matched in named sets, as text.
     pub(super) members: Vec<String>,
-    /// Number of alternatives in the rule's random choices. `None`: it has no random choice.
+    /// Number of alternatives in the rule's random choices, or `None` if the rule has no random
+    /// choice.
     pub(super) choices: Option<u32>,
     /// Reason why the rule's outcome is unknown, and true if this path assumes a match.
     pub(super) doubt: Option<(bool, Arc<str>)>,

@@ -27,7 +27,7 @@ pub(super) enum MatchResult {
     Yes,
     /// The rule matches with this probability, less than 1.
     Chance(f64),
-    /// It is unknown whether the rule matches, for this reason.
+    /// It is unknown whether the rule matches. Contains the reason.
     Unknown(String),
 }
 

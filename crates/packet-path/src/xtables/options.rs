@@ -69,7 +69,8 @@ struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the match `ipvs`, which together form one test. The same applies to `recent`.
+    /// Options of the match `ipvs`, which together are one test. The options of `recent` are one
+    /// test, too.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,

@@ -93,7 +93,7 @@ pub(super) enum ConntrackState {
     Snat,
     /// State of a reply: `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`.
     Established,
-    /// State of neither a first packet nor its reply: `RELATED`, `EXPECTED`, `ASSURED`.
+    /// State that neither a first packet nor its reply has: `RELATED`, `EXPECTED`, `ASSURED`.
     Later,
 }
 

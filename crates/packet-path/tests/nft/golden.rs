@@ -304,7 +304,7 @@ fn redirects_of_the_userspace_mode_are_supported() {
                 &["192.168.99.10:43143 kept"],
             ),
             (POD, "192.168.99.10:30040", &["192.168.99.10:41669 kept"]),
-            // The node sends to its own address, so this address is also the packet's source.
+            // The node sends to its own address, so the packet's source is the same address.
             (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 vip"]),
             (POD, "10.96.0.99:80", &["10.96.0.99:80 kept"]),
         ],

@@ -70,7 +70,7 @@ fn replies_pass_foreign_rules() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // No client has such a port as its source port, so these rules do not match.
+        // No client uses such a port as its source port, so these rules do not match replies.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

@@ -58,7 +58,7 @@ fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // The node sends to its own address, so this address is also the packet's source.
+    // The node sends to its own address, so the packet's source is the same address.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }

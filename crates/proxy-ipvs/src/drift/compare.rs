@@ -186,7 +186,7 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // Makes the lane for virtual servers read all of them again.
+                        // Makes the lane that writes virtual servers read all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();

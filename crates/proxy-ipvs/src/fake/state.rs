@@ -44,7 +44,7 @@ pub struct Work {
 pub struct State {
     /// IP family of the fake.
     pub family: IpFamily,
-    /// Form of the shim.
+    /// Implementation of the shim.
     pub shim: ShimStyle,
     /// Set members of the former shim. The first read returns them.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
@@ -54,7 +54,7 @@ pub struct State {
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Reason to refuse each of these writes, by the text of the write.
+    /// Reasons for refused writes, by the text of the write.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.

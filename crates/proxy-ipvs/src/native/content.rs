@@ -11,7 +11,7 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the nftables table that the lane of rules writes.
+/// Content of the nftables table that the lane for rules writes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, with their rules.

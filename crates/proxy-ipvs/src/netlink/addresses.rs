@@ -76,12 +76,12 @@ pub(super) struct Addresses {
     pub(super) vip_mode: VipMode,
     /// True if the node's own packets to service addresses get a node address as their source.
     pub(super) has_node_source: bool,
-    /// Source address that our routes name. `None`: they name no source.
+    /// Source address that our routes name, or `None` if they name no source.
     route_source: Option<IpAddr>,
     /// Our routes to single addresses whose source is not the wanted one, by destination. A route
     /// stays here until it is replaced or unwanted.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Ranges whose route names another source.
+    /// Ranges whose route has another source than the wanted one.
     ranges_of_other_source: BTreeSet<IpNet>,
     /// Addresses on the link whose prefix length is not ours. A request to remove such an address
     /// must contain that prefix length.
@@ -91,7 +91,8 @@ pub(super) struct Addresses {
     /// Number of addresses on the link, according to the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be made ready. Its addresses then fail for the same reason.
+    /// True if the link could not be made ready. Writes of its addresses then fail for the same
+    /// reason.
     is_link_refused: bool,
 }
 
@@ -100,7 +101,7 @@ pub(super) struct Addresses {
 enum Landmark {
     Missing,
     There,
-    /// The kernel refused the route, and the log reported it.
+    /// The kernel refused the landmark route, and the log has reported this.
     Refused,
 }
 
@@ -507,7 +508,7 @@ impl Addresses {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }
 
-    /// Forgets the routes that a new one has replaced. There is nothing left to remove.
+    /// Forgets the routes that a new route has replaced: the kernel no longer has them.
     fn forget_replaced(&mut self, run: &[Op], replies: &[Reply]) {
         for (op, reply) in run.iter().zip(replies) {
             if let (Op::BindAddress(address @ IpAddr::V6(_)), Reply::Done) = (op, reply) {

@@ -24,7 +24,7 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Longest wait until the nft backend releases a set after its rules are removed.
+/// Longest wait until the nft backend releases a set after the rules that match it are removed.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// File that exists if ipset is built in or loaded. Checking for the file does not load the module;
@@ -44,11 +44,12 @@ pub(super) struct LeftoverSearch<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// Some leftovers may be unknown: a part could not be read. The next search may find them.
+    /// Some leftovers may be unknown, because a part could not be read. The next search may find
+    /// them.
     Some,
 }
 
-/// Returns the cached result. Without one, searches, and caches the result if it is complete.
+/// Returns the cached result, or searches if there is none. Caches a complete result.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -66,7 +67,7 @@ pub(super) fn until_known<T: Clone>(
 /// Treatment of an iptables backend whose rules netlink cannot read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend may have leftovers, so its program is started.
+    /// The backend may have leftovers, so this module starts the backend's program.
     Counts,
     LeftOut,
 }
@@ -219,7 +220,8 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the backends that have a kube-proxy's chains. Starts programs only for these.
+    /// Returns the backends that have a kube-proxy's chains. Starts only the programs of these
+    /// backends.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {

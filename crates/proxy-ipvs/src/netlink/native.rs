@@ -260,7 +260,8 @@ impl Native {
                 }
                 outcomes
             }
-            // Splits the transaction: no packet needs all these members at once.
+            // Splits the transaction. This is safe, because no packet needs all these members at
+            // once.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply(first);
@@ -361,7 +362,8 @@ impl Native {
                     .collect();
             }
         }
-        // Later changes have another generation, so the next read will find them.
+        // If the ruleset changes later, its generation is another one. So the next read detects the
+        // change.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }

@@ -28,7 +28,8 @@ const TYPES: [SetType; 5] = [
     SetType::HashIp,
 ];
 
-/// Returns rules that match an existing set. They use each match and target that all clusters need.
+/// Returns rules that match an existing set. Together they use each match and target that all
+/// clusters need.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);

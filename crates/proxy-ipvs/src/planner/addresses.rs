@@ -50,7 +50,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
-    // Adds addresses before it removes others. Taking turns would be fairer, but removals are few.
+    // Adds addresses before it removes others. Taking turns would be fairer, but removals are rare.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }

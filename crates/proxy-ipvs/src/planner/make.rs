@@ -37,7 +37,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Examines all urgent entries. Of the others, examines only as many as the plan can hold.
+    // Examines all urgent entries. Examines only as many other entries as the plan can hold.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -98,7 +98,7 @@ pub(super) fn make(
             ops.extend(unmarked);
         }
     }
-    // Urgent Services (the API server and DNS) get a plan of their own, before all others.
+    // Urgent Services (the API server and DNS) get a separate plan, before all others.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))

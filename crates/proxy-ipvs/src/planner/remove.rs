@@ -22,7 +22,8 @@ use crate::tables::{Tables, sorted};
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // Skips virtual servers after a lost reply: it is unknown which destinations still get packets.
+    // Skips virtual servers after a lost reply, because it is unknown which destinations still get
+    // packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -68,7 +69,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// True if an address is on the link and must be removed, in either form.
+/// True if an address is on the link, as address or as route, and must be removed.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -186,7 +187,8 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// True if a set contains the address and port of a virtual server, which proves that it is ours.
+/// True if a set contains the address and port of a virtual server, which proves that the proxy
+/// owns the virtual server.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -53,7 +53,8 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
         }
-        // Sets of the former shim prove ownership of virtual servers until these are removed.
+        // Sets of the former shim prove ownership of virtual servers until these virtual servers
+        // are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers)
                 && of.has_taken_over

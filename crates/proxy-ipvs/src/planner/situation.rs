@@ -19,7 +19,7 @@ use crate::tables::Tables;
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// State of each part of the kernel. A part is not written before it has been read.
+    /// State of each part of the kernel. The planner writes a part only after it has been read.
     pub(crate) state: &'a State,
     /// True if the installed rules are unknown or differ from the wanted rules. False while another
     /// mode's rules serve.
@@ -71,7 +71,7 @@ pub(super) fn gone(
     gone
 }
 
-/// True if the installed rules have been read, and the kernel has not refused the wanted ones.
+/// True if the installed rules have been read, and the kernel has not refused the wanted rules.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::rules::EARLY_CHAINS;
 use crate::sets::{Set, SetKind};
 
-/// Hook of the rules, where they precede IPVS.
+/// Hook at which the rules run before IPVS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyHook {
     /// Hook input: packets from pods and from other hosts.
@@ -20,7 +20,7 @@ pub(super) enum EarlyHook {
 /// Loopback interface. At hook input, its packets come from the node itself.
 pub(super) const LOOPBACK: &str = "lo";
 
-/// Clients to whose packets a rule applies.
+/// Clients whose packets a rule handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,

@@ -462,7 +462,7 @@ const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets the pods whose bits are set as endpoints.
+    /// A Service gets new endpoints: the pods whose bits are set.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
@@ -499,7 +499,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// API objects, and a node that applies their changes.
+/// API objects, and a node to which the test applies their changes.
 struct Story {
     world: World,
     exists: [bool; 2],

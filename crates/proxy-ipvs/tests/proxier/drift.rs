@@ -154,7 +154,7 @@ fn events_during_a_check_are_applied_and_are_not_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The dump precedes all of these changes.
+    // The dump was made before all of these changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],

@@ -282,7 +282,7 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // Glances count the virtual server with a mark, so they find none missing.
+    // Glances count the fwmark virtual server, so they find no virtual server missing.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -290,7 +290,7 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // Another program has created a virtual server meanwhile. A check finds it.
+    // Another program has created a virtual server meanwhile. A check detects this virtual server.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

@@ -342,7 +342,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // The virtual servers still change together with their endpoints.
+        // The virtual servers of both addresses still change together with their endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();

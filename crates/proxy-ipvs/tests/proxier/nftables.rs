@@ -105,7 +105,7 @@ fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     );
 }
 
-/// A prefix length has a rule as long as source ranges use it.
+/// A prefix length has a rule while source ranges use it.
 #[test]
 fn each_prefix_length_of_source_ranges_has_one_rule() {
     let mut world = web();

@@ -151,7 +151,8 @@ fn a_missing_scheduler_costs_one_probe() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// For example, a probe fails if another program has a virtual server at its address.
+/// For example, the probe of a scheduler fails if another program has a virtual server at the
+/// probe's address.
 #[test]
 fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
     let mut world = named("sh");

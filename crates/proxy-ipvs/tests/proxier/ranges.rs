@@ -108,7 +108,7 @@ fn a_restart_without_known_service_cidrs_writes_nothing() {
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // The ServiceCIDRs cause no write once they are known.
+    // Once the ServiceCIDRs are known, they cause no write.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);

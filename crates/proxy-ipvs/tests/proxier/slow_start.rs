@@ -157,7 +157,7 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // The result is the same at a restart, from the state of a daemon without the option.
+    // The same happens at a restart, from the state of a daemon without the option.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);

@@ -37,7 +37,7 @@ pub(crate) struct SyncSummary {
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// Addresses of foreign virtual servers, each with the Service port that wants them.
+    /// Foreign virtual servers, by address, each with the Service port that wants the address.
     pub(crate) foreign: Vec<String>,
     /// Names of the Services that lack a mark.
     pub(crate) unmarked: Vec<String>,

@@ -46,7 +46,7 @@ const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
 /// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the look-ups of nodes that started
 /// together.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time that an address stays after the name has lost it and its last connection was closed.
+/// Time for which an address stays after the name has lost it and its last connection was closed.
 const KEPT: Duration = Duration::from_mins(15);
 
 /// Function that looks up the addresses of a name.
@@ -108,7 +108,7 @@ pub struct ApiServerAddress {
 pub struct ApiServerAddresses(Option<Addresses>);
 
 impl ApiServerAddresses {
-    /// Returns a view of these addresses.
+    /// Returns a view of the addresses in `addresses`.
     pub(super) fn of(addresses: &Addresses) -> Self {
         Self(Some(addresses.clone()))
     }
@@ -144,7 +144,7 @@ impl ServerPeer {
     }
 }
 
-/// Addresses of the API server or of its proxy. Clones share them.
+/// Addresses of the API server or of its proxy. Clones share the addresses.
 #[derive(Clone)]
 pub(super) struct Addresses(Arc<Shared>);
 

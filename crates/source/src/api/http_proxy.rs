@@ -90,7 +90,7 @@ pub(super) fn choose(
 }
 
 impl Proxy {
-    /// Parses a URL. Errors never quote it, because it may contain a password.
+    /// Parses a URL. Errors never quote the URL, because it may contain a password.
     fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (protocol, scheme, port) = match &*scheme.to_lowercase() {

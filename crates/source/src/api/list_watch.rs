@@ -126,7 +126,7 @@ pub(super) struct ListWatch {
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
-    /// True if the server was away after the last list. It may have returned with other storage.
+    /// True if the server was away after the last list, so it may have returned with other storage.
     is_in_doubt: bool,
     /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
@@ -134,9 +134,10 @@ pub(super) struct ListWatch {
     refusals: u32,
     /// Version constraint of the current request.
     asked: VersionConstraint,
-    /// HTTP status with which the server refused this optional kind, if it did.
+    /// HTTP status with which the server refused this optional kind, or `None` if it did not refuse
+    /// it.
     untold: Option<u16>,
-    /// `Retry-After` of the last response, if it had one.
+    /// `Retry-After` of the last response, or `None` if the response had none.
     retry_after: Option<Duration>,
     /// Time at which the current connection completed the list. `None`: not yet.
     listed: Option<Instant>,
@@ -337,7 +338,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Ends the list, although it may lack objects. Otherwise consumers would wait for it.
+        // Ends the list, although it may lack objects. Otherwise consumers would wait for the list.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
@@ -526,7 +527,8 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // While a list is incomplete, an object's version says nothing about the objects after it.
+        // While a list is incomplete, the version of an object says nothing about the objects after
+        // it.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());

@@ -41,7 +41,7 @@ pub(super) struct Resource {
 pub(super) enum Need {
     /// The proxy cannot serve without this kind.
     Needed,
-    /// Without this kind, only the features that use it are off.
+    /// An optional kind. Without this kind, only the features that use it are off.
     Optional {
         /// Permission that the proxy's role needs for the kind.
         right: &'static str,

@@ -62,7 +62,8 @@ pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Returns the reason why the API allows no pod to have this address. Returns `None` if it does.
+/// Returns the reason why the API allows no pod to have this address, or `None` if pods may have
+/// it.
 pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

@@ -113,7 +113,7 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// Returns a text. Go writes an empty text where JSON omits it. Both mean the same.
+    /// Returns a text. An empty text in protobuf means the same as a missing text in JSON.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }

@@ -260,7 +260,7 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
     );
 }
 
-/// Each invalid field affects only itself, and is reported with its value.
+/// Each invalid field affects only itself. The problem contains the field's value.
 #[test]
 fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     for (spec, named, check) in [

@@ -186,7 +186,7 @@ struct Header {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum DocumentType {
     Object(Kind),
-    /// A list whose items have the given kind. `None`: each item has its own kind.
+    /// A list whose items have the given kind. If it is `None`, each item has its own kind.
     List(Option<Kind>),
     Other,
 }

@@ -21,7 +21,7 @@ const SHORT: usize = 5;
 /// Maximum length of compared names, in letters.
 const LONGEST: usize = 24;
 
-/// Returns the reason why a document is ignored, if its kind looks like a misspelt one.
+/// Returns the reason why a document is ignored, if its kind looks like a misspelt known kind.
 pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let (version, kind) = match (api_version, kind) {
         (Some(version), Some(kind)) => (version, kind),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A response: status and body. The body of a watch stays open after it was written.
+/// A response: status and body. The body of a watch stays open after the server has written it.
 pub(crate) type Answer = (u16, String);
 
 /// An HTTP server with a scripted response for each path and query.

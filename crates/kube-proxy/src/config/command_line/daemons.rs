@@ -21,7 +21,7 @@ const VARIABLE: &str = "KUBE_PROXY_ARGS";
 /// A command line after the daemon's flags were added.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedArguments {
-    /// The whole command line. Its first argument is the program's name.
+    /// The whole command line, beginning with the program's name.
     pub arguments: Vec<OsString>,
     /// Message for the operator that names the origin of the added flags, or `None` if no flag was
     /// added.
@@ -66,7 +66,7 @@ fn complete(
             note: None,
         });
     }
-    // Reports an invalid subcommand or option before it searches for flags, which would not help.
+    // Reports an invalid subcommand or option first, because added flags would not correct it.
     take_question(&mut arguments.clone())?;
     let FlagOrigins { variable, first } = origins();
     let (flags, note) = match (variable, first) {

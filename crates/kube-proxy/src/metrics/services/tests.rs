@@ -280,7 +280,8 @@ fn a_failed_read_does_not_change_the_counters() {
         assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
     };
     let one = at([10, 96, 0, 1], 80);
-    // The kernel entry is created again between two reads, so its counter begins at 0.
+    // Between two reads, another program creates the kernel entry again, so its counter begins at
+    // 0.
     for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
         world.holds(&[(one, connections)]);
         is_told(&world, sum);

@@ -62,7 +62,7 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     (daemon, inspect)
 }
 
-/// Returns the CPU time of this thread. Other load on the machine does not affect it.
+/// Returns the CPU time of this thread, which does not depend on other load of the machine.
 fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()

@@ -13,7 +13,8 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Writes to send one after the other, and the function that sends a batch and returns the replies.
+/// Writes that are sent one after the other, and the function that sends a batch and returns the
+/// replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
@@ -21,7 +22,7 @@ pub(super) struct Writing<'a, E> {
     /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
     /// reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program created first. Our destinations are not added to them.
+    /// Virtual servers that another program created first. They get none of our destinations.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -59,7 +60,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         if unnoted.is_empty() {
             return outcomes;
         }
-        // Tries again without the flag, because the kernel refused it and the flag is optional.
+        // Tries again without the optional flag, because the kernel refused it.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -302,7 +303,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination as this proxy uses it, with network address translation.
+/// Encodes a destination with this proxy's attributes, such as network address translation.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),

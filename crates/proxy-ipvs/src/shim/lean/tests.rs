@@ -9,7 +9,7 @@ use crate::config::{MarkBits, Semantics, ShimStyle};
 use crate::ranges::Ranges;
 use crate::rules::Rules;
 
-/// A packet, as far as rules match it.
+/// The properties of a packet that rules match.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -467,7 +467,7 @@ fn only_echo_requests_to_service_addresses_pass_the_access_filter() {
             let at = expected.iter().position(rejects).unwrap();
             expected.insert(at, rule.to_owned());
             assert_eq!(lines(shim, &filled, true), expected);
-            // Without a service address, no address answers.
+            // A node without service addresses replies to no ping.
             assert_eq!(lines(shim, &[], true), lines(shim, &[], false));
         }
     }

@@ -45,7 +45,7 @@ impl Input {
                 }
             }
         };
-        // Returns the error here, because a reader returns it only once and then the end.
+        // Returns the error here: a reader returns an error only once, and after that the end.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
         // The bytes have arrived, so this returns at once.
         let held = self.body.fill_buf().await;

@@ -116,7 +116,7 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // Reads the rest, although it has no content, so that gzip verifies its checksum.
+                // Reads the rest, which has no content, so that gzip verifies its checksum.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
