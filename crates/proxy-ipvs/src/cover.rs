@@ -96,7 +96,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // Includes both forms of the set while source ranges change.
+        // While source ranges change, includes the prefix lengths of the former ranges, too.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }

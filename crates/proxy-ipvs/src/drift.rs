@@ -121,7 +121,7 @@ impl Drifts {
         self.is_asked |= was_passed_over && is_refused;
     }
 
-    /// Records an address about which the kernel sent an event.
+    /// Records an address about which the kernel sent a notification.
     pub(crate) fn note_address(&mut self, address: IpAddr) {
         if let Some(check) = &mut self.check {
             check.touched().note_address(address);

@@ -16,7 +16,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 /// Changes by this proxy to the link for which the notifications have not arrived yet.
 #[derive(Default)]
 pub(crate) struct Link {
-    /// Addresses that this proxy removed, until the event arrives.
+    /// Addresses that this proxy removed, until the kernel's notification arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
     /// True after this proxy set the link down, which makes the kernel remove addresses. Becomes
     /// false when a lane has read all addresses again.
@@ -45,7 +45,7 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// Cause of an event about a removed address.
+/// Cause of a notification about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// This proxy removed the address.
@@ -116,15 +116,15 @@ impl Link {
         self.is_doubtful = false;
     }
 
-    /// True if the tables agree with all events so far.
+    /// True if the tables agree with all notifications so far.
     pub(crate) fn is_sure(&self) -> bool {
         !self.is_doubtful
     }
 
-    /// Returns the cause of an event about a removed address.
+    /// Returns the cause of a notification about a removed address.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // The event may belong to an older removal, or to another program's removal.
+            // The notification may be about an older removal, or about another program's removal.
             Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,

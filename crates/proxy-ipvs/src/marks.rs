@@ -77,7 +77,7 @@ impl Marks {
         std::mem::take(&mut self.is_news)
     }
 
-    /// Returns the Services that can get the marks that became free since the last call.
+    /// Returns the Services that can get marks which became free since the last call.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);
@@ -237,7 +237,7 @@ impl Marks {
     }
 }
 
-/// Virtual servers by mark that no Service wants.
+/// Fwmark virtual servers that no Service wants.
 pub(crate) struct FormerMarks {
     /// Owner of the claims. It sorts after every Service, so a Service that gets the mark wins.
     pub(crate) owner: Arc<Owner>,

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two comparisons that events cause.
+/// Shortest time between two comparisons that notifications cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Time of the last comparison, and true if notifications arrived after it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
-    /// True if an event arrived after the last comparison.
+    /// True if a notification arrived after the last comparison.
     is_behind: bool,
 }
 
@@ -21,7 +21,7 @@ impl Pace {
         self.is_due(now)
     }
 
-    /// Returns true once, when the comparison for earlier events must begin.
+    /// Returns true once, when the comparison for earlier notifications must begin.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.is_behind && self.next().is_none_or(|next| next <= now);
         if is_due {
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The comparison begins late enough to include the last event.
+        // The comparison begins late enough to include the change of the last notification.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -70,7 +70,7 @@ pub struct Ipvs {
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit for comparisons of the nftables table that events cause.
+    /// Limit for comparisons of the nftables table that notifications cause.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }

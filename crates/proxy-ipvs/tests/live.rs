@@ -542,7 +542,7 @@ fn the_removal_of_all_services_keeps_foreign_entries() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // The proxier reads and counts a virtual server with a mark like any other. It removes the
+        // The proxier reads and counts an fwmark virtual server like any other. It removes the
         // virtual server if it has our flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,

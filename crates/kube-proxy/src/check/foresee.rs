@@ -59,7 +59,7 @@ impl StartForecast {
         }
     }
 
-    /// Returns the warnings, and the forms of the entries, as lines.
+    /// Returns the warnings, and the variants of the entries, as lines.
     pub(super) fn heading(&self) -> String {
         let warnings = self.warnings.iter();
         let warnings = warnings.map(|warning| format!("warning  {}\n", view::shown(warning)));

@@ -142,7 +142,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // Restores the order in which the numbers were generated.
+        // Restores the order in which the rule generated the numbers.
         stopped.reverse();
         Ok(stopped)
     }

@@ -21,7 +21,7 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of further changes. One happens after each query of the generation.
+    /// Number of remaining changes of the ruleset. Each query of the generation causes one.
     pub changes: usize,
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // Keeps a wanted address in at least one of the two forms at all times.
+        // Keeps a wanted address local at all times, as address or as route.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             let addresses = &tables.addresses;

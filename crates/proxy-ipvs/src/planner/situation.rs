@@ -26,7 +26,7 @@ pub(crate) struct Situation<'a> {
     pub(crate) are_rules_pending: bool,
     /// True if the owner of every virtual server found at the start is known.
     pub(crate) has_taken_over: bool,
-    /// True if no event contradicts the addresses in the tables.
+    /// True if no notification contradicts the addresses in the tables.
     pub(crate) has_all_addresses: bool,
     pub(crate) now: Instant,
 }

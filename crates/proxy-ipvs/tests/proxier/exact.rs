@@ -62,7 +62,8 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the numbers of destinations: at the load balancer's address, and by the mark.
+/// Returns the numbers of destinations of two virtual servers: at the load balancer's address, and
+/// for the mark.
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
@@ -246,7 +247,7 @@ fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
     }
 }
 
-/// Sets the number of open connections to the local endpoint at the virtual server by mark.
+/// Sets the number of active connections from the fwmark virtual server to the local endpoint.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };

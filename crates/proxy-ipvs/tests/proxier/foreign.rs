@@ -247,7 +247,7 @@ fn a_virtual_server_of_kube_proxy_is_adopted_by_its_endpoints() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set contains a mark, so only the flag shows the owner of its virtual server.
+/// No set contains a mark, so only the flag shows the owner of an fwmark virtual server.
 #[test]
 fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     let kernel = kernel();

@@ -347,7 +347,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
         assert_eq!(weights, ["10.244.2.9:8080=1"]);
-        // Now the proxier knows the node's addresses.
+        // The proxier now knows the node's addresses.
         world.node(Node {
             name: NODE.into(),
             addresses: vec![ip("192.168.99.10")],

@@ -128,7 +128,7 @@ fn without_an_old_endpoint_new_ones_get_full_weights_at_once() {
     world.sync();
     assert_eq!(world.destinations(AT).unwrap(), ["10.244.3.5:8080=10"]);
 
-    // The other endpoints are removed.
+    // The test removes the other endpoints.
     let mut world = growing(4);
     world.slice(slice("default/web", &THREE[2..]));
     world.sync();

@@ -39,14 +39,14 @@ const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// Time without a failure after which a row begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// Work that a failed attempt causes on the API server.
+/// Work of the API server that a failed attempt causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// No work, because the server accepted no connection.
+    /// No work, because the API server accepted no connection.
     Nothing,
-    /// The server handled one request.
+    /// One request that the API server handled.
     Something,
-    /// The server handled one request for an optional kind.
+    /// One request for an optional kind that the API server handled.
     Optional,
 }
 
