@@ -92,8 +92,8 @@ const HANDOVER: usize = 4;
 /// Number of times in a row that a watch may break at an unreadable event without progress. Then a
 /// list replaces the watch, because a list skips the event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of times in a row that the server may refuse a request with a minimum version with status
-/// 500. Then the next request has no version, because the server may be unable to read the version.
+/// Number of consecutive responses with status 500 to requests with a minimum version. After that,
+/// the next request has no version, because the server may be unable to read the version.
 const REFUSALS_MAX: u32 = 2;
 /// Largest number of bytes that are read from an unneeded response. The connection can be reused
 /// only after its response has been read.
