@@ -4,10 +4,16 @@
 //! cargo build -p ipset-netlink --example capture_sets
 //! unshare --net target/debug/examples/capture_sets crates/ipset-netlink/tests/data
 //! ```
-//! Needs root, `ipset` and `strace`. `requests.hex` contains the messages that `ipset restore`
-//! sends for `SCRIPT`, and `replies.hex` the kernel's replies. A line has ipset's command number in
-//! decimal, and the message after its `nlmsghdr` in hex. Lines that begin with `#` name the origin
-//! of the messages.
+//!
+//! Needs root, `ipset` and `strace`.
+//!
+//! | file | messages |
+//! |---|---|
+//! | `requests.hex` | the messages that `ipset restore` sends for `SCRIPT` |
+//! | `replies.hex` | the kernel's replies |
+//!
+//! A line has ipset's command number in decimal, and the message after its `nlmsghdr` in hex. Lines
+//! with `#` name the origin of the messages that follow.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -99,8 +105,8 @@ fn requests() -> Result<String, Box<dyn std::error::Error>> {
         .lines()
         .try_for_each(|line| writeln!(text, "# {line}"))?;
     let mut message: Vec<u8> = Vec::new();
-    // A dump line has the form ` | 00000 1c 00 00 00 ... text |`. Any other line ends the dump of a
-    // call.
+    // A line of strace's hex dump has the form ` | 00000 1c 00 00 00 ... text |`. Any other line
+    // ends the hex dump of a call.
     for line in String::from_utf8(output.stdout)?.lines().chain([""]) {
         if let Some(dump) = line.strip_prefix(" | ") {
             let bytes = dump.get(7..7 + 49).ok_or("a short line of strace")?;

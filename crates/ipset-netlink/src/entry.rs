@@ -1,7 +1,7 @@
 //! One entry of a set: its text in `ipset`'s notation, and its bytes.
 //!
-//! All entries consist of the same few parts, and each set type uses some of them. Encoding and
-//! decoding therefore use [`EntryParts`] for all types.
+//! All entries consist of the same few parts, and each set type uses some of them. So
+//! [`EntryParts`] encodes and decodes the entries of all types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,8 +15,9 @@ use crate::{Family, SetType};
 
 /// An entry of a set. Each variant belongs to one [`SetType`].
 ///
-/// Displayed in `ipset`'s notation, `10.0.0.1,tcp:80,10.0.0.1`. ICMP types, and protocols other
-/// than TCP, UDP, SCTP, UDP-Lite and ICMP, stay numbers.
+/// An entry is displayed in `ipset`'s notation, such as `10.0.0.1,tcp:80,10.0.0.1`. Two kinds of
+/// parts are displayed as numbers: ICMP types, and protocols other than TCP, UDP, SCTP, UDP-Lite
+/// and ICMP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// An entry of `hash:ip`.
@@ -31,8 +32,8 @@ pub enum Entry {
         port: u16,
     },
     /// An entry of `hash:ip,port` with a mark, for a set with marks
-    /// ([`Definition::with_marks`](crate::Definition::with_marks)). If the set has an entry with
-    /// the same address and port, adding this entry replaces the mark. Deleting ignores the mark.
+    /// ([`Definition::with_marks`](crate::Definition::with_marks)). If the set already has an entry
+    /// with this address and port, adding this entry replaces the mark. Deleting ignores the mark.
     IpPortMark {
         /// Address of the entry.
         ip: IpAddr,
@@ -63,8 +64,8 @@ pub enum Entry {
         /// Port of the entry.
         port: u16,
         /// Network of the same family as `ip`, with a prefix length of 1 or more. The kernel clears
-        /// its host bits, so a network with host bits set ([`IpNet::trunc`] clears them) reads back
-        /// changed.
+        /// its host bits, so a list returns a network with host bits changed. [`IpNet::trunc`]
+        /// clears them in advance.
         net: IpNet,
     },
     /// An entry of `bitmap:port`.
@@ -205,7 +206,8 @@ impl ParseError {
 
 impl Entry {
     /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` writes nearly
-    /// the same notation, in which protocol and port, and ICMP type and code, may be numbers.
+    /// the same notation. The only difference is that protocol and port, and ICMP type and code,
+    /// may be numbers.
     ///
     /// The caller must give the type: `10.0.0.1,tcp:80,10.0.0.2` is an entry of both
     /// `hash:ip,port,ip` and `hash:ip,port,net`.
@@ -282,8 +284,8 @@ impl Entry {
         }
     }
 
-    /// Returns true if a set of this type and family can hold the entry. A bitmap of ports has no
-    /// family.
+    /// Returns true if the entry is valid for a set of this type and family. A bitmap of ports has
+    /// no family.
     pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
         let EntryParts { ip, ip2, .. } = self.parts();
         let of_family = |ip: IpAddr| family == Some(Family::of(ip));
@@ -415,8 +417,8 @@ impl fmt::Display for Entry {
 }
 
 /// A key for a lookup in a set of any type. It has exactly the parts of a packet that the set's
-/// type names, such as ip and port for `hash:ip,port`. Kernels since 5.2 reject a key with other
-/// parts as malformed.
+/// type names, such as ip and port for `hash:ip,port`. If a key has other parts, kernels since 5.2
+/// reject it as malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// First address. A set of networks matches it if a network contains the address.
@@ -430,8 +432,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute, without a line number. Old kernels overwrite the
-    /// line number in a message if there is one. A key must not contain one.
+    /// Writes the key as one `DATA` attribute, without a line number: old kernels would overwrite a
+    /// line number in the message, and a key has none.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,

@@ -82,7 +82,7 @@ pub enum Error {
         reason: Reason,
     },
     /// The acknowledgement was lost, so the action may have taken effect. A list of the set shows
-    /// it.
+    /// the result.
     #[error(
         "whether the kernel could {action} set {name} is unknown, its answer was lost: list the set to see"
     )]
@@ -174,13 +174,13 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Returns the reason for error `number` of `command`. `bitmap` is true if numbers from 4352 on
-    /// are those of a bitmap type.
+    /// Returns the reason for error `number` of `command`. If `bitmap` is true, numbers from 4352
+    /// on are interpreted as errors of a bitmap type.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // Error "second name". For a swap, the second set does not exist. For other commands, a
-            // set has the new name already.
+            // Error "second name". For a swap, it means that the second set does not exist. For
+            // other commands, it means that a set already has the new name.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

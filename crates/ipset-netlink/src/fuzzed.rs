@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
-//! fuzzer may use them.
+//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
+//! other code may use these functions.
 
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};

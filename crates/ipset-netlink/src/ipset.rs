@@ -1,9 +1,9 @@
 //! The calls of [`Ipset`]: their messages, and the meaning of the replies.
 //!
-//! A message holds many entries. The kernel adds them in order, stops at the first entry that it
-//! refuses, and reports that entry's line number. The call then continues after this entry, with
-//! ever smaller messages. A full set refuses thousands of entries, which must not cost thousands of
-//! large messages.
+//! A message contains many entries. The kernel adds them in order, stops at the first entry that it
+//! refuses, and reports this entry's line number. The call then continues after this entry, with
+//! smaller and smaller messages: if a full set refuses thousands of entries, this must not cost
+//! thousands of large messages.
 
 mod update;
 
@@ -31,8 +31,9 @@ const PROTOCOL_MIN: u8 = 6;
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Types of sets as last seen, so that an update needs no query. If another program replaces a
-    /// set with one of another type, a refused entry or a list reveals the new type.
+    /// Types of sets, as this connection last saw them, so that an update needs no query. If
+    /// another program replaces a set by a set of another type, a refused entry or a list reveals
+    /// the new type.
     types: HashMap<String, EntryType>,
 }
 
@@ -91,8 +92,8 @@ impl Ipset {
         self.protocol
     }
 
-    /// Returns the number of messages sent since this connection was opened. It wraps to 0 after
-    /// `u32::MAX`.
+    /// Returns the number of messages that were sent since this connection was opened. The number
+    /// wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
@@ -105,7 +106,8 @@ impl Ipset {
     ///
     /// Returns [`Error::Mismatch`] if a set of this name has another type, family, maxelem, range
     /// of ports or option. Returns [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`] or
-    /// [`Error::Name`] for an impossible definition. Also fails if the kernel refuses.
+    /// [`Error::Name`] for a definition that the kernel cannot create. Also fails if the kernel
+    /// refuses.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
@@ -151,14 +153,14 @@ impl Ipset {
     /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`] or [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // Without EXCL, newer kernels report success for a missing set, while older kernels report
-        // an error.
+        // With EXCL, all kernels report an error for a missing set. Without EXCL, newer kernels
+        // report success.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
-    /// Removes a set like [`destroy`](Self::destroy), and waits up to `patience` until nothing
-    /// refers to it: iptables' nft backend releases a set only shortly after the removal of its
-    /// rules. Returns false if the set did not exist.
+    /// Removes a set like [`destroy`](Self::destroy), but waits up to `patience` until no rule
+    /// refers to the set. The wait is needed because iptables' nft backend releases a set only
+    /// shortly after the removal of its rules. Returns false if the set did not exist.
     ///
     /// # Errors
     ///
@@ -204,7 +206,7 @@ impl Ipset {
     }
 
     /// Exchanges the entries of two sets of one type and family atomically. A rule that refers to
-    /// one of the sets then uses the other's entries.
+    /// one of the sets then uses the entries that the other set had.
     ///
     /// # Errors
     ///
@@ -251,12 +253,12 @@ impl Ipset {
     /// Adds entries to and deletes entries from any number of sets, in the order of `changes`, with
     /// as few sends as possible.
     ///
-    /// Returns the [`Outcome`] of each entry of each change. If an entry or a set is at fault (a
-    /// set is missing, or has another type or family), only the outcomes of its entries report
-    /// this. Other entries are not affected. The call writes the entries after a refused entry
-    /// later, possibly after the following changes.
+    /// Returns the [`Outcome`] of each entry of each change. If a set is missing or has another
+    /// type or family, or if the kernel refuses an entry, only the outcomes of the affected entries
+    /// report this. The call writes the entries after a refused entry later, possibly after the
+    /// following changes.
     ///
-    /// If this connection has neither created nor listed a set, the call queries the set's type. It
+    /// The call queries the type of a set that this connection has neither created nor listed. It
     /// repeats the query after a refusal, because another program may have replaced the set. Only a
     /// refusal or a list reveals such a replacement.
     ///
@@ -347,7 +349,6 @@ impl Ipset {
 
     /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one query, even for
     /// a large set.
-    /// large the set is.
     ///
     /// # Errors
     ///
@@ -360,7 +361,7 @@ impl Ipset {
 
     /// Returns true if a set has an entry that matches a key. The set may have any type whose
     /// entries consist of addresses, networks and ports. The kernel looks up the key as it does for
-    /// a packet, without a list. A key that lacks a part of the type matches no entry.
+    /// a packet, so no list is needed. A key that lacks a part of the type matches no entry.
     ///
     /// # Errors
     ///
@@ -383,8 +384,8 @@ impl Ipset {
     }
 
     /// Returns the outcomes that are known before a message is sent. Refuses an entry that does not
-    /// fit its set, because the kernel would add only the part that it understands. The outcomes of
-    /// all other entries are `Unknown`.
+    /// fit its set, because the kernel would add only the part that it understands. For all other
+    /// entries, the outcome is `Unknown`.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -412,8 +413,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set that has refused a fitting entry, and updates the outcomes.
-    /// Entries to send again become `Unknown`. Returns true if there are any.
+    /// Queries the type of a set that has refused a fitting entry, and updates the outcomes. An
+    /// outcome becomes `Unknown` if its entry must be sent again. Returns true if there are such
+    /// entries.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -557,8 +559,8 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Apart from ADD and DELETE, only CREATE of a bitmap returns error numbers of a set
-            // type.
+            // Interprets error numbers of a set type as those of a bitmap: apart from ADD and
+            // DELETE, only CREATE of a bitmap returns such numbers.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,

@@ -24,11 +24,14 @@
 //!    └───── type_name, test ── Key ──▶ whether a member holds for it, in a set of any type
 //! ```
 //!
-//! Adding an existing entry succeeds, and so does deleting a missing entry, as with `ipset -exist`.
+//! As with `ipset -exist`, adding an existing entry succeeds, and so does deleting a missing entry.
+//!
 //! The crate handles the hash and bitmap types of [`SetType`], without timeouts, counters and
-//! comments of entries. Entries of `hash:ip,port` may have a [`Mark`]. Of sets with other types,
-//! the crate lists only the header. It neither loads kernel modules nor starts processes. The
-//! kernel loads the module of a set type if it can.
+//! comments of entries. Entries of `hash:ip,port` may have a [`Mark`]. For sets with other types,
+//! the crate lists only the header.
+//!
+//! The crate neither loads kernel modules nor starts processes. The kernel itself loads the module
+//! of a set type if the module is installed.
 //!
 //! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
 

@@ -1,8 +1,8 @@
 //! Definitions of sets, and the parser of a list of sets.
 //!
-//! For a large set, the reply to a list has several messages. The first one has the type and the
-//! header. Each further message has only the name and more entries. The kernel never interleaves
-//! messages of different sets.
+//! For a large set, the reply to a list has several messages. The first message has the type and
+//! the header. Each further message has only the name and more entries. The kernel never
+//! interleaves messages of different sets.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ impl SetType {
         }
     }
 
-    /// Returns the newest revision that this crate knows. Newer revisions (of `ipset` 7.17) only
+    /// Returns the newest revision that this crate supports. Newer revisions (of `ipset` 7.17) only
     /// add options.
     pub(crate) const fn revision(self) -> u8 {
         match self {
@@ -180,8 +180,8 @@ enum Size {
 }
 
 impl Definition {
-    /// Creates a definition with `ipset`'s defaults. A hash gets this family, hashsize 1024 and
-    /// maxelem 65536. A bitmap gets all 65536 ports and no family.
+    /// Creates a definition with `ipset`'s defaults. A hash has this family, hashsize 1024 and
+    /// maxelem 65536. A bitmap has all 65536 ports and no family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {
@@ -201,9 +201,9 @@ impl Definition {
         }
     }
 
-    /// Sets the initial number of a hash's buckets. Ignored for a bitmap. The kernel rounds it up
-    /// to a power of two, at least 64, and grows the hash as it fills. Growing is slow, so callers
-    /// should give the number of entries that they expect.
+    /// Sets the initial number of a hash's buckets. Ignored for a bitmap. The kernel rounds the
+    /// number up to a power of two, at least 64, and grows the hash when it fills. Growing is slow,
+    /// so callers should pass the number of entries that they expect.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -213,7 +213,8 @@ impl Definition {
     }
 
     /// Sets the maximum number of a hash's entries. Ignored for a bitmap. Since Linux 5.7, a hash
-    /// with more than 1024 buckets accepts a few more entries, because it counts them by region.
+    /// with more than 1024 buckets accepts a few more entries, because the kernel counts entries by
+    /// region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -272,8 +273,9 @@ impl Definition {
         }
     }
 
-    /// Returns true if a set with this definition can replace one that was created as `wanted`. The
-    /// kernel changes the hashsize itself, and unneeded room for marks is harmless.
+    /// Returns true if a set with this definition can be used instead of one that was created as
+    /// `wanted`. The hashsize may differ, because the kernel changes it. Unneeded room for marks is
+    /// harmless.
     fn serves_as(self, wanted: Definition) -> bool {
         let comparable = |definition: Definition| Definition {
             has_marks: wanted.has_marks && definition.has_marks,
@@ -369,9 +371,9 @@ pub struct Header {
     pub revision: u8,
     /// Type and size, or `None` if [`SetType`] does not include the type.
     pub definition: Option<Definition>,
-    /// Options that change the set's entries or their lifetime, in `ipset`'s words: `timeout 300`,
-    /// `netmask 24`, `forceadd`. Sets that this crate creates have none. Counters and comments are
-    /// omitted, and marks are part of the definition.
+    /// Options that change the set's entries or their lifetime, in `ipset`'s notation: `timeout
+    /// 300`, `netmask 24`, `forceadd`. Sets that this crate creates have none. The list omits
+    /// counters and comments. Marks are part of the definition.
     pub options: Vec<String>,
     /// Number of rules and sets that refer to the set.
     pub references: u32,
@@ -561,7 +563,7 @@ impl<'a> CommandAttributes<'a> {
     }
 
     /// Returns the type of a set from a reply to `HEADER`, with the family if the set has one.
-    /// `None`: this crate does not handle the type.
+    /// Returns `None` if this crate does not handle the type.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

@@ -1,8 +1,8 @@
 //! Numbers of the ipset protocol, from `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h` and
 //! `ip_set_bitmap.h`.
 
-/// Returns the netlink message type of a command: nfnetlink's subsystem number, then ipset's
-/// command.
+/// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
+/// and ipset's command in the low byte.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_IPSET: u16 = 6;
     NFNL_SUBSYS_IPSET << 8 | command
@@ -106,8 +106,8 @@ pub(crate) mod errno {
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
     pub(crate) const SKBINFO: i32 = 4114;
-    /// The meaning of error numbers from 4352 on depends on the set type. This number means "full"
-    /// for a hash, and "out of range" for a bitmap.
+    /// An error number whose meaning depends on the set type, as for all numbers from 4352 on. This
+    /// number means "full" for a hash, and "out of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

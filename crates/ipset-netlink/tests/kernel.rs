@@ -31,8 +31,8 @@ fn ipset_tool(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the output of `ipset save` for a set: the command that creates it, without options that
-/// are random or not chosen here, and its entries.
+/// Returns the output of `ipset save` for a set: the command that creates it, and its entries.
+/// Omits options of this command that are random or that the test does not choose.
 fn saved(set: &str) -> (String, BTreeSet<String>) {
     let text = ipset_tool(&format!("save {set}"));
     let (create, entries) = text.split_once('\n').unwrap();
@@ -627,7 +627,7 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
     // Another program creates the set again, first unchanged, then with another type or family. The
-    // stored type must not hide this change.
+    // stored type must not hide the change.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
     // The kernel may understand only a part of an entry. The crate must not add this part to a set
     // of another type.
@@ -641,8 +641,7 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
         ipset_tool("destroy s");
     }
 
-    // In the opposite case, the refused entry fits the new set. One query later, the set accepts
-    // it.
+    // Now the refused entry fits the new set. After one query, the set accepts the entry.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

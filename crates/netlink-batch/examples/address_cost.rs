@@ -1,6 +1,9 @@
-//! Measures the kernel's cost of making many addresses local to a node: as addresses of one dummy
-//! link, or as local routes on it. The cases differ in the order of addresses, the link's state
-//! (down or up), and the number of messages in one send.
+//! Measures the kernel's cost of making many addresses local to a node, either as addresses of one
+//! dummy link or as local routes on this link. The cases differ in:
+//!
+//! * the order of addresses;
+//! * the link's state (down or up);
+//! * the number of messages in one send.
 //!
 //! ```text
 //! cargo build -p netlink-batch -p lab --example address_cost --bin lab
@@ -8,8 +11,8 @@
 //! ```
 //!
 //! Each output line is one case in its own network namespace, which `unshare` creates. The columns
-//! are the seconds until the last acknowledgement, and until each address has its route. For IPv6,
-//! a kernel worker adds the routes later.
+//! are the seconds until the last acknowledgement, and the seconds until each address has its
+//! route. For IPv6, a kernel worker adds the routes later.
 //!
 //! With arguments, the program runs one case in the current namespace: `address_cost 4|6 COUNT
 //! address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.

@@ -1,20 +1,24 @@
-//! Measures the cost that the number of a node's addresses adds to a packet. The result is the
-//! table in docs/operating.md under "Many service addresses, and what a packet costs".
+//! Measures how much a packet costs more if the node has many addresses. The result is the table in
+//! docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
 //! target/release/lab run --timeout 300 -- target/release/examples/packet_cost
 //! ```
 //!
-//! There are three network namespaces: client – node – other host, with `rp_filter` 0, veth links
-//! and routes. A raw socket of the client sends blocks of ICMP echo requests to the other host,
-//! each block with one `sendmmsg`. With one CPU, as in the lab, the kernel handles all packets and
-//! replies within that call. A block with a missing reply is an error. The result is the fastest
-//! block, because other work on the machine only adds time.
+//! There are three network namespaces (client – node – other host) with `rp_filter` 0, veth links
+//! and routes.
 //!
-//! After a namespace has had a local route, its kernel keeps making the full check of packets. Each
-//! row therefore uses new namespaces. The run takes about a minute, mostly for the 50,000 addresses
-//! of the last row.
+//! 1. A raw socket of the client sends a block of ICMP echo requests to the other host, with one
+//!    `sendmmsg`.
+//! 2. With one CPU, as in the lab, the kernel handles all packets and replies within this call.
+//! 3. A missing reply is an error.
+//!
+//! The result is the fastest block, because other work on the machine only adds time.
+//!
+//! Each row uses new namespaces: once a namespace has had a local route, its kernel continues to
+//! make the full check of packets. The run takes about a minute, mostly for the 50,000 addresses of
+//! the last row.
 
 use std::error::Error;
 use std::fs::{File, read_to_string, write};
@@ -72,8 +76,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the microseconds for a packet and its reply in three cases: without an added local
-/// route, with one on the node, and with one more in the client's namespace.
+/// Measures the microseconds for a packet and its reply in three cases:
+///
+/// 1. without an added local route;
+/// 2. with an added local route on the node;
+/// 3. with an added local route on the node and in the client's namespace.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;
@@ -115,8 +122,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // The kernel removes a namespace only some time later. Until then, its addresses would disturb
-    // the next row.
+    // The kernel removes a namespace only some time later. Until then, the addresses of this
+    // namespace would disturb the next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }
@@ -198,8 +205,8 @@ fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
 }
 
 fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
-    // The socket is not connected, because a connected socket keeps its route, which would save the
-    // look-up of each packet's source.
+    // The socket is not connected. A connected socket would keep its route, so the kernel would not
+    // look up each packet's source.
     let to = SocketAddrAny::from(SocketAddrV4::new(OTHER, 0));
     let packet = [IoSlice::new(&ECHO_REQUEST)];
     let mut control: Vec<SendAncillaryBuffer<'_, '_, '_>> = Vec::new();

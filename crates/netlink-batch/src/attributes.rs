@@ -1,8 +1,7 @@
 //! Reads netlink attributes (`struct nlattr`): a length, a kind, and a payload padded to 4 bytes.
 //!
-//! The bytes come from outside of this process. The parser therefore checks every length, and no
-//! input causes a panic. The iterator also returns attributes of unknown kinds, which the caller
-//! ignores.
+//! The bytes come from outside of this process. So the parser checks every length, and no input
+//! causes a panic. The iterator also returns attributes of unknown kinds, which the caller ignores.
 
 use std::str;
 

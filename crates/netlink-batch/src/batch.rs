@@ -1,9 +1,11 @@
-//! Encodes messages: a [`Batch`] is one buffer of complete messages, which one or more sends
+//! Encodes messages. A [`Batch`] is one buffer of complete messages, which one or more sends
 //! transmit.
 //!
-//! The writer fills in each length after the content, so it builds a message only once. An
-//! attribute of more than 65,535 bytes cannot be encoded, and makes its message void. A void
-//! message is not sent. Its reply is a refusal with `EMSGSIZE`. Other messages are not affected.
+//! The writer writes each length after the content, so it builds a message only once.
+//!
+//! An attribute of more than 65,535 bytes cannot be encoded, and makes its message void. A void
+//! message is not sent, and its reply is a refusal with `EMSGSIZE`. Other messages are not
+//! affected.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +15,8 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages to send together. They get their sequence numbers at send time. Callers refer to a
-/// message by its index.
+/// Messages that are sent together. They get their sequence numbers when they are sent. Callers
+/// refer to a message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -93,8 +95,8 @@ impl Batch {
         self.ends.len() - 1
     }
 
-    /// Returns the message at `index`. Returns `None` if there is no such message, or if it is void
-    /// (one of its attributes exceeds 65,535 bytes).
+    /// Returns the message at `index`. Returns `None` if no message has this index, or if the
+    /// message is void (one of its attributes exceeds 65,535 bytes).
     pub fn get(&self, index: usize) -> Option<Message<'_>> {
         messages(self.raw(index)?).next()?.ok()
     }
@@ -180,8 +182,8 @@ impl Writer<'_> {
         self.pad();
     }
 
-    /// Adds zeroed bytes, padded to a multiple of 4, and returns them for a message type that
-    /// encodes itself.
+    /// Adds zeroed bytes, padded to a multiple of 4, and returns them. A message type that encodes
+    /// itself writes into these bytes.
     pub fn zeroed(&mut self, len: usize) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + align(len), 0);
@@ -245,8 +247,9 @@ impl Writer<'_> {
         });
     }
 
-    /// Returns the number of bytes in this message so far, with its 16-byte header. An attribute's
-    /// length is a `u16`, so a caller that nests many entries must stop before 65,535 bytes.
+    /// Returns the number of bytes in this message so far, including its 16-byte header. A caller
+    /// that nests many entries must stop before 65,535 bytes, because the length of an attribute is
+    /// a `u16`.
     #[allow(clippy::len_without_is_empty, reason = "a message is never empty")]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start

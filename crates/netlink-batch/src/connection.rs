@@ -13,8 +13,8 @@ use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Sizes of a socket's buffers, in bytes. The kernel doubles them. For a process without
-/// `CAP_NET_ADMIN`, it limits them to `net.core.{r,w}mem_max`.
+/// Sizes of a socket's buffers, in bytes. The kernel doubles these numbers. For a process without
+/// `CAP_NET_ADMIN`, the kernel limits them to `net.core.{r,w}mem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
     /// Size of the buffer for replies. If the buffer is too small, the kernel drops replies
@@ -64,14 +64,14 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The sysctl limits the plain option, without an
-            // error.
+            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The fallback is SO_RCVBUF, which the kernel
+            // limits by the sysctl without an error.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
             // Old kernels lack these two options. Their replies are larger or have no error text,
-            // but this crate can decode them.
+            // but this crate can decode such replies.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -85,17 +85,16 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages sent. Each attempt of a dump counts. The number wraps to 0
-    /// after `u32::MAX`.
+    /// Returns the number of messages that were sent, including each attempt of a dump. The number
+    /// wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// Returns this socket's port number, by which the kernel names the author of a change.
+    /// Returns this socket's port number. The kernel names the author of a change by this number.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel does not return the number.
     /// Fails if the kernel does not reveal the number.
     pub fn port(&self) -> io::Result<u32> {
         let mut address = SocketAddr::new(0, 0);
@@ -105,21 +104,21 @@ impl Connection {
 
     /// Sends all messages. Returns one [`Reply`] per message, by index. A send has at most 128 KiB
     /// and 512 messages; a larger message has its own send. Only the last message of each send
-    /// requests an acknowledgement. If the kernel refuses a message, it still handles the following
-    /// ones.
+    /// requests an acknowledgement. If the kernel refuses a message, it still handles the messages
+    /// after it.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Io`] if sending or receiving fails, [`Error::Malformed`] if a reply is
     /// invalid, and [`Error::Permission`] if the kernel refuses a whole send. A part of the batch
-    /// may then have taken effect: dump and compare.
+    /// may then have taken effect, so the caller should dump and compare.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
     /// Sends all messages in **one** send of any size. In some protocols (nf\_tables), a send is a
-    /// transaction. The socket's send buffer grows as needed. The result has the refusals, and the
-    /// replies that messages request with [`Batch::acknowledge`].
+    /// transaction. The socket's send buffer grows as needed. The result contains the refusals, and
+    /// the replies that the caller has requested with [`Batch::acknowledge`].
     ///
     /// If a message is void, this call sends nothing and refuses that message with `EMSGSIZE`.
     ///
@@ -163,9 +162,9 @@ impl Connection {
         self.0.dump(kind, flags, &payload)
     }
 
-    /// Dumps a table that may be too large to buffer. `take` receives kind and payload of each
-    /// message, and stores the parts that it needs in the `T`. For a table of any size, the dump
-    /// itself needs only the memory of one datagram.
+    /// Dumps a table that may be too large to buffer. `take` receives the kind and payload of each
+    /// message, and stores the parts that it needs in the `T`. The dump itself needs only the
+    /// memory of one datagram, for a table of any size.
     ///
     /// Each attempt begins with a new `T`, so the result comes from one complete dump.
     ///
@@ -188,9 +187,9 @@ impl Connection {
         )
     }
 
-    /// Dumps like [`Connection::dump_into`], but keeps the result if the kernel reports a
-    /// concurrent change. Callers must detect relevant changes in another way. In nf\_tables, the
-    /// reported change may concern any table of the network namespace.
+    /// Dumps like [`Connection::dump_into`], but returns the result even if the kernel reports a
+    /// concurrent change. Callers must detect relevant changes in another way: in nf\_tables, for
+    /// example, the reported change may concern any table of the network namespace.
     ///
     /// # Errors
     ///

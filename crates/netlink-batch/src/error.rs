@@ -59,8 +59,8 @@ pub struct Refusal {
     pub errno: i32,
     /// Explanation from the kernel (`NLMSGERR_ATTR_MSG`), if it gave one.
     pub message: Option<String>,
-    /// Payload of the request, as the kernel returned it. Only ipset returns it, with the line
-    /// number of the failed entry in it.
+    /// Payload of the request, as the kernel returned it. Only ipset returns a payload, which
+    /// contains the line number of the failed entry.
     pub request: Vec<u8>,
 }
 

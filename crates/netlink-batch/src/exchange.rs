@@ -1,11 +1,11 @@
 //! The protocol logic: the messages of each operation, and the meaning of the replies.
 //!
-//! The kernel side of a connection is synchronous. When `send` returns, the kernel has already
-//! queued every reply, or the next part of a dump. This module therefore never waits. If the queue
-//! is empty and a reply is missing, the reply was lost, and the module reports the loss.
+//! The kernel side of a connection is synchronous: when `send` returns, the kernel has already
+//! queued every reply, or the next part of a dump. So this module never waits. If the queue is
+//! empty and a reply is missing, the reply was lost, and the module reports the loss.
 //!
-//! Each reply has the sequence number of its message, and each send uses new numbers. A late reply
-//! therefore cannot be mistaken for a reply to a newer message.
+//! Each reply has the sequence number of its message, and each send uses new numbers. So a late
+//! reply is never mistaken for the reply to a newer message.
 //!
 //! ```text
 //!  Connection ─▶ Exchange<L: Link> ── protocol logic, tested on scripted bytes
@@ -30,19 +30,18 @@ use crate::message::{self, Messages};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
-/// Maximum number of messages in one send. Each refusal takes 832 bytes of the receive buffer, and
-/// the kernel holds the subsystem's lock for each message. Larger sends would not be faster, and
-/// would delay other programs.
+/// Maximum number of messages in one send. Larger sends would not be faster, and would delay other
+/// programs: the kernel holds the subsystem's lock for each message. Each refusal takes 832 bytes
+/// of the receive buffer.
 pub const CHUNK_MESSAGES: usize = 512;
 /// Maximum number of bytes in one send.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// Size of the buffer for one datagram, in bytes. It has room for a refusal that echoes a whole
-/// chunk (ipset), or for a part of a dump (32 KiB).
+/// Size of the buffer for one datagram, in bytes. The largest datagrams are a refusal that echoes a
+/// whole chunk (ipset), and a part of a dump (32 KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// First sequence number. The kernel uses 0 for messages that it sends without a request.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Upper estimate of the bytes that the kernel needs in the send buffer in addition to the
-/// messages.
+/// Upper estimate of the bytes in the send buffer that the kernel needs besides the messages.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. It doubles before each further attempt.
@@ -139,8 +138,8 @@ impl<L: Link> Exchange<L> {
     }
 
     /// Sends as many messages as fit into one send, beginning with index `replies.len()`, and
-    /// appends their replies. If the socket accepts fewer bytes than expected, appends no reply,
-    /// and the caller tries again.
+    /// appends their replies. If the socket accepts fewer bytes than expected, appends no reply, so
+    /// that the caller tries again.
     fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
         let first = self.sequence;
         self.outgoing.clear();
@@ -207,8 +206,7 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // This message replies to an earlier send, or no message of the batch has
-                        // requested it.
+                        // This message replies to an earlier send, or to no message of the batch.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -221,8 +219,8 @@ impl<L: Link> Exchange<L> {
                 }
             }
         }
-        // If the process lacks the privileges, nfnetlink refuses a whole send. The refusal names
-        // the first message.
+        // If the process lacks a privilege, nfnetlink refuses the whole send. Its refusal names the
+        // first message.
         if !acknowledged
             && known
                 .first()
@@ -325,8 +323,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // The kernel does not acknowledge dumps. The acknowledgement flag makes it end the
-            // reply if the request turns out not to be a dump.
+            // The kernel does not acknowledge dumps. The acknowledgement flag is for a request that
+            // the kernel does not treat as a dump: the flag makes the kernel end the reply.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)

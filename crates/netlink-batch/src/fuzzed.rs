@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
-//! must not use them.
+//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
+//! other code may use these functions.
 
 use crate::Attributes;
 use crate::message::Messages;

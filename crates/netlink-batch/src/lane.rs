@@ -1,11 +1,11 @@
-//! A worker thread that runs one job at a time, for a caller that must not block.
+//! A lane: a worker thread that runs one job at a time, for a caller that must not block.
 //!
 //! ```text
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
 //! Several lanes need no lock if their owner never runs two jobs on the same objects at the same
-//! time: only the running job can change its objects.
+//! time. Only the running job can then change its objects.
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -63,8 +63,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Returns true if the caller may start a job: none is running, and no result waits to be
-    /// taken.
+    /// Returns true if the caller may start a job: no job is running, and no result waits for
+    /// [`take`](Self::take).
     pub fn is_free(&self) -> bool {
         matches!(self.job, Job::None)
     }
@@ -77,8 +77,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         };
     }
 
-    /// Becomes ready when a job's result can be taken. Without a job, stays pending and wakes no
-    /// task.
+    /// Becomes ready when a job's result can be taken. If there is no job, returns `Pending` and
+    /// wakes no task.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Job::Running(outcome) = &mut self.job {
             let Poll::Ready(result) = outcome.poll_unpin(context) else {

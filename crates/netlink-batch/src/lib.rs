@@ -1,9 +1,11 @@
 //! Netlink transport: many messages in one send, errors by sequence number.
 //!
 //! The kernel processes a netlink send before `send` returns, message by message. It reports every
-//! failure, even if no message requests an acknowledgement. A [`Batch`] of any length therefore
-//! costs a few system calls: [`Connection::execute`] requests one acknowledgement, for the last
-//! message of each send. Every earlier message that the kernel has not refused has succeeded.
+//! failure, even if no message requests an acknowledgement.
+//!
+//! So a [`Batch`] of any length costs only a few system calls. [`Connection::execute`] requests one
+//! acknowledgement, for the last message of each send. Every earlier message that the kernel has
+//! not refused has succeeded.
 //!
 //! ```text
 //!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
@@ -13,7 +15,7 @@
 //!
 //! The same rules apply to rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
 //! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. [`subscribe`]
-//! opens a socket for notifications. Other crates give the messages their meaning.
+//! opens a socket for notifications. The payloads of messages are the subject of other crates.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).

@@ -11,8 +11,8 @@ pub enum Reply {
     Done,
     /// The kernel refused the message.
     Refused(Refusal),
-    /// The acknowledgement was lost (`ENOBUFS`), so the message may have taken effect. To find out,
-    /// dump and compare.
+    /// The acknowledgement was lost (`ENOBUFS`), so the message may have taken effect. A dump shows
+    /// whether it has.
     Unknown,
 }
 
@@ -26,7 +26,7 @@ impl Reply {
     }
 }
 
-/// Replies of the kernel to a batch in one send
+/// Replies of the kernel to a batch that was sent at once
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {

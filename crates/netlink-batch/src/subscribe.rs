@@ -6,8 +6,8 @@ use netlink_sys::{Socket, SocketAddr};
 use rustix::net::sockopt;
 
 /// Subscribes to multicast groups of a netlink protocol. The socket never blocks. Its receive
-/// buffer has `room` bytes, or the maximum that the kernel allows. More than `net.core.rmem_max`
-/// needs `CAP_NET_ADMIN` in the initial user namespace.
+/// buffer has `room` bytes, or the kernel's maximum. A size above `net.core.rmem_max` needs
+/// `CAP_NET_ADMIN` in the initial user namespace.
 ///
 /// # Errors
 ///
@@ -15,8 +15,8 @@ use rustix::net::sockopt;
 pub fn subscribe(protocol: isize, groups: &[u32], room: usize) -> io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.set_non_blocking(true)?;
-    // Ignores a failure: with a smaller buffer, the socket loses more notifications, but it reports
-    // each loss (`ENOBUFS`).
+    // Ignores a failure. With a smaller buffer, the kernel drops more notifications, but the socket
+    // reports each loss (`ENOBUFS`).
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
     socket.bind(&SocketAddr::new(0, 0))?;

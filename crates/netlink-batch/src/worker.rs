@@ -1,9 +1,10 @@
 //! A thread that owns sockets, for async callers.
 //!
 //! The kernel does its work within the system call `send`, on the sender's thread. A large batch
-//! would therefore block an async runtime. A [`Worker`] runs closures on another thread. If a
-//! closure panics, the thread ends and drops the value, because a half-finished operation leaves a
-//! socket in an unknown state. All later calls then return [`WorkerEnded`].
+//! would therefore block an async runtime, so a [`Worker`] runs closures on another thread.
+//!
+//! If a closure panics, the thread drops the value and ends, because a half-finished operation
+//! leaves a socket in an unknown state. All later calls return [`WorkerEnded`].
 
 use std::fmt;
 use std::future::Future;
@@ -25,7 +26,7 @@ pub struct WorkerEnded;
 
 /// A thread that owns a `T` and runs closures on it, in the order of the calls.
 ///
-/// Dropping it runs the queued closures, and then ends the thread.
+/// When a `Worker` is dropped, it runs the queued closures, and then ends the thread.
 pub struct Worker<T> {
     jobs: Option<mpsc::Sender<Job<T>>>,
     thread: Option<JoinHandle<()>>,
@@ -56,8 +57,9 @@ impl<T> fmt::Debug for Worker<T> {
 }
 
 impl<T: 'static> Worker<T> {
-    /// Starts a thread called `name` (`top` shows 15 bytes of it). Builds the value on this thread,
-    /// and waits for it. The thread belongs to the caller's network namespace.
+    /// Starts a thread with the name `name`, of which `top` shows 15 bytes. Builds the value on
+    /// this thread, and waits until it is built. The thread belongs to the caller's network
+    /// namespace.
     ///
     /// # Errors
     ///
@@ -100,8 +102,8 @@ impl<T: 'static> Worker<T> {
     }
 
     /// Creates a worker without a thread or a value, for tests that control the order of events.
-    /// The test takes the closures in the order of the calls, and runs each when, and on which
-    /// value, it likes. To the caller, a dropped closure looks like a thread that has ended.
+    /// The test takes the closures in the order of the calls. It decides when each closure runs,
+    /// and on which value. To the caller, a dropped closure looks like a thread that has ended.
     pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
@@ -111,8 +113,8 @@ impl<T: 'static> Worker<T> {
         (worker, JobQueue(queue))
     }
 
-    /// Runs `f` on the value. The call queues the closure immediately, and the worker runs it even
-    /// if the caller drops the future.
+    /// Runs `f` on the value. The call queues the closure immediately. The worker runs the closure
+    /// even if the caller drops the future.
     pub fn call<R, F>(
         &self,
         f: F,

@@ -244,8 +244,8 @@ fn requests_get_replies_and_refused_dumps_fail() {
         let refused = connection.request(RTM_GETLINK, 0, get("nowhere0"));
         assert!(matches!(refused, Err(Error::Refused(refusal)) if refusal.errno == ENODEV));
 
-        // With strict checking, the kernel refuses a dump of addresses if the device does not
-        // exist.
+        // If the device does not exist, the kernel refuses a dump of its addresses, because of
+        // strict checking.
         let refused = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&ifaddrmsg(NOWHERE)));
         assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
         assert_eq!(addresses(&mut connection), []);
@@ -265,8 +265,8 @@ fn without_permission_each_message_is_refused() {
             [Some(EPERM); 2]
         );
 
-        // nfnetlink refuses the whole send. The sysctls limit the buffers of an unprivileged
-        // process.
+        // nfnetlink refuses the whole send. The sysctls limit the buffers, because the process is
+        // unprivileged.
         let mut netfilter = Connection::open(Protocol::Netfilter).unwrap();
         batch.clear();
         for _ in 0..3 {

@@ -119,8 +119,8 @@ fn type_requests_equal_those_of_the_ipset_tool() {
     }
 }
 
-/// A fake kernel with one set of ports. Like the real kernel, it handles a message up to the first
-/// refused port, and reports that port's line.
+/// A fake kernel with one set of ports. Like the real kernel, it processes a message up to the
+/// first refused port, and reports the line of this port.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,

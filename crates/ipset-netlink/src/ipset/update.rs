@@ -6,9 +6,9 @@ use crate::set::CommandAttributes;
 use crate::wire::{NET_BYTEORDER, attr, command, message};
 use crate::{Entry, Reason};
 
-/// Maximum number of entry bytes in one message. An attribute's length is a `u16`, so the limit is
-/// 64 KiB. A refusal echoes the whole message. Half of the limit spares the receive buffer, and
-/// still holds 400 to 1300 entries.
+/// Maximum number of entry bytes in one message. The length of an attribute is a `u16`, so the
+/// kernel's limit is 64 KiB. Half of it is enough for 400 to 1,300 entries, and saves space in the
+/// receive buffer, because a refusal echoes the whole message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
 /// Maximum number of entries in one message: at first, and after each of three refusals.
@@ -95,7 +95,7 @@ pub(super) struct ChangePart<'a> {
 
 impl<'a> ChangePart<'a> {
     /// Appends a message with up to `most` entries from the start of this part. Returns the number
-    /// of entries in the message. Lines count from 1, so line 0 in a refusal names no entry.
+    /// of entries in the message. Line numbers begin with 1, so line 0 in a refusal names no entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,

@@ -65,8 +65,8 @@ fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns an `NLMSG_ERROR` for `sequence`. As with `NETLINK_CAP_ACK`, it lacks the request's
-/// payload.
+/// Returns an `NLMSG_ERROR` for `sequence`. It does not contain the request's payload, as with
+/// `NETLINK_CAP_ACK`.
 fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
     let mut payload = (-errno).to_ne_bytes().to_vec();
     payload.extend(message(20, 5, sequence, &[]));
@@ -138,8 +138,8 @@ fn a_send_has_at_most_512_messages_and_128_kib() {
 fn a_socket_with_a_small_buffer_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
-    // Each message has 24 bytes. The first send has 240 bytes and is rejected, the next has at most
-    // 120 and is rejected, and the others have at most 60. The script has no replies.
+    // Each message has 24 bytes. The script rejects the first send of 240 bytes, and the next send
+    // of at most 120 bytes. Further sends have at most 60 bytes. The script has no replies.
     assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
     assert!(
         small
@@ -182,8 +182,8 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // Sequence numbers in the script: a reply to the first send (2), foreign messages (0, 77),
-        // and replies to this send.
+        // The script contains a reply to the first send (sequence number 2), foreign messages (0,
+        // 77), and replies to this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),
