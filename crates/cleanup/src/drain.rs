@@ -1,11 +1,11 @@
-//! Drains the virtual servers of a mode that served earlier.
+//! Drains the virtual servers of a mode that served before the current one.
 //!
 //! ```text
 //!   drain_beside ─▶ Drain ─▶ look ─▶ … ─▶ look: none left, or the time is over ─▶ clean_up_beside
 //! ```
 //!
-//! The kernel holds the whole state: virtual servers at weight 0, and the evidence of their mode.
-//! So [`drain_beside`](crate::drain_beside) continues a drain after a restart.
+//! The kernel holds all state of a drain: virtual servers with weight 0, and the evidence of their
+//! mode. So [`drain_beside`](crate::drain_beside) continues a drain after a restart.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -33,8 +33,8 @@ impl Drain {
         (!servers.is_empty()).then_some(Self { modes, servers })
     }
 
-    /// Returns the number of draining virtual servers of a family, and the number of their
-    /// connections at the last look.
+    /// Returns two numbers for a family: its draining virtual servers, and their connections at the
+    /// last look.
     pub fn counts(&self, family: IpFamily) -> (u64, u64) {
         let servers = self.servers.iter();
         let of_family = servers.filter(|server| server.key.family() == family);
@@ -43,8 +43,8 @@ impl Drain {
         })
     }
 
-    /// Returns the families whose service addresses all stay, because no set names the firewall mark
-    /// of a draining virtual server.
+    /// Returns the families of which the drain keeps all service addresses, because no set names
+    /// the firewall mark of a draining virtual server.
     pub fn families_with_all_addresses(&self) -> impl Iterator<Item = IpFamily> + use<> {
         let needed = NeededAddresses::of(&self.servers);
         let families = IpFamily::ALL.into_iter();
@@ -52,8 +52,8 @@ impl Drain {
     }
 
     /// Removes the virtual servers whose last connection has ended, with their addresses. Returns
-    /// true once none is left. The cleanup after the drain then removes the last addresses. Costs
-    /// O(draining virtual servers).
+    /// true once no draining virtual server is left. The last addresses stay until the cleanup
+    /// after the drain. Costs O(draining virtual servers).
     ///
     /// # Errors
     ///

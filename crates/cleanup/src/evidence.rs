@@ -1,5 +1,8 @@
-//! Evidence that assigns virtual servers to modes: addresses on links, members of sets, and
-//! ownership flags of virtual servers.
+//! Evidence that assigns virtual servers to modes:
+//!
+//! * addresses on links;
+//! * members of sets;
+//! * ownership flags of virtual servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -83,17 +86,17 @@ impl Evidence {
         }
     }
 
-    /// Reports whether one of these modes has created a virtual server. Any of these facts is
-    /// sufficient:
+    /// Reports whether one of these modes has created a virtual server. Each of the following facts
+    /// is sufficient:
     ///
     /// * A set contains the virtual server.
-    /// * Its address is on the mode's link, and no set contains another virtual server at that
-    /// address.
+    /// * Its address is on the mode's link, and no set contains another virtual server at this
+    ///   address.
     /// * Its port is a NodePort, and its address belongs to the node. If the virtual server has the
-    /// ownership flag, the port is sufficient, because the node may have lost the address.
+    ///   ownership flag, the port alone is sufficient, because the node may have lost the address.
     ///
-    /// For a virtual server with a firewall mark, only the ownership flag is evidence: another
-    /// program may use the same mark.
+    /// For a virtual server with a firewall mark, only the ownership flag is evidence, because
+    /// another program may use the same mark.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.ownership_flag != 0);
@@ -106,8 +109,8 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// Returns the addresses of a virtual server. Returns none if no set contains its firewall
-    /// mark.
+    /// Returns the addresses of a virtual server. For a firewall mark, these are the addresses in
+    /// the sets that contain the mark, or none without such a set.
     pub(crate) fn addresses(&self, key: &ServiceKey) -> BTreeSet<IpAddr> {
         match key {
             ServiceKey::Address { address, .. } => [*address].into(),
@@ -144,8 +147,8 @@ mod tests {
     fn only_virtual_servers_proven_ours_are_removed() {
         let there = [
             ("10.96.0.1:443", 0),
-            // This virtual server belongs to another program: the sets contain all virtual servers
-            // of the mode at this address.
+            // This virtual server belongs to another program, because the sets contain all virtual
+            // servers of the mode at this address.
             ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),

@@ -1,15 +1,16 @@
-//! Removes entries of some modes from one network namespace: those that the modes' footprints name.
-//! Keeps all other entries.
+//! Removes the entries of some modes from one network namespace. The modes' footprints name these
+//! entries. All other entries stay.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
 //! ```
 //!
-//! An address on a link or a set member is evidence that assigns a virtual server to a mode. The
+//! An address on a link or a set member is evidence that assigns a virtual server to a mode. So the
 //! cleanup removes this evidence only after the virtual server. [`drain_beside`] keeps virtual
-//! servers with open connections, with their evidence. After a failure, the cleanup reports the
-//! failure and continues with the other entries. Like upstream, it does not change kernel settings
-//! and IPVS timeouts.
+//! servers with open connections, and the evidence for them.
+//!
+//! After a failure, the cleanup reports the failure and continues with the other entries. Like
+//! upstream, it does not change kernel settings and IPVS timeouts.
 //!
 //! Upstream differs in two points: it also deletes virtual servers of other programs, and it does
 //! not delete the `KUBE-6-*` sets.
@@ -45,13 +46,14 @@ pub use report::{Cleanup, DrainingServer};
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// Time in which connections through virtual servers can complete their start or end. Once the
-/// cleanup has deleted a virtual server, the kernel drops the packets of its connections.
+/// Time for connections through virtual servers to finish their start or end. Once the cleanup has
+/// deleted a virtual server, the kernel drops the packets of its connections.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Removes the entries of kube-proxies in these modes from the network namespace of the calling
 /// thread, for both IP families and both iptables backends. Keeps virtual servers within
-/// `excluded`. Loads no kernel module. A kube-proxy that still runs writes its entries again.
+/// `excluded`. Loads no kernel module. The caller must have stopped these kube-proxies, because a
+/// running one writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -94,8 +96,8 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
 pub struct ServingMode {
     /// Footprint of the current mode. The cleanup keeps its entries.
     pub mode: &'static Footprint,
-    /// The iptables backend that the current mode itself cleans up: no rule of this backend refers
-    /// to a set any more. `None` if the mode has no iptables rules, so that the cleanup removes
+    /// The iptables backend that the current mode itself cleans up. No rule of this backend refers
+    /// to a set any more. `None` if the mode has no iptables rules: the cleanup then removes
     /// leftovers from every backend.
     pub iptables: Option<Iptables>,
 }
@@ -105,9 +107,9 @@ pub fn clean_up_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpN
     beside(modes, serving, excluded, Manner::Remove)
 }
 
-/// Removes the entries of these modes like [`clean_up_beside`], except those that open connections
-/// need. Virtual servers with open connections get no new ones, and their addresses become routes.
-/// The result lists these virtual servers for a [`Drain`].
+/// Removes the entries of these modes like [`clean_up_beside`], except the entries that open
+/// connections need. Virtual servers with open connections get no new connections, and their
+/// addresses become routes. The result lists these virtual servers for a [`Drain`].
 pub fn drain_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Drain)
 }
@@ -131,16 +133,16 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The cleanup must stop here: this table would continue to send packets to deleted
-            // virtual servers.
+            // The cleanup must stop here, because this table would continue to send packets to
+            // deleted virtual servers.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);
             return cleanup;
         }
     }
-    // An earlier version of userspace mode redirected packets with nftables, and this one with
-    // iptables. So its nftables table is a leftover.
+    // An earlier version of userspace mode redirected packets with nftables, and this version does
+    // so with iptables. So the nftables table of userspace mode is a leftover.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -158,14 +160,14 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Leads new connections to the current mode. A leftover nftables table would send them to virtual
-/// servers that are about to be deleted, so this function empties its chains. Then waits for a
-/// short time, in which existing connections through virtual servers may end.
+/// Leads new connections to the current mode: empties the chains of a leftover nftables table,
+/// which would send them to virtual servers that are about to be deleted. Then waits for a short
+/// time, in which existing connections through virtual servers may end.
 fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)> {
     let mut has_any = false;
     for family in IpFamily::ALL {
-        // Another program may have changed the table between the read and the write. One retry is
-        // enough.
+        // The first attempt fails if another program has changed the table between the read and the
+        // write. One retry is enough.
         let disarmed = tables::disarm(others, family).or_else(|_| tables::disarm(others, family));
         has_any |= disarmed.map_err(|error| (family, error))?;
     }
@@ -176,9 +178,10 @@ fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)
 }
 
 /// Makes packets bypass rules that lead to ended processes, while the mode named `serving` serves.
-/// Deletes the nftables tables of such modes and empties their iptables chains. This needs no
-/// knowledge of Services, because such a rule loses every packet that it matches. A later cleanup
-/// removes the other entries of these modes.
+/// Deletes the nftables tables of such modes, and empties their iptables chains.
+///
+/// This needs no knowledge of Services, because such a rule loses every packet that it matches. A
+/// later cleanup removes the other entries of these modes.
 pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let modes = modes.iter().copied();
@@ -197,8 +200,8 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
 }
 
 /// Lists the virtual servers of this network namespace that no evidence assigns to one of these
-/// modes. May include a virtual server that a mode needs or has just created. Loads no kernel
-/// module.
+/// modes. The list may include a virtual server that a mode needs or has just created. Loads no
+/// kernel module.
 ///
 /// # Errors
 ///
@@ -222,8 +225,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// Removes the entries of some modes in a safe order. `of_rules` are the modes whose rules it
-/// removes from the given iptables backends.
+/// Removes the entries of some modes in a safe order. `of_rules` are the modes whose rules this
+/// function removes from the given iptables backends.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],

@@ -1,4 +1,4 @@
-//! Removes the links that hold service addresses. These addresses are evidence that assigns virtual
+//! Removes the links that have service addresses. These addresses are evidence that assigns virtual
 //! servers to a mode.
 
 use std::collections::BTreeSet;
@@ -86,8 +86,8 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) need: Need,
 }
 
-/// Removes a link with its addresses and routes, unless they are still needed as evidence. Keeps
-/// the addresses of draining virtual servers.
+/// Removes a link with its addresses and routes, unless they are still needed as evidence. Does not
+/// remove the addresses of draining virtual servers.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],
@@ -144,8 +144,9 @@ pub(crate) fn remove(
 }
 
 /// Turns the addresses of draining virtual servers into routes, and removes all other addresses.
+///
 /// The source of these routes is an address of the node. So the node's new connections do not use a
-/// service address as source, and the service addresses do not count as the node's.
+/// service address as source, and the service addresses do not count as addresses of the node.
 fn keep(
     link: &Link,
     of: &FamilyEvidence<'_>,
@@ -161,7 +162,7 @@ fn keep(
     };
     let mut bound = held.service_addresses();
     bound.retain(|ip| needed.contains(*ip));
-    // If a range contains a draining address, the address gets its own route before the range is
+    // If a draining address is within a range, this address gets its own route before the range is
     // removed.
     let ranges = || held.routes.iter().filter(|route| !route.is_host());
     let is_within = |ip: &&IpAddr| ranges().any(|range| range.contains(**ip));
@@ -223,14 +224,14 @@ fn keep(
     for route in held.routes.iter().filter(is_unused) {
         route.push_del(&mut batch);
     }
-    // Ignores refusals: another program may have removed an address meanwhile. The cleanup after
-    // the drain reports the addresses that are still on the link.
+    // Ignores refusals, because another program may have removed an address meanwhile. The cleanup
+    // after the drain reports the addresses that are still on the link.
     rtnetlink.execute(&batch)?;
     Ok(())
 }
 
-/// Prepares a link for local routes. IPv4 routes need an address on the link. IPv6 routes need a
-/// link that is up.
+/// Prepares a link for local routes. IPv4 routes need an address on the link, and IPv6 routes need
+/// a link that is up.
 fn prepare_for_routes(
     rtnetlink: &mut Rtnetlink,
     link: &Link,
@@ -274,8 +275,8 @@ pub(crate) fn release(
     rtnetlink.execute(&batch).map(drop)
 }
 
-/// Removes the mode's routes from a link that stays, and the addresses that, according to a set,
-/// the mode has bound.
+/// Removes two kinds of entries from a link that stays: the mode's routes, and the addresses that
+/// the mode has bound according to a set.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -296,8 +297,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor is the source address of the routes. It is not a service address, so the report
-    // does not count it.
+    // The anchor address is the source of the routes. The report does not count it, because it is
+    // no service address.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -337,8 +338,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether an address may belong to a Service or to the node. The cleanup ignores loopback
-/// addresses and IPv6 link-local addresses.
+/// Reports whether an address may belong to a Service or to the node. Returns false for loopback
+/// addresses and IPv6 link-local addresses, which the cleanup ignores.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

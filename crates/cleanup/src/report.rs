@@ -31,8 +31,8 @@ pub(crate) enum Manner {
     Count,
 }
 
-/// Need for the evidence that assigns virtual servers to modes, after the removal of virtual
-/// servers.
+/// Need for the evidence that assigns virtual servers to modes, once the cleanup has removed
+/// virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     /// The virtual servers are deleted, so the evidence is no longer needed.
@@ -47,8 +47,8 @@ pub(crate) enum Need {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
-    /// Addresses of its connections. Empty if they are unknown, because no rule sets its firewall
-    /// mark any more.
+    /// Service addresses of its connections. Empty if they are unknown, because no rule sets its
+    /// firewall mark any more.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections in the kernel's table, including those that have just ended.
     pub connections: u64,
@@ -58,8 +58,8 @@ pub struct DrainingServer {
 #[derive(Debug, Default)]
 pub(crate) struct NeededAddresses {
     pub(crate) named: BTreeSet<IpAddr>,
-    /// Families in which every address is needed, because the addresses of some connections are
-    /// unknown.
+    /// Families of which the cleanup must keep every address, because the addresses of some
+    /// connections are unknown.
     whole_families: BTreeSet<IpFamily>,
 }
 

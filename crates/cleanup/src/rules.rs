@@ -82,8 +82,8 @@ pub(crate) fn remove(
     }
 }
 
-/// Empties the chains of these modes in these iptables backends. Keeps the jumps to them, so that a
-/// later cleanup still finds the chains.
+/// Empties the chains of these modes in these iptables backends. Does not remove the jumps to the
+/// chains, so that a later cleanup still finds the chains.
 pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {

@@ -14,8 +14,8 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
-/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded, whereas a
-/// netlink request would load IPVS.
+/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. A netlink
+/// request instead would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
 /// Number of bytes at the beginning of the list that contain the whole header.
 const HEAD: u64 = 1024;
@@ -32,8 +32,8 @@ pub struct ForeignServer {
     pub name: String,
 }
 
-/// Reports whether one of these modes uses virtual servers, and any program's virtual server
-/// exists.
+/// Reports whether one of these modes uses virtual servers, and whether at least one virtual server
+/// of any program exists. Returns true if both are the case.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
     let mut head = Vec::new();
@@ -157,16 +157,17 @@ fn doomed(
             doomed.push(server);
         }
     }
-    // Deletes virtual servers in reverse order of their creation. If a destination returns later,
-    // the kernel then finds it sooner in its list of removed destinations
-    // (ipvs-netlink/examples/trash_cost.rs).
+    // Deletes virtual servers in reverse order of their creation. The kernel keeps removed
+    // destinations in a list. If a destination returns later, the kernel finds it sooner in this
+    // order (ipvs-netlink/examples/trash_cost.rs).
     doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)
 }
 
-/// Takes the virtual servers with open connections off the list, and sets the weights of their
-/// destinations to 0. IPVS then schedules no new connections to them, and keeps the open ones.
+/// Takes the virtual servers with open connections off the list `doomed`, and sets the weights of
+/// their destinations to 0. So IPVS schedules no new connections to these destinations, and keeps
+/// the open connections.
 fn begin_drain(
     ipvs: &mut Ipvs,
     doomed: &mut Vec<Server>,
@@ -196,15 +197,15 @@ fn begin_drain(
             }
         }
     }
-    // A virtual server also drains if its weights could not be set: while the current mode serves,
+    // A virtual server drains even if its weights could not be set: while the current mode serves,
     // packets of new connections do not reach IPVS.
     ipvs.execute(&batch)?;
     *doomed = ended;
     Ok(draining)
 }
 
-/// Returns the number of connections to these destinations in the kernel's table. UDP flows, and
-/// connections that have just ended, count as inactive.
+/// Returns the number of connections to these destinations in the kernel's table: active ones, and
+/// inactive ones. UDP flows, and connections that have just ended, count as inactive.
 pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
     let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
     destinations.iter().map(of).sum()

@@ -19,8 +19,8 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// Queries each set by its name, because sets of other programs may be huge. Adds the members
-    /// to `evidence`.
+    /// Queries each set by its name, and adds the members to `evidence`. Does not list all sets,
+    /// because sets of other programs may be huge.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,

@@ -11,8 +11,8 @@ use nftables_netlink::{Change, CommitError, Element, ElementData, Error, Family,
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need};
 
-/// Adds the elements of sets in the modes' own tables to the evidence. These sets have the names of
-/// ipsets.
+/// Adds the elements of sets in the modes' own tables to the evidence. These sets have the same
+/// names as the ipsets.
 pub(crate) fn read(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -48,8 +48,8 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Returns the ipset member that corresponds to an element. Returns `None` for an element of
-/// another form.
+/// Returns the ipset member that corresponds to an element, or `None` if the element has another
+/// form.
 fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     let key = &element.key[..];
     if let Says::NodePorts(_) = says {
@@ -97,7 +97,7 @@ fn port(bytes: &[u8]) -> Option<u16> {
 }
 
 /// Empties the chains of tables whose sets are evidence for virtual servers. Packets then skip
-/// these tables, and the sets stay readable. Returns true if such a table existed.
+/// these tables, and the sets stay readable. Returns true if there was such a table.
 pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
     let of = Family::from(family);
     let mut has_any = false;

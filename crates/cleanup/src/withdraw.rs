@@ -1,15 +1,16 @@
-//! Removes entries that redirect the API server's addresses to Services. Without them, a starting
-//! process can reach the API server, and receives a correction of the Service that named the
-//! address.
+//! Removes entries that redirect the API server's addresses to Services. A starting process can
+//! then reach the API server, and receives a correction of the Service that named such an address.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
 //! ```
 //!
 //! All other entries of the Services stay. The mode compares them with the wanted state once it
-//! knows the Services. A cluster IP also stays: the API server has assigned it, and clients may
-//! reach the API server through it. If the kernel cannot show that an address is no cluster IP, the
-//! address stays, too.
+//! knows the Services. Two kinds of addresses stay, too:
+//!
+//! * cluster IPs: the API server has assigned them, and clients may reach the API server through
+//!   them;
+//! * addresses that may be cluster IPs, because the kernel's state does not show it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -60,8 +61,8 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Kernel objects other than iptables rules that redirect packets: virtual servers, sets, and
-/// nftables tables.
+/// Kernel objects that redirect packets, except iptables rules: virtual servers, sets, and nftables
+/// tables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
@@ -141,7 +142,7 @@ impl Stores {
             if role == Role::External && !is_excluded && delete_server(at)? {
                 cleanup.remove(family, format_args!("virtual server {at}/{TCP}"));
             }
-            // While the link has the address, the node accepts packets to every port of this
+            // While the link has the address, the node accepts packets to every port of the
             // address.
             if role != Role::ClusterIp
                 && self.has_no_cluster_ip(mode, at.ip())?
@@ -234,8 +235,8 @@ impl Stores {
         Ok(is_known)
     }
 
-    /// Deletes an address and port from all ipsets of a mode except its set of cluster IPs. Returns
-    /// the number of deleted members.
+    /// Deletes an address and port from all ipsets of a mode, except from its set of cluster IPs.
+    /// Returns the number of deleted members.
     fn delete_members(&mut self, mode: &Footprint, at: SocketAddr) -> Result<usize, Failure> {
         let Some(ipset) = &mut self.ipset else {
             return Ok(0);
@@ -251,8 +252,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // Only sets of type `hash:ip,port` match. Members of sets with more fields have no
-            // effect without the member of such a set.
+            // Deletes only from sets of type `hash:ip,port`. In sets with more fields, the members
+            // have no effect without the deleted member.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -298,8 +299,8 @@ fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     }
 }
 
-/// Removes an address from the link of a mode, both as interface address and as route. Returns the
-/// name of the link, or `None` if the link lacked the address.
+/// Removes an address from the link of a mode, both as an interface address and as a route. Returns
+/// the name of the link, or `None` if the link did not have the address.
 fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'static str>, Failure> {
     let Some(link) = mode.link else {
         return Ok(None);
@@ -461,8 +462,8 @@ fn withdraw_rules(
     }
 }
 
-/// Returns the rules of these modes that redirect packets to one of these addresses, each with its
-/// table.
+/// Returns the rules of these modes that redirect packets to one of these addresses, each with the
+/// rule's table.
 fn leading<'a>(
     modes: Footprints,
     addresses: &[SocketAddr],

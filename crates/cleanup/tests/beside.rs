@@ -1,6 +1,6 @@
-//! Tests cleanup beside a serving mode, on a kernel with nf_tables. It removes entries of other
-//! modes from every iptables backend, and keeps those of the current mode. The tests compare the
-//! output of `nft` and `iptables-save`.
+//! Tests the cleanup beside a mode that serves, on a kernel with nf_tables. The cleanup removes
+//! entries of other modes from every iptables backend, and keeps the entries of the current mode.
+//! The tests compare the output of `nft` and `iptables-save`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;

@@ -1,6 +1,6 @@
-//! Tests cleanup on the real kernel. It removes leftovers of upstream's kube-proxy in each mode,
-//! and keeps entries of other programs. The tests compare the output of `ipvsadm`, `ipset`,
-//! `iptables-save` and `ip`.
+//! Tests the cleanup on the real kernel. The cleanup removes leftovers of upstream's kube-proxy in
+//! each mode, and keeps entries of other programs. The tests compare the output of `ipvsadm`,
+//! `ipset`, `iptables-save` and `ip`.
 //!
 //! `tests/dualstack/` and `tests/iptables-mode/` contain dumps of the kernel's state that
 //! upstream's kube-proxy 1.36.2 has left.
@@ -85,7 +85,7 @@ fn leave_ipvs_mode() {
 }
 
 /// Creates the leftovers of a kube-proxy in iptables mode. Omits the rule with an nfacct counter,
-/// because no tool to create the counter is installed.
+/// because the machine has no tool that creates such a counter.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (
@@ -204,8 +204,8 @@ fn a_cleanup_removes_two_modes_at_once() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
-        // The ownership flag identifies the virtual server for a firewall mark, so the cleanup
-        // removes it. Another program's virtual server (mark 7) has no such flag.
+        // The cleanup removes the virtual server for a firewall mark, because of its ownership
+        // flag. Another program's virtual server (mark 7) has no such flag.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,

@@ -15,8 +15,8 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// The cleanup also searches `/usr/sbin` for programs, so a child process hides that folder by
-/// mounts.
+/// The cleanup also searches `/usr/sbin` for programs. So the test runs in a child process, which
+/// hides that folder by mounts.
 #[test]
 fn state_behind_failing_programs_is_reported_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

@@ -39,7 +39,7 @@ pub struct Footprint {
     /// Returns the ipsets that the mode uses in a family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
     /// Returns the name of the mode's set of cluster IPs in a family: an ipset, or a set in the
-    /// mode's nftables table. `None` without such a set.
+    /// mode's nftables table. Returns `None` if the mode has no such set.
     pub cluster_ips: fn(IpFamily) -> Option<String>,
     /// Link that has the mode's service addresses, if any.
     pub link: Option<Link>,
@@ -82,8 +82,7 @@ pub enum Says {
     NodePorts(Protocol),
     /// Each member is an address that the mode had on its link.
     Bound,
-    /// Each member maps an address and port to a firewall mark. This mark identifies a virtual
-    /// server.
+    /// Each member maps an address and port to the firewall mark of a virtual server.
     Marks,
 }
 
@@ -93,8 +92,8 @@ pub struct Link {
     /// Name of the link. If the link is a dummy, the cleanup deletes it with its addresses and
     /// routes.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from that of the kernel's
-    /// own routes.
+    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the protocol number
+    /// of the kernel's own routes.
     pub route_protocol: u8,
     /// Source address of the mode's routes. It belongs to no Service.
     pub anchor: Option<IpAddr>,

@@ -1,9 +1,11 @@
 //! Finds the iptables entries that modes have left behind, in the output of `iptables-save`. Writes
-//! the input for `iptables-restore` that removes them.
+//! input for `iptables-restore`, which removes these entries.
 //!
 //! The name of a chain identifies the mode that created the chain. A jump to such a chain belongs
-//! to a kube-proxy if it is in a built-in chain and has a known comment. Any other jump belongs to
-//! another program. This jump stays, and its target chain stays without rules.
+//! to one of two owners:
+//!
+//! * a kube-proxy, if the jump is in a built-in chain and has a known comment;
+//! * another program otherwise. This jump stays, and its target chain stays without rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -66,7 +68,7 @@ impl Finder {
     }
 
     /// Creates a finder of entries that belong to `modes` other than `mine` and that `mine` does
-    /// not use. An empty chain to which another program's rule jumps is not a leftover.
+    /// not use. A chain without rules is not a leftover if a rule of another program jumps to it.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -173,7 +175,7 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether current rules of a mode jump to the leftover chains. The mode then still
+    /// Reports whether current rules of a mode jump to the leftover chains. If so, the mode still
     /// serves.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
@@ -241,7 +243,7 @@ impl Leftovers {
         })
     }
 
-    /// Writes the input for `iptables-restore` that removes the leftovers. It keeps all other
+    /// Writes the input for `iptables-restore` that removes the leftovers and keeps all other
     /// entries.
     ///
     /// # Errors

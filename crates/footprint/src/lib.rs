@@ -1,5 +1,5 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. A mode, `--check` and
-//! `--cleanup` find and remove the entries of other modes by these names.
+//! The names that each mode of kube-proxy uses in the kernel, as data. By these names, a mode,
+//! `--check` and `--cleanup` find and remove the entries of other modes.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       removed = other modes' entries,
@@ -8,8 +8,8 @@
 //!                              └─▶ nft tables
 //! ```
 //!
-//! Each mode has its own footprint, and gets the footprints of the other modes. So a new mode adds
-//! a footprint and changes no other mode. The crate `cleanup` removes all entries that footprints
+//! A mode has its own footprint, and gets the footprints of the other modes. So a new mode adds a
+//! footprint, and no other mode changes. The crate `cleanup` removes all entries that footprints
 //! name.
 
 mod footprint;

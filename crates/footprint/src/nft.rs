@@ -1,7 +1,7 @@
 //! Finds and removes nftables tables of modes.
 //!
-//! A mode has all its nftables objects of a family in one table. So one request removes all of its
-//! chains, sets and maps.
+//! A mode has one table for each family, with all its nftables objects. So one request removes all
+//! chains, sets and maps of the mode.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 
@@ -20,8 +20,8 @@ pub struct NftError {
     table: &'static str,
 }
 
-/// Reports whether a table exists in the network namespace of the calling thread. The request makes
-/// the kernel load `nf_tables`, as `iptables-nft-save` does.
+/// Reports whether a table exists in the network namespace of the calling thread. As with
+/// `iptables-nft-save`, the request makes the kernel load `nf_tables`.
 ///
 /// # Errors
 ///

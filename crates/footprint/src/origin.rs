@@ -1,5 +1,5 @@
-//! Origins of the names that modes use in the kernel: the Kubernetes objects or flags behind each
-//! name. A mode has a row for each of its names, including names of older upstream versions.
+//! Origins of the names that modes use in the kernel: the Kubernetes objects or flags that cause
+//! each name. A mode has a row for each of its names, including names of older upstream versions.
 
 use inet::IpFamily;
 
@@ -124,8 +124,8 @@ impl Footprint {
                 let link = self.link.filter(|link| link.name == name)?;
                 Some(link.origin)
             }
-            // Sets in the mode's table have the names of its ipsets. For source ranges, there is
-            // one set for each prefix length.
+            // Sets in the mode's table have the names of its ipsets. Source ranges have one set for
+            // each prefix length.
             Space::Nftables(table) if self.nft_tables.contains(&table) => {
                 let is_number = |text: &str| text.parse::<u8>().is_ok();
                 let (front, last) = name.rsplit_once('-')?;
@@ -142,8 +142,8 @@ impl Footprint {
     }
 }
 
-/// Returns the text of the row with this name or, otherwise, of the first row with a matching
-/// prefix.
+/// Returns the text of the row with this name. If there is none, returns the text of the first row
+/// whose prefix matches.
 fn find(origins: &[Origin], space: Space<'_>, name: &str) -> Option<&'static str> {
     let here = || origins.iter().filter(|row| row.space == space);
     let whole = here().find(|row| !row.is_prefix && row.name == name);

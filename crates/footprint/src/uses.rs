@@ -1,4 +1,4 @@
-//! Variants of a mode on this node, and the kernel features that it uses, for observers.
+//! Variants of a mode, and the kernel features that it uses on this node, as reported to operators.
 
 use inet::IpFamily;
 use iptables::Iptables;
@@ -8,8 +8,8 @@ use iptables::Iptables;
 pub struct Uses {
     /// Chosen variants, such as `shim upstream` or `scheduler rr`.
     pub forms: Vec<String>,
-    /// The iptables backend of the mode's rules, with the reason for its choice. `None`: the mode
-    /// has no iptables rules.
+    /// The iptables backend of the mode's rules, with the reason for its choice, or `None` if the
+    /// mode has no iptables rules.
     pub backend: Option<String>,
     /// Kernel features that the mode needs.
     pub parts: Vec<KernelFeature>,

@@ -1,4 +1,4 @@
-//! Tests which iptables entries are leftovers of a mode, and the rules that their removal leaves.
+//! Tests which iptables entries are leftovers of a mode, and which rules stay after their removal.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -29,8 +29,7 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// Returns the rules in `saved` as the commands in `text` change them. Panics if a command has no
-/// effect.
+/// Returns the rules in `saved` after the commands in `text`. Panics if a command has no effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
