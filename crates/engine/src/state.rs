@@ -29,7 +29,7 @@ pub struct State<K: Kinds> {
     pub now: Instant,
     /// Facts about this node, for the compilation of Services.
     pub node: NodeFacts,
-    /// New addresses that the kernel has reported since the last read of the node's addresses.
+    /// Addresses that the kernel has reported as new since the last read of the node's addresses.
     pub(crate) arriving: HashSet<IpAddr>,
     /// Addresses that serve NodePorts, for readers outside the engine.
     pub serving: NodePorts,

@@ -7,7 +7,7 @@ use inet::IpFamily;
 
 use crate::error::IptablesError;
 
-/// A packet filter of the kernel that the iptables programs write.
+/// A packet filter of the kernel that iptables programs can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// nftables, through `nft_compat`.

@@ -121,7 +121,7 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Sets the reason to `Usable` if earlier backends do not work.
+    /// Sets the reason for the choice to `Usable` if backends before this one do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first {
             self.why
@@ -165,7 +165,7 @@ impl Iptables {
         }
         let is_alone = found.len() == 1;
         let mut why = BackendReason::First;
-        // If only the first backend has rules, or none has, the default order is right.
+        // Keeps the default order if only the first backend has rules, or if no backend has any.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
             for one in found {

@@ -24,7 +24,7 @@ pub enum IptablesError {
          another with --iptables-backend"
     )]
     Unusable(String),
-    /// No backend works, because the kernel lacks every one. A retry changes nothing.
+    /// No backend works, because the kernel lacks all of them. A retry has the same result.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
          iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \

@@ -400,7 +400,8 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all existing tables to `line`. Returns the text if this object keeps it.
+    /// Passes the lines of all existing tables to `line`. Returns the text if this object stores
+    /// it.
     fn read(
         &self,
         family: IpFamily,

@@ -54,7 +54,7 @@ pub(crate) struct Readings {
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the writer has stopped waiting, and writes without the turn.
+    /// True if the writer waited too long, and so writes without the turn.
     is_jumped: bool,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Slot {
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// All rules at one state, with the number by which the kernel identifies the state.
+/// All rules in one state of the kernel, with the number by which the kernel identifies this state.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,

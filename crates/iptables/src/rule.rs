@@ -104,7 +104,7 @@ impl FlowState {
     }
 }
 
-/// The side of a packet that is compared with one dimension of a set.
+/// The side of a packet that the rule compares with one dimension of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The packet's source (`src`).
@@ -198,7 +198,7 @@ impl Match {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     matches: Vec<Match>,
-    /// The action. `None`: the rule only counts.
+    /// The action, or `None` if the rule only counts packets.
     target: Option<Target>,
 }
 

@@ -53,7 +53,8 @@ pub trait Definition: Sync {
     /// daemon calls this function only without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// Returns the feature gate that disables the mode when it is false. `None`: no gate.
+    /// Returns the feature gate of the mode, or `None` without one. If the gate is false, the mode
+    /// is disabled.
     fn gate(&self) -> Option<&'static str> {
         None
     }
@@ -162,7 +163,8 @@ pub trait OpenedKernel: Send {
     /// mode itself removes the entries of other modes.
     fn serving(&self) -> Option<ServingMode>;
 
-    /// Returns the cleanup that starts once this mode serves. `None` if the mode itself cleans up.
+    /// Returns the cleanup of earlier modes, which starts once this mode serves, or `None` if the
+    /// mode itself cleans up.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
         Some(Predecessor {
             serving: self.serving()?,
@@ -189,7 +191,8 @@ pub trait OpenedKernel: Send {
     /// families that the node cannot serve.
     fn uses(&self, settings: &Settings) -> Uses;
 
-    /// Returns the work that the process does last, after its last write. `None`: nothing.
+    /// Returns the work that the process does last, after its last write, or `None` if there is
+    /// none.
     fn ending(&self) -> Option<Ending> {
         None
     }

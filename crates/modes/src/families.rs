@@ -52,7 +52,7 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason among healthy nodes. Many nodes lack IPv6, which needs no warning.
+/// Frequency of a reason on healthy nodes. Many healthy nodes lack IPv6, which needs no warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,

@@ -65,7 +65,8 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // Omits `ipvs.excludeCIDRs`, because modes that clean up after this one read it, too.
+        // Omits `ipvs.excludeCIDRs`, because the modes that clean up after IPVS mode read this
+        // field, too.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -80,7 +81,8 @@ impl Definition for IpvsMode {
     }
 
     fn flags(&self) -> &'static [OwnFlag] {
-        // Omits `ipvs-drain-timeout`, because modes that clean up after this one read it, too.
+        // Omits `ipvs-drain-timeout`, because the modes that clean up after IPVS mode read this
+        // flag, too.
         own_flags! {
             "ipvs-shim" ipvs_shim,
             "ipvs-semantics" ipvs_semantics,

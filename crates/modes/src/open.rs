@@ -136,7 +136,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // Without any address, the family of the node is unknown.
+            // If the node has no address, its family is unknown.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

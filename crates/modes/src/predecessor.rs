@@ -132,7 +132,8 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // So looks at many virtual servers take at most a twentieth of the time.
+            // Waits at least 20 times the duration of this look, so that looks at many virtual
+            // servers take at most a twentieth of the time.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
         }

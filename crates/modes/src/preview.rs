@@ -127,7 +127,7 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A write flushes the chain and fills it again, so the chain counts as changed.
+        // A write flushes an existing chain and fills it again. Such a chain counts as changed.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),

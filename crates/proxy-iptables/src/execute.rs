@@ -344,7 +344,8 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
-        // The last change is in a chain that the base writes as a whole, so it is not tried either.
+        // The last change is in a chain that the base writes as a whole, so the executor does not
+        // try this change either.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
         assert_eq!(verdicts.refused, 1);
     }

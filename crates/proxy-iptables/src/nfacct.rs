@@ -27,7 +27,7 @@ pub enum Counter {
     /// Number of packets that rules dropped instead of forwarding them, because connection tracking
     /// marked them INVALID.
     InvalidDropped,
-    /// First packets of connections to NodePorts on 127.0.0.0/8.
+    /// Number of first packets of connections to NodePorts on 127.0.0.0/8.
     LocalhostNodePorts,
 }
 

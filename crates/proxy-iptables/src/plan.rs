@@ -31,11 +31,12 @@ pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
     pub(crate) manner: RestoreStrategy,
-    /// Rules without Services that exist after the write, or `None` if these rules do not change.
+    /// The base that the kernel has after the write, or `None` if the write does not change the
+    /// base.
     pub(crate) wanted: Option<Arc<Base>>,
     /// Chains of the base that no Service shares, each with its rules.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
-    /// Edits of our rules in chains of other programs.
+    /// Additions of this mode's rules to chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
     /// Shared chains that the write replaces as a whole.
     pub(crate) whole: Vec<WholeChain>,
@@ -104,7 +105,7 @@ pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the plan reached the limit of restores, or the base was refused.
+    /// Not tried: the plan had reached the limit of restores, or the kernel had refused the base.
     Untried,
 }
 
@@ -121,7 +122,7 @@ pub struct Verdicts {
     pub(crate) taken: usize,
     /// Number of restores that the program refused.
     pub(crate) refused: usize,
-    /// True if a refused restore may have written some of its tables.
+    /// True if a refused restore may have written some tables.
     pub(crate) is_doubtful: bool,
     /// Error that would make every write fail now, if any. All other verdicts then have no meaning.
     pub(crate) general: Option<Arc<str>>,
@@ -178,7 +179,7 @@ pub(crate) enum Op<'a> {
 /// Rules of a chain, in order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed. They precede the rules of `tail`.
+    /// Texts of several lines, each with a line feed. They precede the rules in `tail`.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }

@@ -27,7 +27,7 @@ const MAX_RESTORES: usize = 32;
 /// writing order. Its other rules follow the rules of other Services.
 const SHARE: usize = 256;
 
-/// Inputs from which a plan is made.
+/// Inputs from which the planner makes a plan.
 pub(crate) struct Planner<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) claims: &'a Claims,

@@ -1,16 +1,4 @@
-//! One Service port: its compiled form, and its rules. Pure: no clock, no I/O, no log and no kernel
-//! access.
-//!
-//! ```text
-//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
-//!                                         └─▶ chains   the chains of its own, rule by rule
-//! ```
-//!
-//! The mode stores each [`ServedPort`], but builds its rules only for a write, because the rules of
-//! a port with 50 endpoints take some 20 KiB.
-//!
-//! Chains, rules, their order and comments equal upstream's (docs/design/iptables-mode.md, sections
-//! 3 to 5).
+//! One Service port: its compiled form, and its rules. Pure: no clock, I/O, log or kernel access.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -115,7 +115,7 @@ impl Definition {
     }
 }
 
-/// Wanted objects of the base.
+/// Wanted objects of the table that do not depend on Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base {
     family: IpFamily,
@@ -125,7 +125,7 @@ pub(crate) struct Base {
     chains: BTreeMap<BaseKey, (Chain, Vec<Rule>)>,
 }
 
-/// Objects that this mode leaves in the kernel.
+/// Footprint of this mode: the names of its objects in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     origins: &crate::origins::ORIGINS,
     ..footprint::NFTABLES
@@ -154,7 +154,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Settings from which a layout computes the base.
+/// Settings from which a layout computes its base.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Allowed size of a transaction, in thousandths of the maximum.
+/// Allowed size of a transaction, in thousandths of the largest size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -13,7 +13,8 @@ impl Budget {
     /// The smallest size. In upstream's layout, the kernel scans all elements of verdict maps for
     /// each transaction. In smaller transactions, this scan would take most of the time.
     pub(crate) const LEAST: Self = Self(125);
-    /// Intended duration of a transaction. Changes of other Services wait for its end.
+    /// Intended duration of a transaction. Changes of other Services wait until the transaction
+    /// ends.
     const TIME: Duration = Duration::from_millis(30);
 
     /// Returns the allowed part of the limit `most`, at least 1.

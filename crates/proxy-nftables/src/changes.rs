@@ -29,7 +29,7 @@ use kube_rules::nft::{address_type, octets};
 /// Grouping of added and deleted elements into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// One change for all elements of a map. It is faster.
+    /// One change for all elements of a map. The kernel executes such changes faster.
     ByMap,
     /// One change contains the elements of one plan unit in a map. So if the kernel refuses the
     /// change, the unit at fault is known.
@@ -68,7 +68,7 @@ impl Stage {
 /// change), and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
-/// Changes of a transaction, which are collected in any order.
+/// Changes of a transaction, added in any order.
 struct Changes {
     staged: Vec<(Stage, PlanUnit, Change)>,
     /// Added and deleted elements of each group.

@@ -50,7 +50,7 @@ fn told(set: &str, elements: &[Element]) -> String {
     all.join(", ")
 }
 
-/// Describes an element of a map of endpoints like `nft`: number, destination, endpoint.
+/// Describes an element of a map of endpoints as `nft` does: number, destination, endpoint.
 fn endpoint_words(element: &Element) -> Vec<String> {
     let address_and_port = |bytes: &[u8]| -> Option<[String; 2]> {
         let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;

@@ -18,7 +18,7 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Number of rules up to which a chain is rewritten as a whole.
+/// Largest number of rules of a chain that the plan always rewrites as a whole.
 const LONG: u32 = 4;
 
 /// Largest number of rules of one chain in a transaction. The limit lets other Services write
@@ -29,7 +29,7 @@ pub(crate) const MANY_RULES: usize = 250;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after these changes, or `None` if that is the wanted content.
+    /// Content of the chain after these changes, or `None` if the content is then the wanted one.
     pub(crate) partial: Option<Content>,
 }
 

@@ -64,7 +64,7 @@ enum CommitResult {
     /// The kernel refused the transaction. The map contains the units at fault. It is empty if the
     /// kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// The transaction failed, and further transactions would fail, too.
+    /// The transaction failed for a reason that makes all further transactions fail, too.
     Over,
 }
 
@@ -153,7 +153,8 @@ impl Executor<'_> {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // If a part was refused, its set is unchanged and reveals nothing about the kernel.
+        // If the kernel refused a part, the set of this part is unchanged and reveals nothing about
+        // the kernel.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {

@@ -49,9 +49,9 @@ pub struct FakeState {
     pub refused_as_whole: Vec<String>,
     /// Reason for which every transaction fails, or `None`.
     pub held: Option<String>,
-    /// Largest number of changes in a transaction that can be sent. `None`: no limit.
+    /// Largest number of changes that one transaction can have, or `None` for no limit.
     pub room: Option<usize>,
-    /// Number of following commits that succeed but whose reply is lost.
+    /// Number of next commits that succeed but whose reply is lost.
     pub lost: usize,
     /// Texts of changes for which the kernel lacks memory. If the description of a change contains
     /// one of these texts, the fake refuses the whole transaction.

@@ -32,9 +32,9 @@ impl Layout {
 /// below the smaller one to upstream's. Between both numbers, the current layout stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutSizes {
-    /// Above this number of Service ports, the layout is flat.
+    /// Number of Service ports above which the layout is `flat`.
     pub flat_above: usize,
-    /// Below this number of Service ports, the layout is upstream's.
+    /// Number of Service ports below which the layout is upstream's.
     pub upstream_below: usize,
 }
 

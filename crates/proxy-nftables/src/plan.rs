@@ -28,7 +28,7 @@ use crate::port::{Member, Route, ServedPort, Slot};
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
-    /// Definitions that the base changes refer to.
+    /// Definitions to which the changes in `base_changes` refer.
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
@@ -43,7 +43,7 @@ pub struct Plan {
     pub(crate) listeners: Vec<LocalhostPort>,
     /// Unwanted objects to delete.
     pub(crate) stale: Vec<StaleObject>,
-    /// Method of deleting unwanted chains.
+    /// Method by which the plan deletes unwanted chains.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
 }
@@ -80,7 +80,7 @@ pub(crate) enum ExistingObject {
 /// Kernel support for a changed timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// The support is unknown, because the mode has not changed a timeout yet.
+    /// The support is unknown, because the mode has not yet changed a timeout.
     #[default]
     Unknown,
     /// The kernel applies a changed timeout (Linux 6.5, and current 6.1).

@@ -83,13 +83,14 @@ impl Route {
         Self { choices, ..self }
     }
 
-    /// Returns true if the route leads at least some senders to endpoints.
+    /// Returns true if the route leads at least some clients to endpoints.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Returns true if this route leads some senders to an endpoint and `other` does not.
+    /// Returns true if this route leads some clients to an endpoint, and `other` leads them to
+    /// none.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
@@ -166,7 +167,7 @@ pub struct ServedPort {
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// Endpoints on this node that the lists `cluster` or `local` contain.
+    /// Endpoints on this node that are in the lists `cluster` or `local`.
     on_node: Endpoints,
     /// True if any endpoint is serving, on any node.
     any: bool,
@@ -352,7 +353,7 @@ impl ServedPort {
 
     // ---- unreadable objects ----
 
-    /// Returns true if some senders to one of the port's addresses get no endpoint.
+    /// Returns true if some clients of one of the port's addresses have no usable endpoint.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))

@@ -59,7 +59,7 @@ pub struct Nftables {
     /// Numbers of endpoints for which a chooser chain exists. An unneeded chooser stays until the
     /// next start, because a new chooser would cost the kernel as much time as a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// True if the wanted base lacks some of these chooser chains.
+    /// True if chooser chains that Services need are missing in the wanted base.
     lacks_choosers: bool,
     /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
@@ -319,7 +319,8 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // A single lane (worker thread) makes all writes. When it is idle, no write is in progress.
+    // A single lane (worker thread) makes all writes. So when this lane is idle, no write is in
+    // progress.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {

@@ -9,7 +9,7 @@ use crate::kernel::{Blame, Refusal};
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // The kernel lacks memory, so the change that it names may be valid.
+        // The kernel lacks memory, so the change that its error names may be valid.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -31,7 +31,7 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // A smaller transaction may succeed, so the refusal names no change.
+        // A smaller transaction may succeed, so this refusal names no change as the cause.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

@@ -282,7 +282,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The kernel refused this unit alone, so the unit is at fault.
+            // The kernel refused this unit in a transaction of its own, so the unit is at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {

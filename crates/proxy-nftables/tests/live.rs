@@ -72,6 +72,7 @@ impl Kernel for TimedKernel {
     }
 }
 
+/// A proxier for one IP family on the real kernel, with its model.
 struct World {
     /// Time that reads and writes of the kernel took, in microseconds.
     kernel: Arc<AtomicU64>,

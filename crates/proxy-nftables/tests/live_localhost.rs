@@ -22,6 +22,7 @@ use relay::{AllowedClients, Dial, Limits, Pin, Relay};
 const NODE_PORT: u16 = 30_080;
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
+/// A node with a proxier on the real kernel, a model, a relay, and endpoints that reply.
 struct World {
     family: IpFamily,
     layout: Layout,

@@ -1628,7 +1628,8 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
     }
 }
 
-/// Number of Services whose changes exceed one transaction. A plan then contains only some of them.
+/// Number of Services whose changes exceed one transaction, so that a plan contains only some of
+/// them.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1719,7 +1720,7 @@ enum Step {
     Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// The kernel notifies the proxier, which then reads the table.
+    /// Step in which the kernel notifies the proxier, which then reads the table.
     Told,
     Refuse(u16),
     Forgive,

@@ -19,6 +19,7 @@ use proxy_userspace::{
 
 const NODE: &str = "192.0.2.1";
 
+/// A node with a proxier, a model and a fake kernel.
 struct World {
     kernel: FakeKernel,
     mode: Proxier<FakeKernel>,

@@ -33,7 +33,7 @@ use crate::names::{NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Service, ServiceAddress, ServicePort};
 use crate::owner::Rank;
 
-/// Rules for external and load-balancer addresses.
+/// Rules that decide which external and load-balancer addresses Services may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressRules {
     /// Allowed networks, or `None` to allow every address. A network of a single address allows
@@ -98,13 +98,13 @@ pub struct RefusedAddress {
     pub why: Refusal,
 }
 
-/// The external and load-balancer addresses of all Services, and the refused ones.
+/// The external and load-balancer addresses of all Services, and the refused addresses among them.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
     /// Number of Services with each cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// Services that contain each external or load-balancer address.
+    /// Services that name each external or load-balancer address.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
     /// Addresses and ports at which the source reaches the API server.
     reached_at: Vec<SocketAddr>,
@@ -123,7 +123,7 @@ pub(crate) struct Admission {
     node_addresses: Vec<IpAddr>,
     /// Number of Service ports with each node port.
     node_ports: HashMap<(u16, Protocol), u32>,
-    /// Services with external IPs, by the ports of these Services.
+    /// Services with external IPs, by the port numbers of these Services.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs must be checked again.
     doubted_names: HashSet<NamespacedName>,
@@ -133,7 +133,8 @@ pub(crate) struct Admission {
     version: u64,
 }
 
-/// A Service that the proxy serves only in part, with its original form.
+/// A Service that the proxy serves only in part: its original form, and the parts that are not
+/// served.
 #[derive(Debug, PartialEq, Eq)]
 struct RestrictedService {
     given: Service,
@@ -208,7 +209,7 @@ impl Admission {
         (!held.cut.slices.is_empty()).then_some(&held.cut.slices)
     }
 
-    /// Returns the Services that contain an external or load-balancer address, in no order.
+    /// Returns the Services that name an external or load-balancer address, in no order.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }

@@ -9,7 +9,7 @@ use crate::event::Kind;
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::Service;
 
-/// Changes of the model since the last call of [`Model::take_changes`](crate::Model::take_changes).
+/// Changes to the model since the last call of [`Model::take_changes`](crate::Model::take_changes).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Services that were changed or deleted, or whose endpoints have changed.
@@ -19,9 +19,9 @@ pub struct Changes {
     pub left: HashMap<NamespacedName, FormerPlaces>,
     /// Families of the cluster IPs and endpoints that have changed.
     pub families: FamilySet,
-    /// True if this node's Node has changed.
+    /// True if the Node object of this node has changed.
     pub node: bool,
-    /// True if the networks of ClusterIPs have changed.
+    /// True if the ClusterIP ranges have changed.
     pub service_cidrs: bool,
     /// Number of events that changed a Service.
     pub service_changes: usize,
@@ -122,7 +122,8 @@ impl Changes {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Records a changed Service. Call this function for its old state and for its new state.
+    /// Records a changed Service. The caller passes its old state and, in another call, its new
+    /// state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
@@ -200,7 +201,7 @@ impl FormerPlaces {
         })
     }
 
-    /// Adds the places of an earlier state.
+    /// Adds the addresses and node ports of an earlier state.
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);

@@ -62,15 +62,15 @@ pub enum Event {
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
-    /// A Service was deleted, or is no longer this proxy's to serve.
+    /// A Service was deleted, or this proxy no longer has to serve it.
     ServiceDeleted(NamespacedName),
     /// A slice was added or changed.
     SliceApplied(EndpointSlice),
-    /// A slice was deleted, or is no longer this proxy's to serve. The name is that of the slice.
+    /// A slice was deleted, or this proxy no longer has to serve it. The name is that of the slice.
     SliceDeleted(NamespacedName),
-    /// This node's Node was added or changed.
+    /// The Node object of this node was added or changed.
     NodeApplied(Node),
-    /// This node's Node was deleted.
+    /// The Node object of this node was deleted.
     NodeDeleted(Arc<str>),
     /// A ServiceCIDR was added or changed.
     ServiceCidrApplied(ServiceCidr),

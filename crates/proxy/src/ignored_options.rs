@@ -11,9 +11,9 @@ use crate::options::{OptionRow, SCHEDULER, ServiceOptions, UnavailableOption};
 pub struct IgnoredOption {
     annotation: Box<str>,
     value: Box<str>,
-    /// Reason, with advice for the operator.
+    /// Reason why the node ignores the option, with advice for the operator.
     pub(crate) reason: String,
-    /// True if the reason is a property of this node.
+    /// True if the reason is a property of this node, such as its kernel.
     pub(crate) is_of_this_node: bool,
 }
 
@@ -34,7 +34,7 @@ impl IgnoredOption {
 pub struct OptionSupport {
     /// Name of the mode.
     pub mode: &'static str,
-    /// Scheduler of Services that name none (`--ipvs-scheduler`).
+    /// Scheduler of Services whose options name no scheduler (`--ipvs-scheduler`).
     pub scheduler: Arc<str>,
     /// Option values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,

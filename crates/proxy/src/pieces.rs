@@ -300,6 +300,7 @@ mod tests {
         [service(of, 900, external_ips), Event::SliceApplied(slice)]
     }
 
+    /// A model with its waiting changes, and the division of these changes into pieces.
     struct World {
         model: Model,
         waiting: Changes,

@@ -9,7 +9,7 @@ use std::mem;
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Epoch in which the row became pending. 0 if it is not pending, or excused.
+    /// Epoch in which the row became pending, or 0 if the row is not pending or is excused.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted one.
@@ -19,7 +19,7 @@ pub(crate) struct Row<V, O> {
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// Form for any other combination of claims and actual value.
+    /// General form, for any other combination of claims and actual value.
     Any(Box<GeneralContent<V, O>>),
 }
 
@@ -98,7 +98,8 @@ impl<V, O> Row<V, O> {
 }
 
 impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
-    /// Sets an owner's claim. `None` removes it. Returns true if the wanted value has changed.
+    /// Sets or, with `None`, removes an owner's claim. Returns true if the wanted value has
+    /// changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
             // Stores the new value: values that compare as equal may differ in details.
@@ -140,7 +141,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         is_other
     }
 
-    /// Sets the actual value. `None`: the entry is absent.
+    /// Sets the actual value, or `None` if the entry is absent.
     pub(crate) fn set_actual(&mut self, actual: Option<V>) {
         self.has_wanted = actual.is_some() && self.wanted() == actual.as_ref();
         let other = actual.filter(|_| !self.has_wanted);

@@ -15,11 +15,12 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of keys for which duplicates are found by comparing pairs. More keys are hashed.
+/// Largest number of keys among which the table finds duplicates by comparing pairs. It hashes more
+/// keys.
 const FEW: usize = 8;
 /// Precision of pending times. Rows that become pending within one interval have the same time.
 const GRAIN: Duration = Duration::from_millis(100);
-/// Number of pending keys up to which a list contains them, even if they are most of the table.
+/// Largest number of pending keys that the table always lists, even if they are most of its keys.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
 /// Treatment of unwanted entries in the calculation of lateness.
@@ -114,7 +115,7 @@ where
         Self::default()
     }
 
-    /// Sets the current time. Rows that become pending from now on get this time.
+    /// Sets the current time. Rows that become pending after this call get this time.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {

@@ -55,7 +55,7 @@ fn main() {
 
 // ---- the endpoint ----
 
-/// Runs the endpoint. The first byte of each connection selects what it does.
+/// Runs the endpoint. The first byte of each connection tells the endpoint what to do.
 fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     println!("{}", listener.local_addr().unwrap());

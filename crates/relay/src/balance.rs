@@ -38,7 +38,7 @@ impl PortBackends {
     }
 }
 
-/// Preference for the client's previous endpoint, or for the next one.
+/// Preference for the client's previous endpoint, or for the next endpoint in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// The client's previous endpoint, if the port has affinity.
@@ -56,7 +56,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(crate) fn new(serving: Arc<PortBackends>) -> Self {
-        // Begins at a random endpoint, so that not all nodes begin at the same one.
+        // Begins at a random endpoint. Otherwise, all nodes would begin at the same endpoint.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
             serving: Arc::default(),

@@ -26,7 +26,7 @@ struct Entry<V> {
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time of the entry's last use before it got this place.
+    /// Time of the entry's last use when it got this place.
     seen: Instant,
 }
 

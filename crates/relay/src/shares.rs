@@ -82,7 +82,7 @@ pub(crate) struct Shares<T> {
     freed: Notify,
 }
 
-/// A new place, and the member that must end to free it, if any.
+/// A new place, and the member that must end to free this place, if any.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,
@@ -123,7 +123,7 @@ enum ConnectionRoom {
     Free,
     /// No place is free. A member of this Service and client must end first.
     Of((Service, Client)),
-    /// No place is free, and each client keeps its places.
+    /// No place is free, and no client has to give up a place.
     None,
 }
 

@@ -138,7 +138,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
             flow.place.note_use();
             return;
         }
-        // No process listens at this endpoint, so the datagram is sent to another one.
+        // No process listens at this endpoint, so the relay sends the datagram to another endpoint.
         flows.remove(&key);
         choice = Choice::Another;
     }
@@ -234,7 +234,8 @@ async fn answer(
                 shared.flows.borrow_mut().get(&key, Instant::now());
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The flow ends, and the client's next datagram is sent to another endpoint.
+            // The flow ends, and the relay will send the client's next datagram to another
+            // endpoint.
             Err(_) => break,
         }
     }

@@ -19,6 +19,7 @@ use proxy::{
 
 use mode::{Kernel, NoFlags, Userspace};
 
+/// The smallest mode on a fake kernel, with its model.
 struct World {
     kernel: Kernel,
     mode: Engine<Userspace, Kernel>,
@@ -149,7 +150,8 @@ fn an_unreadable_kernel_is_reported_and_read_again() {
     world.now = world.mode.next_due(world.now).unwrap();
     world.settle();
     assert!(world.mode.node_ports().is_some());
-    // The mode soon reads a new address, but does not read a known one again.
+    // A notification about a new address makes the mode read the addresses soon. A notification
+    // about a known address does not.
     let notice = |text: &str| Notice::AddressAdded(text.parse().unwrap());
     for (address, reads) in [("192.0.2.1", 2), ("192.0.2.2", 3), ("2001:db8::1", 3)] {
         world.mode.notice(&notice(address), world.now);

@@ -27,7 +27,8 @@ use crate::settings::Settings;
 /// as valid. Otherwise, they are INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// iptables, opened for each family of the node. No rule has been read or written yet.
+/// The iptables programs, opened for each family of the node, before the first read or write of
+/// rules.
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,

@@ -54,7 +54,8 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
-/// Virtual servers of one service address: the one at the address itself, and those for its marks.
+/// Virtual servers of one service address: the virtual server at the address itself, and those of
+/// its marks.
 #[derive(Debug, Default)]
 struct AddressServers<'a> {
     at_address: Option<&'a ServiceEntry>,

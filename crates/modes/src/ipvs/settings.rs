@@ -44,11 +44,11 @@ pub struct Settings {
     pub shim: ShimChoice,
     /// Time after which a removed endpoint loses its TCP connections. `None`: no limit.
     pub drain_timeout: Option<Duration>,
-    /// Means by which the link `kube-ipvs0` makes service addresses local.
+    /// Means by which the link `kube-ipvs0` makes service addresses local to the node.
     pub vip_mode: VipMode,
     /// Networks of service addresses, in case the API server has no ServiceCIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Rules by which endpoints and source addresses are chosen for packets.
+    /// Semantics: the rules by which IPVS mode chooses endpoints and source addresses.
     pub semantics: Semantics,
     /// True if service addresses reply to `ping`.
     pub answers_ping: bool,

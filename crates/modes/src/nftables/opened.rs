@@ -43,14 +43,14 @@ const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
-/// nf_tables, opened for each family of the node. The tables have not been read yet.
+/// nf_tables, opened for each family of the node, before the first read of the tables.
 pub(super) struct OpenedNftables {
     families: Families<NetlinkKernel>,
     /// Subscriptions to the table of each family. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
     /// Relay for NodePorts on localhost, or `None` if the mode serves none there.
     localhost: Option<Localhost>,
-    /// Numbers of Service ports at which the layout changes. `None`: the layout never changes.
+    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
     sizes: Option<LayoutSizes>,
 }
 

@@ -28,7 +28,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the chooser chain that the ClusterIP needs. `None` for at most three endpoints.
+    /// Returns the chooser chain that the ClusterIP needs, or `None` for at most three endpoints.
     pub(crate) fn chooser(&self) -> Option<Chooser> {
         let count = u32::try_from(self.internal_endpoints().len()).ok()?;
         let is_one_of_many = count > FEW && self.is_flat() && self.is_served(self.internal_local);

@@ -96,6 +96,7 @@ const MARK: Option<u32> = Some(0x4000);
 /// A function that opens the kernel on the worker thread of a lane.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
+/// A node with a proxier on the real kernel, a model and a relay, and a second host.
 pub(crate) struct World {
     pub(crate) host: Host,
     pub(crate) mode: Proxier<UserspaceKernel>,
