@@ -204,8 +204,8 @@ fn begin_drain(
     Ok(draining)
 }
 
-/// Returns the number of connections to these destinations in the kernel's table: active ones, and
-/// inactive ones. UDP flows, and connections that have just ended, count as inactive.
+/// Returns the number of connections to these destinations in the kernel's table, active and
+/// inactive. UDP flows, and connections that have just ended, count as inactive.
 pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
     let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
     destinations.iter().map(of).sum()

@@ -12,7 +12,7 @@ pub trait Kinds: 'static {
     type Lane: Lane;
     /// Parts of the kernel's state that the mode reads.
     type Part: Part<Lane = Self::Lane>;
-    /// Writes of one lane in one step.
+    /// Writes of one lane (worker thread) in one step.
     type Plan: Send + Sync + 'static;
 }
 
@@ -30,7 +30,7 @@ pub trait Config: Send + Sync + 'static {
 /// A part of the kernel's state that is read as a whole. Either its whole content is known, or none
 /// of it.
 pub trait Part: Copy + Eq + Send + 'static {
-    /// Lanes that read the parts.
+    /// Lanes (worker threads) that read the parts.
     type Lane;
 
     /// All parts of the mode.
@@ -39,14 +39,14 @@ pub trait Part: Copy + Eq + Send + 'static {
     /// Returns the part's name for operators, such as `the virtual servers`.
     fn name(self) -> &'static str;
 
-    /// Returns the lane that reads the part. No other lane writes the part.
+    /// Returns the lane (worker thread) that reads the part. No other lane writes the part.
     fn lane(self) -> Self::Lane;
 }
 
 /// A worker thread of a mode, which executes one step after the other.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All lanes, in the order in which they start. The first lane has the most urgent work: it
-    /// writes changes of Services.
+    /// All lanes (worker threads), in the order in which they start. The first lane has the most
+    /// urgent work: it writes changes of Services.
     const ALL: &'static [Self];
 }
 
@@ -76,8 +76,8 @@ macro_rules! kinds {
     };
 }
 
-/// Declares the lanes and parts of a mode. Each part has a lane that reads it, and a name for
-/// operators.
+/// Declares the lanes (worker threads) and parts of a mode. Each part has a lane that reads it, and
+/// a name for operators.
 #[macro_export]
 macro_rules! parts {
     (

@@ -13,7 +13,7 @@ use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 /// Result of the read of a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
-/// Finished work of a lane.
+/// Finished work of a lane (worker thread).
 pub(crate) enum LaneResult<S: Scheme> {
     /// Parts that the lane has read, each with the result.
     Read(Vec<(PartOf<S>, Read<S>)>),
@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// Reports whether the first lane is idle. It writes changes of Services.
+    /// Reports whether the first lane, which writes changes of Services, is idle.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }

@@ -21,7 +21,7 @@
 //!
 //! The engine decides:
 //! - when to read a part of the kernel's state, and when to retry a failed read;
-//! - when a free lane gets its next [`Step`];
+//! - when a free lane (worker thread) gets its next [`Step`];
 //! - when entries may be deleted;
 //! - when a Service is settled: its entries in the kernel are as wanted;
 //! - when to report drift, conflicts and unreadable parts;

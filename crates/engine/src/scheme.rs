@@ -19,10 +19,11 @@ pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 /// The parts of the kernel's state that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// Writes of one lane in one step.
+/// Writes of one lane (worker thread) in one step.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// The next work of a lane. The lane first writes the plan, and then sends the query.
+/// The next work of a lane (worker thread). The lane first writes the plan, and then sends the
+/// query.
 pub struct Step<S: Scheme> {
     /// The plan to write, or `None` if no write is due.
     pub plan: Option<PlanOf<S>>,
@@ -105,10 +106,10 @@ pub trait Scheme: Sized + Send + 'static {
     /// Parts of the kernel's state that show which entries belong to this program. The engine
     /// deletes no entry while one of these parts is unknown.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// Lanes that write. The mode is not settled while one of them works.
+    /// Lanes (worker threads) that write. While such a lane works, the mode is not settled.
     const WRITING: &'static [LaneOf<Self>];
-    /// Lanes whose writes serve traffic: new connections wait for these writes. During a change of
-    /// mode, these lanes continue to write until the new mode serves.
+    /// Lanes (worker threads) whose writes serve traffic: new connections wait for these writes.
+    /// During a change of mode, these lanes continue to write until the new mode serves.
     const SERVING: &'static [LaneOf<Self>];
 
     /// Creates a scheme without wanted or actual entries.

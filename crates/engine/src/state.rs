@@ -39,7 +39,7 @@ pub struct State<K: Kinds> {
     pub news: ReportDraft,
     /// Knowledge of each part, in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
-    /// Plans that lanes are writing.
+    /// Plans that lanes (worker threads) are writing.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
     /// True once the wanted entries are known. Until then, the engine neither writes nor deletes
     /// entries.
@@ -152,7 +152,7 @@ impl<K: Kinds> State<K> {
         self.parts.iter().all(|part| part.look.is_tried())
     }
 
-    /// Marks the lane's pending reads as started, and returns their parts.
+    /// Marks the pending reads of a lane (worker thread) as started, and returns their parts.
     pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
         let all = K::Part::ALL.iter().copied();
@@ -187,7 +187,7 @@ impl<K: Kinds> State<K> {
         self.in_flight.iter().map(|(_, plan)| &**plan)
     }
 
-    /// Reports whether a lane is writing.
+    /// Reports whether a lane (worker thread) is writing.
     pub fn is_writing(&self, lane: K::Lane) -> bool {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }

@@ -43,7 +43,7 @@ pub struct Footprint {
     pub cluster_ips: fn(IpFamily) -> Option<String>,
     /// Link that has the mode's service addresses, if any.
     pub link: Option<Link>,
-    /// Properties of the mode's virtual servers. `None`: the mode has no virtual servers.
+    /// Properties of the mode's virtual servers, or `None` if the mode has none.
     pub virtual_servers: Option<VirtualServers>,
     /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,

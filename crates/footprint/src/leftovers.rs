@@ -187,7 +187,7 @@ impl Leftovers {
         })
     }
 
-    /// Removes a chain from the leftovers. Returns true if it was one of them.
+    /// Removes a chain from the leftovers. Returns true if the chain was a leftover.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;

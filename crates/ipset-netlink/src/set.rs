@@ -377,7 +377,7 @@ pub struct Header {
     pub options: Vec<String>,
     /// Number of rules and sets that refer to the set.
     pub references: u32,
-    /// Number of entries. `None`: the kernel is older than 4.9 and does not report it.
+    /// Number of entries, or `None` on a kernel before 4.9, which does not report the number.
     pub entries: Option<u32>,
     /// Kernel memory that the set uses, in bytes.
     pub memory: u32,

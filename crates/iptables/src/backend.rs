@@ -56,7 +56,7 @@ pub enum BackendReason {
     Hint,
     /// This backend has chains of a kube-proxy.
     Chains,
-    /// This backend has more rules than the other one.
+    /// This backend has more rules than the other backend.
     Rules,
     /// No rules decide, and this backend is the preferred one.
     First,

@@ -1,6 +1,6 @@
 //! Chooses the backend of iptables.
 //!
-//! A backend does not show the rules of the other one, so a node's kubelet, CNI plugin and
+//! A backend does not show the rules of the other backend, so a node's kubelet, CNI plugin and
 //! kube-proxy must use the same backend. The daemon chooses once, at its start, for both families.
 //! It runs programs by their full names (`iptables-nft-restore`), because the default `iptables` in
 //! a container may differ from the host's.
@@ -121,7 +121,7 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Sets the reason for the choice to `Usable` if backends before this one do not work.
+    /// Sets the reason for the choice to `Usable` if backends before this backend do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first {
             self.why

@@ -134,7 +134,7 @@ impl Slot {
         }
     }
 
-    /// Replaces the dormant tables that the log has named. Returns the previous ones.
+    /// Replaces the dormant tables that the log has named. Returns the previously named tables.
     pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
         let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut dormant, now.to_vec())

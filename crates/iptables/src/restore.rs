@@ -63,7 +63,7 @@ impl<'a> Restore<'a> {
         writeln!(self.sink, "-I{}", behind_verb(rule))
     }
 
-    /// Deletes the first rule that equals this one.
+    /// Deletes the first rule that equals `rule`.
     ///
     /// # Errors
     ///

@@ -145,7 +145,7 @@ pub enum Target {
 /// The source port of a masqueraded flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePort {
-    /// The original port. The kernel chooses another one only if the port is in use.
+    /// The original port. The kernel chooses another port only if this port is in use.
     Kept,
     /// A random port (`--random-fully`).
     Random,

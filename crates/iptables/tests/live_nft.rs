@@ -131,7 +131,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot delete rules that follow this one. The error contains the next step.
+        // iptables cannot delete rules that follow this rule. The error contains the next step.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -219,7 +219,7 @@ fn rules_after_an_unreadable_rule_are_removed() {
             let lines = of_table.map(|rule| rule.replacen("-A", "-D", 1) + "\n");
             format!("*{table}\n{}COMMIT\n", lines.collect::<String>())
         };
-        // The first attempt writes the first table before the program refuses the second one.
+        // The first attempt writes the first table before the program refuses the second table.
         let text = delete("filter") + &delete("nat");
         iptables.restore(IpFamily::V4, &text).unwrap();
         let left = rules(&iptables, None);

@@ -115,10 +115,11 @@ pub struct Destination {
     /// Weight: the destination's share of new connections, from 0 to 2,147,483,647. With 0, the
     /// destination gets no new connections, and existing connections continue.
     pub weight: u32,
-    /// Number of connections at which the destination gets no new ones. 0: no limit.
+    /// Number of connections from which on the destination gets no new connections, or 0 for no
+    /// limit.
     pub upper_threshold: u32,
-    /// Number of connections below which the destination gets new ones again. 0: three quarters of
-    /// `upper_threshold`.
+    /// Number of connections below which the destination gets new connections again, or 0 for three
+    /// quarters of `upper_threshold`.
     pub lower_threshold: u32,
     /// Encapsulation of packets to the destination, for [`Forward::Tunnel`].
     pub tunnel: Tunnel,

@@ -143,7 +143,7 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns the metrics that only this mode has. `None`: no such metrics.
+    /// Returns the metrics that only this mode has, or `None` without such metrics.
     fn metrics(&self) -> Option<Arc<dyn ModeLabels>> {
         None
     }

@@ -1,4 +1,4 @@
-//! The modes of this build, and the choice of one of them.
+//! The modes of this build, and the choice of a mode.
 //!
 //! Each mode is a module of this crate that implements [`Definition`], an entry in [`ProxyMode`],
 //! and a part of [`Settings`]. No other code of the daemon distinguishes modes.

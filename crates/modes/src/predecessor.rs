@@ -25,7 +25,7 @@ pub struct Predecessor {
     pub(super) serving: ServingMode,
     /// Networks whose virtual servers the cleanup keeps.
     pub(super) excluded: Vec<IpNet>,
-    /// Longest time for which virtual servers with open connections stay. `None`: no limit.
+    /// Longest time for which virtual servers with open connections stay, or `None` for no limit.
     pub(super) drain_timeout: Option<Duration>,
 }
 

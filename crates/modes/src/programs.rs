@@ -11,7 +11,7 @@ use super::settings::Settings;
 
 /// The iptables programs of this node.
 pub struct Programs {
-    /// Backend in `--iptables-backend`. `None`: the daemon chooses the backend.
+    /// Backend in `--iptables-backend`, or `None` if the daemon chooses the backend.
     forced: Option<Backend>,
     access: Access,
     chosen: OnceCell<Iptables>,

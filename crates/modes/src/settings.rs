@@ -31,7 +31,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
     /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node
-    /// keeps its data plane if an operator replaces upstream's image by this one.
+    /// keeps its data plane if an operator replaces upstream's image by this program's image.
     #[default]
     Iptables,
     /// Virtual servers of IPVS, with a shim of rules.

@@ -373,7 +373,7 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// Processes the replies to `sequence` up to the last one. Returns true if the kernel has
+    /// Processes the replies to `sequence` up to the last reply. Returns true if the kernel has
     /// flagged the dump as interrupted. After [`Error::LostReply`], the queue has no further
     /// replies to `sequence`.
     fn collect<T>(

@@ -117,7 +117,7 @@ pub enum Expression {
         len: u32,
         /// Exclusive upper bound of the hash, before the offset.
         modulus: u32,
-        /// Seed of the hash. `None`: the kernel chooses a seed.
+        /// Seed of the hash, or `None` if the kernel chooses a seed.
         seed: Option<u32>,
         /// Offset added to the hash.
         offset: u32,
@@ -167,7 +167,7 @@ pub enum Expression {
         operation: DynsetOperation,
         /// First register of the key.
         key: Register,
-        /// Timeout of the element in milliseconds. `None`: the default timeout of the set.
+        /// Timeout of the element in milliseconds, or `None` for the default timeout of the set.
         timeout: Option<u64>,
     },
     /// Drops the packet and notifies its sender (`reject`).

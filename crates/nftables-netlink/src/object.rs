@@ -126,7 +126,7 @@ pub struct Set {
     pub dynamic: bool,
     /// Timeout of elements, or `None` if they never expire (`NFT_SET_TIMEOUT`).
     pub timeout: Option<Timeout>,
-    /// Largest number of elements. `None`: no limit.
+    /// Largest number of elements, or `None` for no limit.
     pub size: Option<u32>,
     /// Packet fields of keys and values, which the kernel stores together with the comment. `nft`
     /// needs them to print some sets: those whose key contains a number, or whose values are ports.
@@ -218,7 +218,7 @@ pub struct Element {
     pub data: Option<ElementData>,
     /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`).
     pub comment: Option<Arc<str>>,
-    /// Timeout of the element, counted from its last addition or update. `None`: the default
+    /// Timeout of the element, counted from its last addition or update, or `None` for the default
     /// timeout of the set.
     pub timeout: Option<Duration>,
 }

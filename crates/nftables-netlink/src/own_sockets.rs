@@ -48,7 +48,7 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // A subscription may accept the filter although another one rejects it.
+        // A subscription may accept the filter although another subscription rejects it.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))

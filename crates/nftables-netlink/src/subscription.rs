@@ -87,7 +87,7 @@ impl Subscription {
     ///
     /// The generation still reveals changes by other programs, if each transaction of this program
     /// expects the generation of its previous transaction: a transaction of another program in
-    /// between makes the next one fail.
+    /// between makes this program's next transaction fail.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ pub struct Transaction {
 pub struct Generation(pub u32);
 
 impl Generation {
-    /// Returns the generation that follows this one.
+    /// Returns the generation after this generation.
     #[must_use]
     pub const fn next(self) -> Self {
         match self.0.checked_add(1) {

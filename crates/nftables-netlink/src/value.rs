@@ -303,7 +303,7 @@ impl Concatenation {
         self
     }
 
-    /// Returns the key. If it has several parts, pads the last one, too.
+    /// Returns the key. If the key has several parts, pads the last part, too.
     pub fn into_key(mut self) -> Bytes {
         if self.bytes.len() > 4 {
             self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

@@ -545,7 +545,7 @@ fn a_dry_run_of_a_transaction_has_no_effect() {
         for _ in 0..2 {
             nftables.check(&transaction(service())).unwrap();
         }
-        // The kernel checks each change against the earlier ones, as in a real transaction.
+        // The kernel checks each change against the earlier changes, as in a real transaction.
         let mut changes = service();
         let refused = changes.len();
         changes.push(Change::DeleteSet(name("nobody's")));

@@ -28,18 +28,18 @@ pub struct FakeState {
     pub addresses: BTreeSet<IpAddr>,
     /// Parts of rules that the fake refuses.
     pub refused: Vec<String>,
-    /// Reason why every write fails, such as a held lock. `None`: no fault.
+    /// Reason why every write fails, such as a held lock, or `None` for no fault.
     pub held: Option<String>,
     /// Number of tables that a restore writes before another program takes the lock. `None`: the
     /// lock stays free.
     pub held_after: Option<usize>,
-    /// Reason why the rules cannot be read. `None`: no fault.
+    /// Reason why the rules cannot be read, or `None` for no fault.
     pub unreadable: Option<String>,
     /// Number of reads of the addresses so far.
     pub address_reads: usize,
-    /// Restores since a test last cleared this list, including refused ones.
+    /// Restores since a test last cleared this list, including refused restores.
     pub restores: Vec<String>,
-    /// Reads of tables since a test last cleared this list. `None`: a read of all tables.
+    /// Reads of tables since a test last cleared this list. `None` stands for a read of all tables.
     pub saves: Vec<Option<Table>>,
 }
 

@@ -10,9 +10,9 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Lane that writes rules and reads all rules.
+        /// Lane (worker thread) that writes rules and reads all rules.
         Rules,
-        /// Lane that only reads: the node's addresses, and the canary.
+        /// Lane (worker thread) that reads the node's addresses and the canary, and never writes.
         Looks,
     }
     parts {

@@ -1,5 +1,5 @@
 //! The iptables mode of kube-proxy: the rules that Services want, the rules in the kernel, and the
-//! restores that turn the kernel's rules into the wanted ones.
+//! restores that turn the kernel's rules into the wanted rules.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan

@@ -170,7 +170,7 @@ pub(crate) enum Op<'a> {
     Insert(&'a str),
     /// Appends a rule to its chain.
     Append(&'a str),
-    /// Deletes the first rule that equals this one.
+    /// Deletes the first rule that equals this rule.
     Delete(&'a str),
     /// Removes a chain and all its rules.
     Remove(Name<'a>),

@@ -554,7 +554,7 @@ impl ServedPort {
 /// Table that contains all chains of single Service ports.
 pub(crate) const OWN: Table = Table::Nat;
 
-/// Rules by slot, in order. If two entries have the same slot, the first one counts.
+/// Rules by slot, in order. If two entries have the same slot, the first entry counts.
 struct Slots(Vec<(Slot, Arc<str>)>);
 
 impl Slots {

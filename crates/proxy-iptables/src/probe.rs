@@ -5,8 +5,8 @@ use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Counter, NfacctSocket};
 
-/// Writes rules into an unused chain, one with each match and target that all clusters need. Then
-/// removes the rules.
+/// Writes rules into an unused chain: a rule with each match and target that all clusters need.
+/// Then removes the rules.
 ///
 /// # Errors
 ///

@@ -213,7 +213,7 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // One lane makes all writes, so no other lane needs to continue.
+    // One lane (worker thread) makes all writes, so no other lane needs to continue.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -297,9 +297,9 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // This lane works in parallel with writes, so a hanging query delays no write. An
-            // outdated result does no harm: if the canary is missing, the other lane reads all
-            // rules between two writes.
+            // This lane (worker thread) works in parallel with writes, so a hanging query delays no
+            // write. An outdated result does no harm: if the canary is missing, the other lane
+            // reads all rules between two writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {

@@ -1224,7 +1224,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns a Service with optional fields. Each bit adds one of them.
+/// Returns a Service with optional fields. Each bit adds one field.
 fn varied(number: u16, bits: u8) -> Service {
     let [_, low] = number.to_be_bytes();
     let is = |bit: u8| bits & (1 << bit) != 0;

@@ -84,7 +84,7 @@ impl Map {
 /// Prefix of chooser names. It prevents confusion with another program's chains, such as `tcp-443`.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain for Services with `count` endpoints, more than three. It chooses one of them by the
+/// A chain for Services with `count` endpoints, more than three. It chooses an endpoint by the
 /// packet's destination and a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // Another map has other positions, so the endpoints get new ones.
+        // Another map has other positions, so the endpoints get new positions.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }

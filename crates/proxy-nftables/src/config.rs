@@ -29,7 +29,7 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Layout of the table. If [`sizes`](Self::sizes) is set, the mode may change the layout.
     pub layout: Layout,
-    /// Numbers of Service ports at which the layout changes. `None`: it never changes.
+    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
     pub sizes: Option<LayoutSizes>,
     /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,

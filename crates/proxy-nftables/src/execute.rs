@@ -198,7 +198,7 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each attempt finds only one of them. If the
+                    // Several units are at fault, but each attempt finds only one unit. If the
                     // attempts use halves, the valid units are written sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);

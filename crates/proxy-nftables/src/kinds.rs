@@ -10,9 +10,9 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Lane that reads and writes the table.
+        /// Lane (worker thread) that reads and writes the table.
         Table,
-        /// Lane that reads the node's addresses.
+        /// Lane (worker thread) that reads the node's addresses.
         Looks,
     }
     parts {

@@ -1,5 +1,5 @@
 //! The nftables mode of kube-proxy: the objects that Services want, the objects in the kernel, and
-//! the transactions that turn the kernel's objects into the wanted ones.
+//! the transactions that turn the kernel's objects into the wanted objects.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan

@@ -61,7 +61,7 @@ impl fmt::Display for Slot {
 }
 
 /// Verdicts and endpoints for packets to a slot (an address and port). If several Services claim a
-/// slot, one of them owns the whole route.
+/// slot, one of these Services owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
     /// Verdict in `service-ips` or `service-nodeports`, usually a chain.

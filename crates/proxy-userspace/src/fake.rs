@@ -37,17 +37,17 @@ pub struct State {
     pub next_port: u16,
     /// Portals whose redirects the fake refuses.
     pub refused: BTreeSet<Portal>,
-    /// Reason why no redirect can be written, such as a held lock. `None`: no fault.
+    /// Reason why no redirect can be written, such as a held lock, or `None` for no fault.
     pub held: Option<String>,
-    /// Reason why no port can be opened. `None`: no fault.
+    /// Reason why no port can be opened, or `None` for no fault.
     pub exhausted: Option<String>,
-    /// Largest number of open ports. `None`: no limit.
+    /// Largest number of open ports, or `None` for no limit.
     pub most: Option<usize>,
     /// Number of attempts to open a port so far.
     pub tries: usize,
-    /// Reason why the redirects cannot be read. `None`: no fault.
+    /// Reason why the redirects cannot be read, or `None` for no fault.
     pub unreadable: Option<String>,
-    /// Reason why the node's addresses cannot be read. `None`: no fault.
+    /// Reason why the node's addresses cannot be read, or `None` for no fault.
     pub hidden: Option<String>,
     /// Writes of redirects since a test last cleared this list.
     pub writes: Vec<Redirects>,

@@ -10,9 +10,10 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Lane that opens and closes listening ports, and reads the node's addresses.
+        /// Lane (worker thread) that opens and closes listening ports, and reads the node's
+        /// addresses.
         Sockets,
-        /// Lane that writes and reads rules.
+        /// Lane (worker thread) that writes and reads rules.
         Rules,
     }
     parts {

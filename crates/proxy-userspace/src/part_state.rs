@@ -20,8 +20,8 @@ pub enum PartState {
 /// Redirects and related state that the kernel has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
-    /// Rules that do not depend on Services, or `None` if one of them is not in the form that this
-    /// mode writes.
+    /// Rules that do not depend on Services, or `None` if a rule is not in the form that this mode
+    /// writes.
     pub base: Option<Base>,
     /// Redirects in the kernel, by portal.
     pub redirects: HashMap<Portal, RedirectTarget>,

@@ -11,7 +11,7 @@ use proxy::{LocalDetector, Protocol, ServicePortName};
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// Writes of one lane in one step.
+/// Writes of one lane (worker thread) in one step.
 #[derive(Debug, Clone)]
 pub enum Plan {
     /// Changes of listening ports.
@@ -159,7 +159,7 @@ pub enum SocketError {
 /// Outcome of a plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
-    /// Port number of each listener, in the order of the plan. `None`: the listener is closed.
+    /// Port number of each listener, in the order of the plan, or `None` if the listener is closed.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
     /// Refused parts of a write of rules.
     Redirects(RedirectOutcomes),

@@ -9,8 +9,8 @@ use proxy::{IpFamily, Protocol};
 /// ([`Iptables::choose_loading`]).
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Writes rules into an unused chain, one with each match and target that all clusters need. Then
-/// removes the rules.
+/// Writes rules into an unused chain: a rule with each match and target that all clusters need.
+/// Then removes the rules.
 ///
 /// # Errors
 ///

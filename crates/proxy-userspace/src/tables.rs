@@ -196,7 +196,8 @@ impl Tables {
 
     // ---- redirects ----
 
-    /// Records the target that a redirect has in the kernel. `None`: the redirect does not exist.
+    /// Records the target that a redirect has in the kernel, or `None` if the redirect does not
+    /// exist.
     pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<RedirectTarget>) {
         if let Some(before) = self.redirects.actual(portal) {
             for port in before.ports() {

@@ -33,8 +33,8 @@ fn nftables_redirects_reach_the_endpoints_over_ipv6() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// If `nft` writes this mode's rules again as it has listed them, the rules equal the original ones
-/// byte for byte.
+/// If `nft` writes this mode's rules again as it has listed them, the rules equal the original
+/// rules byte for byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn nftables_rules_that_detect_pods_read_back_unchanged() {

@@ -83,7 +83,7 @@ pub struct MissingObjects {
     pub kind: Kind,
     /// Number of objects that the list lacked.
     pub count: usize,
-    /// Number of objects known before, including the missing ones.
+    /// Number of objects known before, including the missing objects.
     pub known: usize,
     /// The first missing objects by name, at most [`MissingObjects::NAMED`]. The namespace of a
     /// Node is empty.

@@ -10,7 +10,7 @@ pub struct EntryChange {
     /// Attributes of the entry before the change, or `None` if the change creates the entry. The
     /// text may be empty.
     pub before: Option<String>,
-    /// Attributes of the entry after the change. `None`: the change removes the entry.
+    /// Attributes of the entry after the change, or `None` if the change removes the entry.
     pub after: Option<String>,
     /// Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,

@@ -61,11 +61,11 @@ fn max_destinations(frontends: usize) -> usize {
 pub struct Excess {
     /// The IP family that exceeds the limits.
     pub family: IpFamily,
-    /// Number of load-balancer addresses that the proxy does not serve: the last ones of the list.
+    /// Number of load-balancer addresses that the proxy does not serve, from the end of the list.
     pub ingress_ips: usize,
-    /// Number of external IPs that the proxy does not serve: the last ones of the list.
+    /// Number of external IPs that the proxy does not serve, from the end of the list.
     pub external_ips: usize,
-    /// Number of ports that the proxy does not serve: the last ones of the list.
+    /// Number of ports that the proxy does not serve, from the end of the list.
     pub ports: usize,
     /// Number of endpoints that the proxy does not serve: those of whole EndpointSlices.
     pub endpoints: usize,

@@ -112,7 +112,7 @@ pub struct Drains {
     pub oldest: Option<Instant>,
     /// The first draining endpoints, by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Longest duration of a drain. `None`: a drain lasts until the last connection ends.
+    /// Longest duration of a drain, or `None` if a drain lasts until the last connection ends.
     pub limit: Option<Duration>,
 }
 

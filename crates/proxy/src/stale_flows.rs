@@ -69,7 +69,7 @@ pub struct UdpService {
 struct UdpPort {
     port: u16,
     node_port: Option<u16>,
-    /// Sorted endpoints that are serving, including terminating ones.
+    /// Sorted endpoints that are serving, including terminating endpoints.
     serving: Vec<SocketAddr>,
 }
 

@@ -247,7 +247,7 @@ pub struct EndpointVerdict<'a> {
     pub endpoint: EndpointView<'a>,
     /// True if the endpoint is on this node.
     pub is_local: bool,
-    /// Number of slice entries for this endpoint. Only one of them counts.
+    /// Number of slice entries for this endpoint. Only one entry counts.
     pub listed: usize,
     /// Verdict for traffic that may use any node.
     pub cluster: Reason,

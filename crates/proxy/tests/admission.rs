@@ -70,7 +70,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external addresses of a Service, and the reasons for the refused ones.
+/// Returns the served external addresses of a Service, and the reasons for its refused addresses.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();

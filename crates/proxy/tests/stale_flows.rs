@@ -46,7 +46,7 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
 }
 
 /// Returns a slice whose endpoints serve DNS over UDP on port `number` and over TCP on port 8053.
-/// An address with prefix `~` is serving while terminating, one with prefix `-` is not serving.
+/// The prefix `~` of an address means serving while terminating, and `-` means not serving.
 fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
     let port = |protocol, port| EndpointPort {
         name: "dns".into(),

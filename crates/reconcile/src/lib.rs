@@ -1,4 +1,4 @@
-//! Reconciles wanted entries with actual ones. One table, one invariant.
+//! Reconciles wanted entries with actual entries. One table, one invariant.
 //!
 //! ```text
 //!   claim(owner, entries) ─▶ wanted ─┐

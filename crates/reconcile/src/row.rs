@@ -71,7 +71,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the owners of all claims. The value of the first one is wanted.
+    /// Returns the owners of all claims. The value of the first owner is wanted.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &O> {
         let (one, any) = match &self.content {
             Content::One(owner, _) => (Some(owner), &[][..]),

@@ -33,7 +33,7 @@ pub enum Removals {
     Excused,
 }
 
-/// The wanted and actual entries of one kind, with the owners of the wanted ones.
+/// The wanted and actual entries of one kind, with the owners of the wanted entries.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
     rows: HashMap<K, Row<V, O>>,
@@ -149,8 +149,8 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first one
-    /// counts. Costs O(entries of this owner).
+    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first
+    /// entry counts. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();

@@ -19,9 +19,10 @@ const MOST_CLIENTS: usize = 65_536;
 pub struct PortBackends {
     /// Sorted endpoints. If there are none, the relay resets connections.
     pub endpoints: Box<[SocketAddr]>,
-    /// Time for which a client keeps its endpoint after its last connection. `None`: no affinity.
+    /// Time for which a client keeps its endpoint after its last connection, or `None` for no
+    /// affinity.
     pub affinity: Option<Duration>,
-    /// Networks of allowed clients. `None`: all clients are allowed.
+    /// Networks of allowed clients, or `None` if all clients are allowed.
     pub sources: Option<Box<[IpNet]>>,
 }
 
@@ -43,7 +44,7 @@ impl PortBackends {
 pub(crate) enum Choice {
     /// The client's previous endpoint, if the port has affinity.
     Kept,
-    /// Another endpoint, because the previous one has accepted no connection.
+    /// Another endpoint, because the previous endpoint has accepted no connection.
     Another,
 }
 

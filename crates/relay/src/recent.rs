@@ -53,7 +53,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         }
     }
 
-    /// Returns the number of entries, including expired ones that were not removed yet.
+    /// Returns the number of entries, including expired entries that were not removed yet.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -138,8 +138,8 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         false
     }
 
-    /// Examines entries at the head of the queue: removes expired ones, and moves used ones to the
-    /// end.
+    /// Examines entries at the head of the queue: removes expired entries, and moves used entries
+    /// to the end.
     fn look(&mut self, now: Instant) {
         for _ in 0..LOOKS {
             let Some(mut place) = self.queue.pop_front() else {

@@ -384,7 +384,7 @@ impl<T: Clone> Drop for ClientPlace<T> {
         // Ends the borrow first, because the drop of the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiting tasks, because the first one may need a place at another Service.
+            // Wakes all waiting tasks, because the first task may need a place at another Service.
             self.shares.freed.notify_waiters();
         }
     }

@@ -18,7 +18,8 @@ const ROUTE_BYTES: usize = 1_024;
 /// Bytes of the receive buffer to reserve for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Time to wait without notifications after some were lost. A dump then replaces the lost ones.
+/// Time to wait without notifications after some were lost. A dump then replaces the lost
+/// notifications.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes.

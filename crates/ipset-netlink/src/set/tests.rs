@@ -116,7 +116,7 @@ fn a_set_split_over_several_messages_is_joined() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // A further message cannot be the first one of a list.
+    // A further message cannot be the first message of a list.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }

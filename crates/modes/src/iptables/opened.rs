@@ -152,7 +152,7 @@ impl OpenedKernel for Rules {
 }
 
 /// Reports whether rules of a family can have nfacct counters. With write access, writes a test
-/// rule. With read access, searches the existing rules for one with such a counter.
+/// rule. With read access, searches the existing rules for such a counter.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

@@ -90,7 +90,7 @@ impl Ipvs {
         )
     }
 
-    /// Returns the IPVS timeouts that differ from the wanted ones.
+    /// Returns the IPVS timeouts that differ from the wanted timeouts.
     async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());

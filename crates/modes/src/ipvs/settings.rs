@@ -42,7 +42,7 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// Shim: the rules that IPVS mode needs besides IPVS itself.
     pub shim: ShimChoice,
-    /// Time after which a removed endpoint loses its TCP connections. `None`: no limit.
+    /// Time after which a removed endpoint loses its TCP connections, or `None` for no limit.
     pub drain_timeout: Option<Duration>,
     /// Means by which the link `kube-ipvs0` makes service addresses local to the node.
     pub vip_mode: VipMode,

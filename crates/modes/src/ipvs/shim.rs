@@ -183,7 +183,7 @@ fn has_felix(chains: &[(Table, String)]) -> bool {
     chains.any(|(table, name)| (*table, name.as_str()) == FELIX)
 }
 
-/// Returns the error of a kernel without nftables. `None`: the kernel has nftables.
+/// Returns the error of a kernel without nftables, or `None` if the kernel has nftables.
 fn lack_of_nftables() -> Option<OpenError> {
     let error = proxy_ipvs::check_nftables().err()?;
     error.is_absence().then_some(error)

@@ -67,7 +67,7 @@ impl From<Difference> for Setting {
     }
 }
 
-/// Returns the settings below `root` whose values differ from the wanted ones.
+/// Returns the settings below `root` whose values differ from the wanted values.
 pub fn differences<'a>(
     root: &'a Path,
     wanted: &'a [WantedSetting],

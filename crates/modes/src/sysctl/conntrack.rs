@@ -90,7 +90,7 @@ pub fn settings(asked: Conntrack, machine: Machine) -> Vec<WantedSetting> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 
-/// Returns the wanted size of the conntrack table in entries. `None`: the kernel's size stays.
+/// Returns the wanted size of the conntrack table in entries, or `None` to keep the kernel's size.
 fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
     let per_core = u64::from(asked.max_per_core);
     (per_core > 0).then(|| {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
-/// Runs `story` on its own thread, in a new network namespace.
+/// Runs the test `story` on its own thread, in a new network namespace.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
     namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }

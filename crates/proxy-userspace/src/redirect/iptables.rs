@@ -400,7 +400,7 @@ struct ParsedRule {
     to: SocketAddr,
 }
 
-/// Reports whether a rule outside of this mode's chains jumps to one of them.
+/// Reports whether a rule outside of this mode's chains jumps to one of these chains.
 fn is_way(rule: RuleLine<'_>) -> bool {
     let target = rule.target();
     target.is_some_and(|target| CHAINS.contains(&&*target))

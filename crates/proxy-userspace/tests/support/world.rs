@@ -331,7 +331,7 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
 }
 
 /// Checks that clients reach endpoints in the node's own network namespace. The test includes an
-/// endpoint whose port is the NodePort's number, and one with an address of the Service.
+/// endpoint whose port is the NodePort's number, and an endpoint with an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -396,7 +396,7 @@ pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static st
     }
 }
 
-/// Checks that a second process takes over the rules and ports of the first one.
+/// Checks that a second process takes over the rules and ports of the first process.
 pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a"]);

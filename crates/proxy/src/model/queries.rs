@@ -210,7 +210,7 @@ impl Model {
         self.service_of.len()
     }
 
-    /// Returns the last known state of this node's Node, or `None` before the first one.
+    /// Returns the last known state of this node's Node, or `None` before its first state.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }

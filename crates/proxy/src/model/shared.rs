@@ -7,13 +7,13 @@ use hashbrown::HashSet;
 
 use crate::object::Placement;
 
-/// Number of shared values up to which the model does not search for unused ones.
+/// Largest number of shared values for which the model does not search for unused values.
 pub(super) const FEW_SHARED: usize = 64;
 
 /// Name that stands for all other nodes in hints. No node has this name.
 pub(super) const ELSEWHERE: &str = "";
 
-/// Distinct values. Equal values share the memory of one of them.
+/// Distinct values. Equal values share memory.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     pub(super) known: HashSet<Arc<T>>,

@@ -252,7 +252,7 @@ fn objects_missing_from_a_list_are_reported_with_counts() {
         [],
         "the first list takes nothing"
     );
-    // During the list, the watch adds one Service, and adds and deletes another one.
+    // During the list, the watch adds one Service, and adds and deletes another Service.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
