@@ -14,7 +14,7 @@ pub struct Cleanup {
     pub removed: Vec<String>,
     /// Entries that still exist or may still exist, each with the next step for the operator.
     pub left: Vec<String>,
-    /// Kernel features that this node lacks. They cannot have leftover entries.
+    /// Kernel features that this node lacks. Such features cannot have leftover entries.
     pub absent: Vec<String>,
     /// Virtual servers that stay because they have open connections.
     pub draining: Vec<DrainingServer>,
@@ -43,7 +43,8 @@ pub(crate) enum Need {
     Unknown,
 }
 
-/// A virtual server that gets no new connections. It stays until its last connection has ended.
+/// A virtual server that gets no new connections. The virtual server stays until its last
+/// connection has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,

@@ -14,8 +14,8 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
-/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. A netlink
-/// request instead would load IPVS.
+/// File with the kernel's list of virtual servers. The file exists only while IPVS is loaded. A
+/// netlink request instead would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
 /// Number of bytes at the beginning of the list that contain the whole header.
 const HEAD: u64 = 1024;

@@ -34,12 +34,12 @@ pub struct Flow {
     pub reply: Tuple,
     /// Conntrack zone of both directions, by default 0 (`CTA_ZONE`).
     pub zone: u16,
-    /// Hash of the flow's addresses and of its place in memory (`CTA_ID`). It distinguishes the
-    /// flow from an earlier flow with the same addresses, unless both had the same place.
+    /// Hash of the flow's addresses and of its place in memory (`CTA_ID`). The hash distinguishes
+    /// the flow from an earlier flow with the same addresses, unless both had the same place.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
-    /// Firewall mark (`CTA_MARK`). It is 0 if the kernel has no marks of flows.
+    /// Firewall mark (`CTA_MARK`). The mark is 0 if the kernel has no marks of flows.
     pub mark: u32,
 }
 

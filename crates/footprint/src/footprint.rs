@@ -54,7 +54,7 @@ pub struct Footprint {
 /// Receiver of the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel. It continues to serve by entries that the mode leaves behind.
+    /// The kernel. The kernel continues to serve by entries that the mode leaves behind.
     Kernel,
     /// The mode's process. After it has ended, packets that its entries redirect are lost.
     Process,
@@ -95,7 +95,7 @@ pub struct Link {
     /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the protocol number
     /// of the kernel's own routes.
     pub route_protocol: u8,
-    /// Source address of the mode's routes. It belongs to no Service.
+    /// Source address of the mode's routes. This address belongs to no Service.
     pub anchor: Option<IpAddr>,
     /// Objects to which the link's addresses belong.
     pub origin: &'static str,
@@ -106,8 +106,8 @@ pub struct Link {
 pub struct VirtualServers {
     /// Flag bit on virtual servers that no set identifies: those of NodePorts and firewall marks.
     pub ownership_flag: u32,
-    /// Address of a virtual server that the mode creates to test the kernel. It has no
-    /// destinations.
+    /// Address of a virtual server that the mode creates to test the kernel. This virtual server
+    /// has no destinations.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 

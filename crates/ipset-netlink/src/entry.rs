@@ -416,9 +416,9 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A key for a lookup in a set of any type. It has exactly the parts of a packet that the set's
-/// type names, such as ip and port for `hash:ip,port`. If a key has other parts, kernels since 5.2
-/// reject it as malformed.
+/// A key for a lookup in a set of any type. The key has exactly the parts of a packet that the
+/// set's type names, such as ip and port for `hash:ip,port`. If a key has other parts, kernels
+/// since 5.2 reject it as malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// First address. A set of networks matches it if a network contains the address.

@@ -258,9 +258,9 @@ impl Ipset {
     /// report this. The call writes the entries after a refused entry later, possibly after the
     /// following changes.
     ///
-    /// The call queries the type of a set that this connection has neither created nor listed. It
-    /// repeats the query after a refusal, because another program may have replaced the set. Only a
-    /// refusal or a list reveals such a replacement.
+    /// The call queries the type of a set that this connection has neither created nor listed. The
+    /// call repeats the query after a refusal, because another program may have replaced the set.
+    /// Only a refusal or a list reveals such a replacement.
     ///
     /// # Errors
     ///

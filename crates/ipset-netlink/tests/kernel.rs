@@ -1,5 +1,5 @@
-//! Tests with the running kernel, each in a separate network namespace. They compare the results
-//! with `ipset save`.
+//! Tests with the running kernel, each in a separate network namespace. The tests compare the
+//! results with `ipset save`.
 //!
 //! Needs root and `ipset`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]

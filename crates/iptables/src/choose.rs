@@ -2,8 +2,8 @@
 //!
 //! A backend does not show the rules of the other backend, so a node's kubelet, CNI plugin and
 //! kube-proxy must use the same backend. The daemon chooses once, at its start, for both families.
-//! It runs programs by their full names (`iptables-nft-restore`), because the default `iptables` in
-//! a container may differ from the host's.
+//! The daemon runs programs by their full names (`iptables-nft-restore`), because the default
+//! `iptables` in a container may differ from the host's.
 
 use std::sync::Arc;
 
@@ -208,8 +208,8 @@ impl Iptables {
         (has("save") && has("restore")).then_some(iptables)
     }
 
-    /// Returns the programs whose names contain no backend. They exist before iptables 1.8, and on
-    /// hosts with a single backend.
+    /// Returns the programs whose names contain no backend. Such programs exist before iptables
+    /// 1.8, and on hosts with a single backend.
     fn plain() -> Result<Option<Self>, IptablesError> {
         let Some(program) = Program::find("iptables-save") else {
             return Ok(None);

@@ -6,9 +6,9 @@
 //!           Entry ◀─ Reader ◀─ Iptables::save_lines ◀─ iptables-save ◀───────────┘
 //! ```
 //!
-//! A [`Rule`] is data. Its only text form is that of `iptables-save`, so wanted rules can be
-//! compared with rules that were read. [`Reader`] parses rules, and [`Restore`] writes the input of
-//! `iptables-restore`.
+//! A [`Rule`] is data. The only text form of a rule is that of `iptables-save`, so wanted rules can
+//! be compared with rules that were read. [`Reader`] parses rules, and [`Restore`] writes the input
+//! of `iptables-restore`.
 //!
 //! [`Iptables`] represents the programs of one backend, for both IP families. `iptables-save` reads
 //! rules and `iptables-restore` writes them. Each process handles many rules.

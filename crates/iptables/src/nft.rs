@@ -163,8 +163,8 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Reports whether the kernel cannot store iptables rules of a family, because it lacks nf_tables,
-/// the family, or the matches that rules of every mode use.
+/// Reports whether the kernel cannot store iptables rules of a family. The kernel then lacks
+/// nf_tables, the family, or the matches that rules of every mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
         let refused = has_match(family, "addrtype", 1);
@@ -261,8 +261,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// Returns the first messages of a transaction. They create a dormant table, so the kernel
-/// registers no hook.
+/// Returns the first messages of a transaction. These messages create a dormant table, so the
+/// kernel registers no hook.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);

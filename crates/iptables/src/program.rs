@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Folders of system programs. They are searched after those in `PATH`.
+/// Folders of system programs. The search begins with the folders in `PATH`.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
 /// Size of each buffer for input or output, in bytes.

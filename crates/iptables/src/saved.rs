@@ -1,5 +1,5 @@
-//! The parser of `iptables-save`, line by line. It borrows words from the line, and copies only
-//! words with an escaped character.
+//! The parser of `iptables-save`, line by line. The parser borrows words from the line, and copies
+//! only words with an escaped character.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -20,7 +20,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The program refused a table. It has written the tables before this table.
+    /// The program refused a table. The program has written the tables before the refused table.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }

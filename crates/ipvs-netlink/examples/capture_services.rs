@@ -5,8 +5,8 @@
 //! capture_services requests > tests/data/requests.hex  # ipvsadm's messages, as strace sees them
 //! ```
 //!
-//! Run the program as root on a node where IPVS may be flushed. It needs `ipvsadm`, `strace` and
-//! the modules `ip_vs_rr`, `ip_vs_wrr`, `ip_vs_mh`, `ip_vs_sh`, `ip_vs_pe_sip`.
+//! Run the program as root on a node where IPVS may be flushed. The program needs `ipvsadm`,
+//! `strace` and the modules `ip_vs_rr`, `ip_vs_wrr`, `ip_vs_mh`, `ip_vs_sh`, `ip_vs_pe_sip`.
 
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 

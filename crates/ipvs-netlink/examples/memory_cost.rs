@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The arguments are the number of virtual servers, and the number of destinations of each. The
-//! program prints the growth of `Slab`, `Percpu` and `VmallocUsed` in /proc/meminfo. It flushes
-//! IPVS before and after the measurement. The result depends on the number of CPUs, because a
-//! destination has counters for each CPU.
+//! program prints the growth of `Slab`, `Percpu` and `VmallocUsed` in /proc/meminfo. The program
+//! flushes IPVS before and after the measurement. The result depends on the number of CPUs, because
+//! a destination has counters for each CPU.
 
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 

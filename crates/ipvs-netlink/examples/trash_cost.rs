@@ -11,8 +11,8 @@
 //!
 //! 1. The kernel inserts a removed destination at the head of a list of the network namespace
 //!    (`dest_trash`), with or without connections.
-//! 2. A timer scans the list every 60 s. It records when it first finds a destination without
-//!    connections.
+//! 2. A timer scans the list every 60 s. The timer records when it first finds a destination
+//!    without connections.
 //! 3. The timer frees this destination 120 s later.
 //!
 //! For each added destination, the kernel first searches this list from the head, under a lock that

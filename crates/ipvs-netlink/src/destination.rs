@@ -167,8 +167,8 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// family of the service. It is also the destination's family on kernels before 3.18, which do
-    /// not send this attribute.
+    /// family of the service. This is also the destination's family on kernels before 3.18, which
+    /// do not send this attribute.
     ///
     /// # Errors
     ///

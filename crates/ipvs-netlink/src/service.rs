@@ -59,7 +59,7 @@ pub enum ServiceKey {
     Fwmark {
         /// Family of the packets, IPv4 or IPv6.
         family: IpFamily,
-        /// Firewall mark of the packets. It must not be 0.
+        /// Firewall mark of the packets. The mark must not be 0.
         mark: u32,
     },
 }
@@ -129,7 +129,7 @@ bitflags! {
         /// Flag of persistence: new connections of a client go to the same destination as the
         /// client's first connection.
         const PERSISTENT = 0x1;
-        /// Flag that the kernel sets on every service. It has no effect in a request.
+        /// Flag that the kernel sets on every service. The flag has no effect in a request.
         const HASHED = 0x2;
         /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;

@@ -8,8 +8,8 @@
 //! Conn buckets len-1:     504 (91%)
 //! ```
 //!
-//! Earlier kernels have no such file. They have one connection table for all namespaces, whose size
-//! is [`Info::table_size`](crate::Info::table_size).
+//! Earlier kernels have no such file. These kernels have one connection table for all namespaces,
+//! whose size is [`Info::table_size`](crate::Info::table_size).
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub struct Status {
 /// A hash table that grows with its number of entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowingTable {
-    /// Number of buckets. It is 0 before the first entry.
+    /// Number of buckets. The number is 0 before the first entry.
     pub buckets: Option<u64>,
     /// Number of buckets by the length of their chain, from 0 (empty). The last length includes all
     /// longer chains. The kernel omits lengths without buckets.

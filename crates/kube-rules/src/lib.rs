@@ -63,8 +63,8 @@ pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the rules of the chain [`POSTROUTING`]. They masquerade marked packets, and clear the
-/// mark.
+/// Returns the rules of the chain [`POSTROUTING`]. The rules masquerade marked packets, and clear
+/// the mark.
 pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     let why = Match::comment("kubernetes service traffic requiring SNAT");
     [
@@ -74,7 +74,8 @@ pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     ]
 }
 
-/// Returns the rules of the chain [`FORWARD`]. They accept marked packets and established flows.
+/// Returns the rules of the chain [`FORWARD`]. The rules accept marked packets and established
+/// flows.
 pub fn forward(mark: u32) -> [Rule; 2] {
     let known = [
         Match::comment("kubernetes forwarding conntrack rule"),

@@ -249,12 +249,12 @@ impl<T: IntoProxiers> Opened for T {
 
 /// Inputs for starting a mode.
 pub struct Start<'a> {
-    /// Settings without the options that this node does not support. They may differ from the
-    /// settings with which the mode opened the kernel.
+    /// Settings without the options that this node does not support. These settings may differ from
+    /// the settings with which the mode opened the kernel.
     pub settings: &'a Settings,
     /// Name of this node in the cluster.
     pub node: &'a str,
-    /// Model of the cluster. It may contain this node's Node object.
+    /// Model of the cluster. The model may contain the Node object of this node.
     pub model: &'a Model,
     /// Time at which the mode starts.
     pub now: Instant,

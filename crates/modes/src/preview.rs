@@ -17,7 +17,7 @@ pub const OTHER_MODES: &str = "other modes";
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Kernel settings that a start writes once. They do not depend on Services.
+    /// Kernel settings that a start writes once. These settings do not depend on Services.
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
@@ -211,8 +211,8 @@ pub struct PlanPreview {
 
 impl Preview {
     /// Adds the writes that the modes of a scheme would make after the changes `told`. The function
-    /// `show` converts a plan into its preview. It receives the family, and the scheme's state
-    /// before the plan.
+    /// `show` converts a plan into its preview. The function receives the family, and the scheme's
+    /// state before the plan.
     ///
     /// # Errors
     ///

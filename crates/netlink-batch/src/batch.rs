@@ -15,8 +15,8 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages that are sent together. They get their sequence numbers when they are sent. Callers
-/// refer to a message by its index.
+/// Messages that are sent together. The messages get their sequence numbers when they are sent.
+/// Callers refer to a message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,

@@ -44,7 +44,7 @@ pub(crate) const FIRST_SEQUENCE: u32 = 1;
 /// Upper estimate of the bytes in the send buffer that the kernel needs besides the messages.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
-/// Pause before the second attempt of a dump. It doubles before each further attempt.
+/// Pause before the second attempt of a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
 /// Treatment of a dump if the table has changed during the dump.
@@ -69,7 +69,8 @@ impl Link for Socket {
     }
 
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        // The kernel needs 32 bytes in addition to the message. It doubles the requested size.
+        // The kernel needs 32 bytes in addition to the message. The kernel doubles the requested
+        // size.
         let room = sockopt::socket_send_buffer_size(&*self)?;
         if room < bytes + SEND_OVERHEAD {
             let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
@@ -111,7 +112,7 @@ pub(crate) struct Exchange<L> {
     protocol: Protocol,
     /// Sequence number of the next message.
     pub(crate) sequence: u32,
-    /// Maximum number of bytes in one send. It decreases if the socket accepts less.
+    /// Maximum number of bytes in one send. This number decreases if the socket accepts less.
     chunk_bytes: usize,
     outgoing: Vec<u8>,
     datagram: Vec<u8>,

@@ -1,7 +1,7 @@
 //! Netlink transport: many messages in one send, errors by sequence number.
 //!
-//! The kernel processes a netlink send before `send` returns, message by message. It reports every
-//! failure, even if no message requests an acknowledgement.
+//! The kernel processes a netlink send before `send` returns, message by message. The kernel
+//! reports every failure, even if no message requests an acknowledgement.
 //!
 //! So a [`Batch`] of any length costs only a few system calls. [`Connection::execute`] requests one
 //! acknowledgement, for the last message of each send. Every earlier message that the kernel has

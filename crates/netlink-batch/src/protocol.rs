@@ -6,8 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// Links, addresses and routes (`NETLINK_ROUTE`). The kernel checks requests strictly
-    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20). So a dump needs the full fixed header of its family,
-    /// and the kernel filters the dump by the fields that are set in this header.
+    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20). So a dump needs the full fixed header of its family.
+    /// The kernel filters the dump by the fields that are set in this header.
     Route,
     /// ipset and conntrack (`NETLINK_NETFILTER`).
     Netfilter,

@@ -371,7 +371,7 @@ pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Mal
     Ok(())
 }
 
-/// Returns the first element of a message. It may be the catch-all element.
+/// Returns the first element of a message. This element may be the catch-all element.
 pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> {
     let all = first(attributes(payload)?, elements::ELEMENTS)?;
     let Some(one) = all.and_then(|all| all.nested().next()) else {
@@ -484,7 +484,7 @@ pub(crate) struct RuleMessage {
 }
 
 impl RuleMessage {
-    /// Returns the rule. It refers to its sets by name.
+    /// Returns the rule. The rule refers to its sets by name.
     pub(crate) fn found(self) -> KernelRule {
         KernelRule {
             handle: self.handle,

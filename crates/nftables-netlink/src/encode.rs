@@ -1,5 +1,5 @@
-//! Encodes changes as netlink messages. They equal those of `nft` 1.0.6 byte for byte, so every
-//! version of `nft` can list the result.
+//! Encodes changes as netlink messages. The messages equal those of `nft` 1.0.6 byte for byte, so
+//! every version of `nft` can list the result.
 
 mod expression;
 mod set;

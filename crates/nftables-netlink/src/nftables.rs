@@ -147,7 +147,7 @@ impl Nftables {
     }
 
     /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules
-    /// and rolls back. It sends no event, and the generation stays.
+    /// and rolls back. The kernel sends no event, and the generation stays.
     ///
     /// Like `nft --check` on Linux 6.18, this function does not detect errors that concern the
     /// whole transaction, such as a loop of jumps.
@@ -395,7 +395,7 @@ impl Nftables {
         Ok(unless_absent(found)?.unwrap_or_default())
     }
 
-    /// Returns the rules of a table or of one chain. They refer to anonymous sets by name.
+    /// Returns the rules of a table or of one chain. The rules refer to anonymous sets by name.
     pub(crate) fn rule_messages(
         &mut self,
         family: Family,

@@ -1,5 +1,5 @@
-//! Tests which features the kernel has. One transaction uses each feature. Its last change is one
-//! that the kernel must refuse, so the kernel applies no change.
+//! Tests which features the kernel has. One transaction uses each feature. The kernel must refuse
+//! the last change of this transaction, so the kernel applies no change.
 
 use std::fmt;
 use std::sync::Arc;

@@ -50,9 +50,9 @@ pub enum Event {
 /// A subscription to ruleset changes, in the network namespace of the thread that opened it. A read
 /// never blocks: the caller waits until the descriptor is readable.
 ///
-/// The kernel writes a message about each object of each transaction. This takes no measurable
-/// time, but 3,000 Services cause 750 datagrams, which fill the receive buffer. Two functions avoid
-/// this:
+/// The kernel writes a message about each object of each transaction. These messages take no
+/// measurable time, but 3,000 Services cause 750 datagrams, which fill the receive buffer. Two
+/// functions avoid this:
 ///
 /// * [`Subscription::leave_out`] filters out the changes of the program itself.
 /// * [`Subscription::pause`] is for programs that may not set a filter.

@@ -16,7 +16,7 @@ pub struct Transaction {
 }
 
 /// Generation of the ruleset in a network namespace. Each committed transaction increments it, for
-/// changes of any table. It is never 0.
+/// changes of any table. The number is never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u32);
 

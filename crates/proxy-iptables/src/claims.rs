@@ -13,8 +13,8 @@ use crate::tables::Tables;
 
 /// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints below which comments name endpoints again. It is lower than the number above
-/// which they do not, so that one endpoint cannot change every chain back and forth.
+/// Number of endpoints below which comments name endpoints again. This number is lower than
+/// `MANY_ENDPOINTS`, so that one endpoint cannot change every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Claims of all Services of one IP family.

@@ -280,7 +280,8 @@ mod tests {
         }
     }
 
-    /// Returns a plan with changes in two shared chains. It writes the second chain as a whole.
+    /// Returns a plan with changes in two shared chains. The plan writes the second chain as a
+    /// whole.
     fn plan() -> Plan {
         let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
         Plan {

@@ -1,4 +1,4 @@
-//! A fake kernel for tests, which stores rules as iptables does. It refuses each write that
+//! A fake kernel for tests, which stores rules as iptables does. The fake refuses each write that
 //! iptables would refuse. A refused write leaves its table unchanged.
 
 use proxy::Unreadable;

@@ -1,4 +1,4 @@
-//! A plan: pending writes as data. It contains the objects that the writes concern, and their
+//! A plan: pending writes as data. The plan contains the objects that the writes concern, and their
 //! commands.
 //!
 //! ```text
@@ -179,7 +179,7 @@ pub(crate) enum Op<'a> {
 /// Rules of a chain, in order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed. They precede the rules in `tail`.
+    /// Texts of several lines, each with a line feed. These texts precede the rules in `tail`.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }

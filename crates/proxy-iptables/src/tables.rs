@@ -24,7 +24,7 @@ pub(crate) struct Tables {
     /// Shared chains that the mode must write as a whole. An actual entry is a chain whose rules
     /// differ in form from this mode's rules.
     pub(crate) disordered: Entries<Shared, (), ()>,
-    /// Leftovers of other modes. They never delay a Service.
+    /// Leftovers of other modes. These entries never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
 }
 

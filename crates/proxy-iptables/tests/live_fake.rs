@@ -1,5 +1,5 @@
-//! Compares the strict fake with the iptables programs and the kernel. Both must accept or refuse
-//! the same restores, and then have the same rules.
+//! Compares the strict fake with the iptables programs and the kernel. The fake and the kernel must
+//! accept or refuse the same restores, and then have the same rules.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fmt::Write as _;

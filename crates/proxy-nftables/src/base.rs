@@ -323,8 +323,8 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Adds rules for packets to NodePorts on localhost that no relay serves. They reject and count
-    /// the packets.
+    /// Adds rules for packets to NodePorts on localhost that no relay serves. The rules reject and
+    /// count the packets.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -351,7 +351,7 @@ impl Base {
     }
 
     /// Returns the rule that sends the node's own packets to localhost through the check of
-    /// NodePorts, or `None` if the rules reject no NodePort on localhost.
+    /// NodePorts. Returns `None` if the rules reject no NodePort on localhost.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();

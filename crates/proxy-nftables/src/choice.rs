@@ -81,11 +81,12 @@ impl Map {
     }
 }
 
-/// Prefix of chooser names. It prevents confusion with another program's chains, such as `tcp-443`.
+/// Prefix of chooser names. The prefix prevents confusion with another program's chains, such as
+/// `tcp-443`.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain for Services with `count` endpoints, more than three. It chooses an endpoint by the
-/// packet's destination and a random number.
+/// A chain for Services with `count` endpoints, more than three. The chain chooses an endpoint by
+/// the packet's destination and a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,

@@ -61,8 +61,8 @@ struct Executor<'a> {
 /// Result of one transaction.
 enum CommitResult {
     Done,
-    /// The kernel refused the transaction. The map contains the units at fault. It is empty if the
-    /// kernel named no change.
+    /// The kernel refused the transaction. The map contains the units at fault. The map is empty if
+    /// the kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
     /// The transaction failed for a reason that makes all further transactions fail, too.
     Over,

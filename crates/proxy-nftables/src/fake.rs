@@ -1,5 +1,5 @@
-//! A fake kernel for tests. It stores the same objects as nf\_tables. It refuses every transaction
-//! that nf\_tables would refuse, and a refused transaction changes nothing.
+//! A fake kernel for tests. The fake stores the same objects as nf\_tables. The fake refuses every
+//! transaction that nf\_tables would refuse, and a refused transaction changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -45,7 +45,8 @@ pub struct FakeState {
     /// these texts, the fake refuses the change, and all later rules and elements of the
     /// transaction.
     pub invalid: Vec<String>,
-    /// Texts of changes for which the fake refuses the transaction as a whole. It names no change.
+    /// Texts of changes for which the fake refuses the transaction as a whole. The refusal names no
+    /// change.
     pub refused_as_whole: Vec<String>,
     /// Reason for which every transaction fails, or `None`.
     pub held: Option<String>,

@@ -1,5 +1,5 @@
-//! The layout of the table: upstream's, or the layout `flat`. Both give every packet the same
-//! verdict.
+//! The layout of the table: upstream's, or the layout `flat`. Both layouts give every packet the
+//! same verdict.
 //!
 //! The layouts differ in the objects that do not depend on Services ([`base`](crate::base)), and in
 //! the objects of a Service port ([`port`](crate::port)).

@@ -19,7 +19,7 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// The kernel for one IP family. It opens its sockets at their first use.
+/// The kernel for one IP family. A socket is opened at its first use.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,

@@ -1,5 +1,5 @@
-//! A plan: pending writes as data. It contains the objects to write, grouped into units. The module
-//! `changes` turns a plan into changes of the table.
+//! A plan: pending writes as data. The plan contains the objects to write, grouped into units. The
+//! module `changes` turns a plan into changes of the table.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes

@@ -21,7 +21,7 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcomes, Plan, PortChanges, StaleObject, Timeouts, UnitOutcome};
 use crate::port::{Member, Route, Slot};
 
-/// Set of addresses that serve NodePorts. Both layouts have it, unless all addresses serve.
+/// Set of addresses that serve NodePorts. Both layouts have this set, unless all addresses serve.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
 /// Returns true for an object that both layouts have if the rules reject NodePorts on localhost.
@@ -45,8 +45,8 @@ pub(crate) struct Tables {
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
     /// NodePorts that a relay serves on localhost. Their actual state is always known, because the
-    /// relay is part of this process. They never count as late, because another program may have
-    /// taken the port.
+    /// relay is part of this process. These NodePorts never count as late, because another program
+    /// may have taken the port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 

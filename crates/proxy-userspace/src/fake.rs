@@ -1,5 +1,5 @@
-//! A fake kernel for tests, with redirects and open ports. It refuses each write that the kernel
-//! would refuse. A refused write changes nothing.
+//! A fake kernel for tests, with redirects and open ports. The fake refuses each write that the
+//! kernel would refuse. A refused write changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -20,7 +20,7 @@ pub(crate) struct Tables {
     pub(crate) sockets: Table<Listener, Arc<PortBackends>, Arc<Owner>>,
     pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
-    /// Leftovers of other modes. They never delay a Service.
+    /// Leftovers of other modes. These entries never delay a Service.
     pub(crate) leftovers: Table<(), Leftovers, ()>,
     /// Port number of each open listener.
     ports: HashMap<Listener, u16>,

@@ -677,7 +677,8 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
         world.now += Duration::from_millis(1);
     }
     assert_eq!(served(&world), ["web2", "web3"]);
-    // An older Service is added. It takes no port from a Service that is already served.
+    // An older Service is added. The older Service takes no port from a Service that is already
+    // served.
     world.apply(aged(1));
     world.sync();
     assert_eq!(served(&world), ["web2", "web3"]);

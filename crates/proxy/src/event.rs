@@ -40,9 +40,9 @@ impl Kind {
 /// The end of a whole list deletes all known objects that are not in the list. Before its end, a
 /// list deletes no object. After an interrupted list, the source sends `ListStarted` again.
 ///
-/// A complete list has every readable object. It is not whole if there may be more objects, for
-/// example in a broken manifest. Known objects that are not in such a list stay. The source sends a
-/// `ListComplete` without a `ListStarted` in two cases:
+/// A complete list has every readable object. The list is not whole if there may be more objects,
+/// for example in a broken manifest. Known objects that are not in such a list stay. The source
+/// sends a `ListComplete` without a `ListStarted` in two cases:
 ///
 /// * Every file has become readable. This `ListComplete` is whole.
 /// * A server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not whole.

@@ -50,7 +50,7 @@ pub trait Mode: Send {
     fn proceed(&mut self, model: &Model, now: Instant);
 
     /// Starts only writes for which clients wait. The daemon calls this function when another mode
-    /// will replace this mode. It replaces the mode once all worker threads are idle.
+    /// will replace this mode. The daemon replaces the mode once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
     /// Becomes ready when [`book`](Self::book) has a result, because a worker thread has finished

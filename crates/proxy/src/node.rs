@@ -17,8 +17,8 @@ pub struct NodeFacts {
     pub name: Arc<str>,
     /// The node's zone, which is compared with the hints of endpoints.
     pub zone: Option<Arc<str>>,
-    /// The node's address of this family from `--bind-address`. It overrides the address in the
-    /// Node object.
+    /// The node's address of this family from `--bind-address`. This flag overrides the address in
+    /// the Node object.
     pub flag_ip: Option<IpAddr>,
     /// The node's address of this family, from `--bind-address` or its Node object.
     pub ip: Option<IpAddr>,

@@ -351,8 +351,8 @@ impl EndpointList {
 
     /// Packs endpoints. Returns `None` if an address is IPv6, or if too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // A hash table finds equal states fast. It is needed because each endpoint of a slice may
-        // be on another node and thus have its own state.
+        // A hash table finds equal states fast. The table is needed because each endpoint of a
+        // slice may be on another node and thus have its own state.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();

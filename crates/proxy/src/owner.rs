@@ -58,7 +58,7 @@ impl Owner {
         })
     }
 
-    /// Returns the sort key. It omits the rank, which the name determines.
+    /// Returns the sort key. The key omits the rank, which the name determines.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

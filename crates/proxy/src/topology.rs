@@ -34,7 +34,7 @@ pub struct Backends {
     pub cluster: Vec<Target>,
     /// Endpoints for traffic that must stay on this node. Empty if the Service has no policy Local.
     pub local: Vec<Target>,
-    /// Every endpoint on this node, in any state. Each of them may connect to itself through the
+    /// Every endpoint on this node, in any state. Each endpoint may connect to itself through the
     /// Service (hairpin).
     pub on_node: Vec<Target>,
     /// Endpoints in this node's zone, in any state. Empty unless the Service sets weights.

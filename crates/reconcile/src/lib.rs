@@ -7,8 +7,8 @@
 //! ```
 //!
 //! After every call, a row is pending if and only if its wanted value differs from its actual
-//! value. So a start, a change, a failed write and drift all take the same path. They differ only
-//! in which rows become pending.
+//! value. So a start, a change, a failed write and drift all take the same path. The cases differ
+//! only in which rows become pending.
 //!
 //! Several owners may claim one key: for example, two ports of a Service that share an address. The
 //! claim of the smallest owner is wanted, so the order of events does not change the outcome of a

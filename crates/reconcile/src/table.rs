@@ -15,8 +15,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of keys among which the table finds duplicates by comparing pairs. It hashes more
-/// keys.
+/// Largest number of keys among which the table finds duplicates by comparing pairs. The table
+/// hashes more keys.
 const FEW: usize = 8;
 /// Precision of pending times. Rows that become pending within one interval have the same time.
 const GRAIN: Duration = Duration::from_millis(100);
@@ -130,8 +130,8 @@ where
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). They should
-    /// not count while their removal is forbidden.
+    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). Unwanted
+    /// entries should not count while their removal is forbidden.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;

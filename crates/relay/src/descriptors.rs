@@ -37,7 +37,7 @@ pub(crate) struct Free(Arc<Semaphore>, usize);
 pub(crate) struct Descriptors {
     free: Free,
     connections: Arc<Semaphore>,
-    /// Next pause. It doubles whenever the kernel refuses a descriptor.
+    /// Next pause. The pause doubles whenever the kernel refuses a descriptor.
     pause: Cell<Duration>,
     /// Time of the last warning about a lack of descriptors.
     told: Cell<Option<Instant>>,

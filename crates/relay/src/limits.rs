@@ -86,8 +86,9 @@ pub enum AllowedClients {
     ///
     /// * TCP: the kernel reports the original destination of a connection (`SO_ORIGINAL_DST`). The
     ///   relay resets connections that clients open directly to the listening port.
-    /// * UDP: the relay queries connection tracking once for each flow. It drops datagrams that
-    ///   clients send directly to the listening port, and accepts the client if the query fails.
+    /// * UDP: the relay queries connection tracking once for each flow. The relay drops datagrams
+    ///   that clients send directly to the listening port, and accepts the client if the query
+    ///   fails.
     Redirected,
 }
 

@@ -171,8 +171,8 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// Returns the sum over all relays of this process. It never decreases. Returns `None` before
-    /// the first relay.
+    /// Returns the sum over all relays of this process. The sum never decreases. Returns `None`
+    /// before the first relay.
     pub fn of_process() -> Option<Self> {
         let all = &EVICTIONS;
         let is_any_relay = all.is_any_relay.load(Ordering::Relaxed);
@@ -210,8 +210,8 @@ impl Counters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that the relay has accepted and then reset, because the
-    /// client was not allowed, or because no endpoint or place was left.
+    /// Returns the number of connections that the relay has accepted and then reset. In these
+    /// cases, the client was not allowed, or no endpoint or place was left.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! A TCP port. It accepts connections, connects each to an endpoint, and forwards the bytes between
-//! them.
+//! A TCP port. The port's task accepts connections, connects each client to an endpoint, and
+//! forwards the bytes.
 
 use std::cell::RefCell;
 use std::io;

@@ -24,7 +24,7 @@ pub struct Link {
     pub kind: String,
 }
 
-/// Administrative state of a link (`IFF_UP`). It does not depend on the carrier.
+/// Administrative state of a link (`IFF_UP`). This state does not depend on the carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
     /// The link is set up (`ip link set up`).

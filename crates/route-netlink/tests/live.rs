@@ -1,5 +1,5 @@
-//! Tests with the running kernel, each in its own network namespace. They need root. By default,
-//! the tests of dummy links are ignored, because some kernels lack dummy links.
+//! Tests with the running kernel, each in its own network namespace. The tests need root. By
+//! default, the tests of dummy links are ignored, because some kernels lack dummy links.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

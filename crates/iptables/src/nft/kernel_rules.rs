@@ -238,8 +238,8 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables could express these expressions, too. They count as native, because no
-            // kube-proxy uses them in rules of built-in chains.
+            // iptables could express these expressions, too. Rules with them count as native,
+            // because no kube-proxy uses them in rules of built-in chains.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())

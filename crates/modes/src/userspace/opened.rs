@@ -32,7 +32,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Kernel feature whose rules redirect packets to listening ports.
 #[derive(Debug, Clone)]
 pub(super) enum Redirector {
-    /// A table of nf_tables. It needs no program and no module of iptables.
+    /// A table of nf_tables. The table needs no program and no module of iptables.
     Nftables,
     /// Rules of iptables, if the kernel lacks nf_tables or a flag names an iptables backend.
     Iptables(Iptables),

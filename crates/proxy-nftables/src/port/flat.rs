@@ -73,8 +73,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the last rule of the chain `external-...`. It drops packets if the traffic policy
-    /// has no endpoint.
+    /// Returns the last rule of the chain `external-...`. The rule drops packets if the traffic
+    /// policy has no endpoint.
     pub(super) fn flat_end_of_external(&self) -> Option<Rule> {
         let is_served = self.is_served(self.external_local);
         (!is_served).then(|| self.line().drop().rule())

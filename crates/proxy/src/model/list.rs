@@ -7,7 +7,7 @@ use crate::names::NamespacedName;
 /// Progress of the lists of one kind.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
-    /// True once a list was completed. It stays true during later lists.
+    /// True once a list was completed. The flag stays true during later lists.
     pub(super) has_completed: bool,
     /// True once a complete list has contained every object, each of them readable. Never becomes
     /// false again: an object that becomes unreadable later either has a known older state, or is
