@@ -1,4 +1,4 @@
-//! Removes virtual servers of modes, and lists those of other programs.
+//! Removes virtual servers of modes, and lists the virtual servers of other programs.
 
 use std::fs::File;
 use std::io::Read as _;

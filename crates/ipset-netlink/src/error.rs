@@ -1,4 +1,4 @@
-//! Errors, each with the name of the set and the next step.
+//! Errors of ipset calls, each with the name of the set and the next step for the operator.
 
 use netlink_batch::Malformed;
 

@@ -1,4 +1,4 @@
-//! Errors of a whole request. For a refused change, see [`Reply`](netlink_batch::Reply).
+//! Errors of a whole request. A [`Reply`](netlink_batch::Reply) describes a refused change.
 
 use netlink_batch::{Malformed, Refusal};
 

@@ -1,4 +1,4 @@
-//! Errors, each with the next step for the operator.
+//! Errors of netlink calls, each with the next step for the operator.
 
 use std::{fmt, io};
 

@@ -1,4 +1,4 @@
-//! Tests that `Attributes` reads the output of `Writer`, and panics on no other bytes.
+//! Tests that `Attributes` reads the output of `Writer`, and does not panic on other bytes.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

@@ -1,5 +1,5 @@
-//! Decodes messages into the types that the encoder takes. A read returns an object that this crate
-//! has written unchanged, except for numbers that the kernel assigns.
+//! Decodes messages into the types that the encoder takes. If this crate has written an object, a
+//! read returns the same object, except for numbers that the kernel assigns.
 
 mod expression;
 

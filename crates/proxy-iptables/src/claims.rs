@@ -1,4 +1,4 @@
-//! Claims of Services: their rules, the number of rules, and the detail of comments.
+//! Claims of Services: their rules, the number of these rules, and whether comments name endpoints.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Changes of the model since the last [`Model::take_changes`](crate::Model::take_changes).
+//! Changes to the model since the last call of [`Model::take_changes`](crate::Model::take_changes).
 
 use std::net::IpAddr;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! The messages of changes, each with many entries, and the work after a refusal.
+//! The messages of changes, each with many entries, and the continuation after a refused entry.
 
 use netlink_batch::{Batch, Reply, Writer};
 

@@ -1,4 +1,5 @@
-//! Origins of the names that this mode uses in the kernel.
+//! Origins of the names that this mode uses in the kernel: the Kubernetes objects or flags that
+//! cause each name.
 
 use footprint::origin::{FILTER, NAT, Origin, Space};
 
