@@ -27,7 +27,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// Parses the query.
+    /// Parses the query part of a request's URI.
     ///
     /// # Errors
     ///

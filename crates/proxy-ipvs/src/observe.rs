@@ -194,9 +194,9 @@ impl Ipvs {
         self.hand_on(state, model, names, had);
     }
 
-    /// Compiles the Services again that now own virtual servers or addresses which the Services in
-    /// `names` released. One plan then changes the owner, without a removal in between. Services in
-    /// `done` are up to date.
+    /// Compiles the Services again that may now own a released virtual server or its address. One
+    /// plan then changes the owner, without a removal in between. `had` are the virtual servers
+    /// that Services had before. The Services in `done` are up to date.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,

@@ -113,8 +113,8 @@ pub struct Server {
 impl Server {
     /// Reads the API server's address and credentials from one of three places:
     ///
-    /// - a kubeconfig, whose URL `master` overrides;
-    /// - `master` alone;
+    /// - a kubeconfig, whose URL `settings.master` overrides;
+    /// - `settings.master` alone;
     /// - this Pod's environment.
     ///
     /// The server may still be down. `count` gets the server's host and port, and creates the layer

@@ -94,7 +94,7 @@ impl ParsedOptions {
 }
 
 impl Options {
-    /// Interprets `flags`.
+    /// Checks `flags`, and converts them to options.
     ///
     /// # Errors
     ///

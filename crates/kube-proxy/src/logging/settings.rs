@@ -37,7 +37,7 @@ pub enum LogFormat {
 }
 
 impl Settings {
-    /// Reads the flags.
+    /// Returns the options of the log from the flags.
     ///
     /// # Errors
     ///

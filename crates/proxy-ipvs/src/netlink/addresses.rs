@@ -49,11 +49,11 @@ use crate::ranges::RangeSource;
 /// of this node (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist):
 ///
 /// - Without such a route, the kernel walks through a 256th of all addresses.
-/// - With such a route, the kernel looks the source up. The first one sets
+/// - With such a route, the kernel looks the source up. The first such route sets
 ///   `fib_has_custom_local_routes`, until the network namespace ends.
 ///
-/// Like all of 127.0.0.0/8, the address is local in any case. The route is on the link, so the
-/// usual dump contains it, and it disappears with the link.
+/// Like all of 127.0.0.0/8, the destination of this route is local in any case. The route is on the
+/// link, so the usual dump contains it, and it disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
 /// Number of addresses from which [`LANDMARK`] is added. With 2,000 addresses the walk is cheaper,

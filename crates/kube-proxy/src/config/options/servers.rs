@@ -22,7 +22,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the flags.
+    /// Returns the options of the servers from the flags.
     ///
     /// # Errors
     ///

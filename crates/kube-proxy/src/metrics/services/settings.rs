@@ -35,7 +35,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the flags.
+    /// Returns the options of these metrics from the flags.
     ///
     /// # Errors
     ///

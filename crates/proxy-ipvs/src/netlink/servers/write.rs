@@ -191,11 +191,11 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 /// destinations of one virtual server already have that order in the plan. The order makes two
 /// operations of the kernel faster:
 ///
-/// **Additions.** The kernel does not free a removed destination at once. It keeps it for two to
-/// three minutes in a trash list, with the latest at the head. For each added destination, the
-/// kernel searches this list from the head. In reverse order, destinations that return after an
-/// outage are near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the difference
-/// grows with the square. New destinations gain nothing from any order
+/// **Additions.** The kernel does not free a removed destination at once. It keeps the destination
+/// for two to three minutes in a trash list, with the latest at the head. For each added
+/// destination, the kernel searches this list from the head. In reverse order, destinations that
+/// return after an outage are near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and
+/// the difference grows with the square. New destinations gain nothing from any order
 /// (`ipvs-netlink/examples/trash_cost.rs`).
 ///
 /// **Removals.** The kernel searches a virtual server's destinations from the youngest, and this
