@@ -403,7 +403,7 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
 }
 
 /// Returns the Services that the source still has, and the number of list requests within a short
-/// time. The server has lost its history, and replies to all lists with `answer`.
+/// time. The server has lost its history, and replies to all lists with `nonsense`.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
