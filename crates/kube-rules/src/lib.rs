@@ -43,7 +43,8 @@ pub const FROM_POSTROUTING: Jump = Jump::new(
 /// Jump to [`FORWARD`] for forwarded packets.
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// Returns the match for traffic from pods of this node, or `None` without a detector.
+/// Returns the match for traffic from pods of this node, or `None` if no detector of pod traffic is
+/// configured.
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,

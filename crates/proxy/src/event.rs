@@ -77,7 +77,7 @@ pub enum Event {
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
     /// All addresses and ports at which the source reaches its API server. No Service may redirect
-    /// their packets. The source sends this event before it reads events over a connection to a new
-    /// address.
+    /// packets to them. The source sends this event before it reads events over a connection to a
+    /// new address.
     ApiServerAt(Vec<SocketAddr>),
 }

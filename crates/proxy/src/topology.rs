@@ -60,7 +60,7 @@ pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
     sorted: Vec<SliceEndpoint<'a>>,
-    /// Indexes into `sorted` of the endpoints of each slice.
+    /// Indexes into `sorted`: the endpoints of each slice.
     places: Vec<Vec<usize>>,
     /// Slices that have a port, each with the index of the port in the slice. The key is the port's
     /// name and protocol. A Service may have thousands of ports, in different slices.

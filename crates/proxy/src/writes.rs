@@ -9,7 +9,7 @@ pub enum EntryKind {
     Destinations,
     /// IP sets.
     Sets,
-    /// IP set members.
+    /// Members of ipsets.
     SetMembers,
     /// The link that holds service addresses.
     Link,

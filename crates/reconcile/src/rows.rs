@@ -1,4 +1,4 @@
-//! A view of a table that is independent of the types of its entries.
+//! The functions of a table that do not depend on the types of its entries.
 
 use std::hash::Hash;
 use std::time::Instant;
