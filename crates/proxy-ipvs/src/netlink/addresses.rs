@@ -1,25 +1,19 @@
 //! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
 //! rtnetlink.
 //!
-//! **Link.** The link is a dummy that stays down. An address on it is still local to this node, and
-//! the node does not announce it to other hosts. Like upstream, this proxy accepts a link of that
-//! name with another type.
-//!
-//! **Routes.** The kernel makes an address local by a route of type local.
-//!
-//! - With [`VipMode::Route`], the proxy adds only that route, in the same table. With
-//!   [`VipMode::Range`], one route makes a whole network local.
-//! - The protocol number distinguishes our routes from the kernel's routes.
-//! - IPv6 routes need a link that is up.
-//! - The kernel removes IPv4 routes together with the link's last IPv4 address. So the link keeps
-//!   one address for this purpose ([`ANCHOR`]).
-//!
-//! **IPv6.** The kernel acknowledges an IPv6 address before it creates the address's route. A bound
-//! address counts as done only with its route. Until then, the address is tentative. Otherwise the
-//! kernel would use it as the source of the node's packets to it, and replies would not arrive.
-//!
-//! **Many addresses.** With very many addresses, the link gets one more local route ([`LANDMARK`]).
-//! The route spares the kernel a search through a long chain of addresses for each incoming packet.
+//! - The link is a dummy that stays down. An address on it is still local to this node, and the
+//!   node does not announce it to other hosts. Like upstream, this proxy accepts a link of that
+//!   name with another type.
+//! - The kernel makes an address local by a route of type local. With [`VipMode::Route`], the proxy
+//!   adds only that route, in the same table. With [`VipMode::Range`], one route makes a whole
+//!   network local. The protocol number distinguishes our routes from the kernel's routes.
+//! - IPv6 routes need a link that is up. The kernel removes IPv4 routes together with the link's
+//!   last IPv4 address. So the link keeps one address for this purpose ([`ANCHOR`]).
+//! - The kernel acknowledges an IPv6 address before it creates the address's route. A bound address
+//!   counts as done only with its route. Until then, the address is tentative. Otherwise the kernel
+//!   would use it as the source of the node's packets to it, and replies would not arrive.
+//! - With very many addresses, the link gets one more local route ([`LANDMARK`]). The route spares
+//!   the kernel a search through a long chain of addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
@@ -46,14 +40,11 @@ use crate::plan::{Op, Outcome};
 use crate::ranges::RangeSource;
 
 /// Local route that changes how the kernel checks whether an incoming packet's source is an address
-/// of this node (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist):
-///
-/// - Without such a route, the kernel walks through a 256th of all addresses.
-/// - With such a route, the kernel looks the source up. The first such route sets
-///   `fib_has_custom_local_routes`, until the network namespace ends.
-///
-/// Like all of 127.0.0.0/8, the destination of this route is local in any case. The route is on the
-/// link, so the usual dump contains it, and it disappears with the link.
+/// of this node (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist). Without
+/// such a route, the kernel walks through a 256th of all addresses. The first such route makes the
+/// kernel look the source up instead (`fib_has_custom_local_routes`), until the network namespace
+/// ends. Like all of 127.0.0.0/8, the destination of this route is local in any case. The route is
+/// on the link, so the usual dump contains it, and it disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
 /// Number of addresses from which [`LANDMARK`] is added. With 2,000 addresses the walk is cheaper,
@@ -91,8 +82,7 @@ pub(super) struct Addresses {
     /// Number of addresses on the link, according to the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be made ready. Writes of its addresses then fail for the same
-    /// reason.
+    /// True if the link could not be made ready. All writes of its addresses then fail.
     is_link_refused: bool,
 }
 
@@ -335,9 +325,8 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down if it is up.
+    /// Sets the link down if it is up. Service addresses are local also while the link is down.
     ///
-    /// - Service addresses are local also while the link is down.
     /// - A link that is up gets its own IPv6 address and takes part in neighbour discovery.
     /// - The kernel removes the IPv6 addresses of a link that is set down, and this proxy must bind
     ///   them again. If that would take too long, the link stays up and loses only its own address.

@@ -6,8 +6,6 @@
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
 //!
-//! # Lists
-//!
 //! The cost of a list for the server depends on the request:
 //!
 //! | list | request | source |
@@ -19,15 +17,12 @@
 //!
 //! So the first list may be stale, as in upstream. Later lists never go back in time.
 //!
-//! # Failures
-//!
 //! After its storage was restored from a backup, a server continues with smaller resource versions.
 //! A watch from a version in the future stays silent until the server reaches that version, and
 //! misses all changes before it. So:
 //!
 //! 1. After a failure, the first request asks whether the server has reached the last seen version.
-//! 2. If the server has not reached this version, or has lost the changes since, a list follows at
-//!    once.
+//! 2. If the server has not reached it, or has lost the changes since, a list follows at once.
 //! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
 //!
 //! No other failure causes a list. After a refusal (429, 5xx), a timeout or a broken connection,
@@ -134,8 +129,7 @@ pub(super) struct ListWatch {
     refusals: u32,
     /// Version constraint of the current request.
     asked: VersionConstraint,
-    /// HTTP status with which the server refused this optional kind, or `None` if it did not refuse
-    /// it.
+    /// HTTP status with which the server refused this optional kind, or `None` without a refusal.
     untold: Option<u16>,
     /// `Retry-After` of the last response, or `None` if the response had none.
     retry_after: Option<Duration>,
@@ -384,9 +378,7 @@ impl ListWatch {
         }
     }
 
-    /// Requests one object at `version` or later.
-    ///
-    /// Fails if the server has not reached `version` yet.
+    /// Requests one object at `version` or later. Fails if the server has not reached `version`.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
@@ -527,8 +519,7 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // While a list is incomplete, the version of an object says nothing about the objects after
-        // it.
+        // While a list is incomplete, an object's version says nothing about later objects.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());

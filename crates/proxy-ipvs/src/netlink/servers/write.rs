@@ -13,8 +13,7 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Writes that are sent one after the other, and the function that sends a batch and returns the
-/// replies.
+/// Writes to send one after the other, and the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
@@ -188,8 +187,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 }
 
 /// Sorts consecutive removals by virtual server, in the reverse order of additions. The
-/// destinations of one virtual server already have that order in the plan. The order makes two
-/// operations of the kernel faster:
+/// destinations of one virtual server already have that order in the plan.
 ///
 /// **Additions.** The kernel does not free a removed destination at once. It keeps the destination
 /// for two to three minutes in a trash list, with the latest at the head. For each added
