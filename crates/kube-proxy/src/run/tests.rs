@@ -285,7 +285,7 @@ async fn a_server_that_cannot_listen_causes_an_event() {
 }
 
 #[tokio::test]
-async fn events_that_arrive_together_are_one_update() {
+async fn events_that_arrive_together_become_few_updates() {
     let (told, received) = mpsc::channel(300);
     tokio::spawn(async move {
         for number in 0..1000 {
@@ -294,7 +294,13 @@ async fn events_that_arrive_together_are_one_update() {
         std::future::pending::<()>().await;
     });
     let (mut events, mut model) = (stream(received), Model::new());
-    let first = events.next().await.unwrap();
-    drain(&mut events, &mut model, first).await;
-    assert_eq!(model.take_changes().services.len(), 1000);
+    let (mut services, mut updates) = (0, 0);
+    while services < 1000 {
+        let first = events.next().await.unwrap();
+        drain(&mut events, &mut model, first).await;
+        services += model.take_changes().services.len();
+        updates += 1;
+    }
+    // One update, or a few if other processes stop this test for longer than a drain may take.
+    assert!(updates <= 10, "{updates}");
 }
