@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::axes::{COLD, SHOWN};
-use super::point::{Metric, cell, sizes, subjects};
-use super::table::{count, full, table};
+use super::point::{Cell, Metric, cell, sizes, subjects};
+use super::table::{brief, full, table};
 use super::{about, services};
-use crate::schema::{Axis, Report, Size};
+use crate::schema::{Axis, Report, Size, SubjectKind};
 
 /// Lines of the page that enclose the generated tables.
 const MARKERS: [&str; 2] = [
@@ -51,64 +51,84 @@ pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
 fn tables(report: &Report) -> Result<String> {
     let mut text = requests(report)?;
     for (heading, axis, title) in FIGURES {
-        let metric = metric(axis, title).context("a figure that axes.txt lacks")?;
-        let names = subjects(report, axis);
-        let sizes = sizes(report, axis);
-        let mut head = vec!["Services × endpoints".to_owned()];
-        head.extend(names.iter().map(|&name| name.to_owned()));
-        let rows: Vec<Vec<String>> = sizes
-            .iter()
-            .map(|&size| {
-                let figures = names
-                    .iter()
-                    .map(|name| full(&cell(report, metric, name, size)));
-                std::iter::once(services(size)).chain(figures).collect()
-            })
-            .collect();
-        if !rows.is_empty() {
-            _ = write!(text, "### {heading}\n\n{}", table(&head, &rows));
+        let rows = Rows::of(report, axis, title)?;
+        if !rows.sizes.is_empty() {
+            let figures = rows.table("Services × endpoints", services, full);
+            _ = write!(text, "### {heading}\n\n{figures}");
         }
     }
     _ = write!(text, "### The run\n\n{}", about(report));
     Ok(text)
 }
 
-fn metric(axis: Axis, title: &str) -> Option<&'static Metric> {
-    SHOWN
-        .iter()
-        .find(|one| one.axis == axis && one.title.starts_with(title))
+/// The figures of one table: kube-proxies by size. A size without any figure has no row.
+struct Rows<'a> {
+    report: &'a Report,
+    metric: &'static Metric,
+    names: Vec<&'a str>,
+    sizes: Vec<Size>,
 }
 
-/// Returns a table of memory requests, by size and subject.
+impl<'a> Rows<'a> {
+    fn of(report: &'a Report, axis: Axis, title: &str) -> Result<Self> {
+        let mut all = SHOWN.iter();
+        let metric = all
+            .find(|one| one.axis == axis && one.title.starts_with(title))
+            .with_context(|| format!("axes.txt has no figure {title:?} of axis {axis}"))?;
+        let is_kube_proxy = |name: &&str| {
+            let mut cells = report.measurements.iter().map(|one| &one.cell.subject);
+            cells.any(|subject| {
+                subject.name == *name && matches!(subject.kind, SubjectKind::KubeProxy { .. })
+            })
+        };
+        let names: Vec<&str> = subjects(report, axis)
+            .into_iter()
+            .filter(is_kube_proxy)
+            .collect();
+        let has_figure = |size: &Size| {
+            let mut cells = names.iter().map(|name| cell(report, metric, name, *size));
+            cells.any(|cell| matches!(cell, Cell::Point(_)))
+        };
+        let sizes = sizes(report, axis).into_iter().filter(has_figure).collect();
+        Ok(Self {
+            report,
+            metric,
+            names,
+            sizes,
+        })
+    }
+
+    fn table(
+        &self,
+        corner: &str,
+        row: impl Fn(Size) -> String,
+        figure: impl Fn(&Cell) -> String,
+    ) -> String {
+        let names = self.names.iter().map(|&name| name.to_owned());
+        let head: Vec<String> = std::iter::once(corner.to_owned()).chain(names).collect();
+        let of = |size: Size| {
+            let cells = self.names.iter();
+            let cells = cells.map(|name| cell(self.report, self.metric, name, size));
+            let figures = cells.map(|cell| figure(&cell));
+            std::iter::once(row(size)).chain(figures).collect()
+        };
+        let rows: Vec<Vec<String>> = self.sizes.iter().map(|&size| of(size)).collect();
+        table(&head, &rows)
+    }
+}
+
+/// Returns a table of memory requests, by size and kube-proxy.
 fn requests(report: &Report) -> Result<String> {
     let [(_, axis, title), ..] = FIGURES;
-    let metric = metric(axis, title).context("a figure that axes.txt lacks")?;
-    let names = subjects(report, axis);
-    let request = |name: &str, size: Size| {
-        let peak = cell(report, metric, name, size).worst()?;
-        Some(format!("{:.0} MB", (peak * RESERVE / STEP).ceil() * STEP))
+    let rows = Rows::of(report, axis, title)?;
+    ensure!(!rows.sizes.is_empty(), "the report has no memory figure");
+    let request = |cell: &Cell| {
+        let request = |peak: f64| format!("{:.0} MB", (peak * RESERVE / STEP).ceil() * STEP);
+        cell.worst().map_or_else(|| brief(cell), request)
     };
-    let mut head = vec!["at most".to_owned()];
-    head.extend(names.iter().map(|&name| name.to_owned()));
-    let rows: Vec<Vec<String>> = sizes(report, axis)
-        .into_iter()
-        .map(|size| {
-            let figures = names
-                .iter()
-                .map(|name| request(name, size).unwrap_or_else(|| "–".into()));
-            std::iter::once(format!(
-                "{} Services with {} endpoints each",
-                count(size.services),
-                count(size.endpoints)
-            ))
-            .chain(figures)
-            .collect()
-        })
-        .collect();
-    anyhow::ensure!(!rows.is_empty(), "the report has no memory figure");
     Ok(format!(
         "### Memory requests\n\nThe highest peak of the repeats, and 25 % more, rounded up to {STEP} MB:\n\n{}",
-        table(&head, &rows)
+        rows.table("Services × endpoints, at most", services, request)
     ))
 }
 
@@ -145,10 +165,7 @@ mod tests {
         );
         assert!(!after.contains("earlier"), "{after}");
         // 24,000 KiB are 24.6 MB; 25 % more are 30.7 MB.
-        assert!(
-            after.contains("| 1,000 Services with 2 endpoints each | 32 MB |"),
-            "{after}"
-        );
+        assert!(after.contains("| 1,000 × 2 | 32 MB |"), "{after}");
         assert_eq!(page(&report(), &after).unwrap(), after);
         assert!(page(&report(), "# Sizing\n").is_err());
     }
