@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::axes::{COLD, SHOWN};
+use super::axes::SHOWN;
 use super::point::{Cell, Metric, cell, sizes, subjects};
 use super::table::{brief, full, table};
 use super::{about, services};
@@ -17,10 +17,9 @@ const MARKERS: [&str; 2] = [
 ];
 /// Headings of the page, each with an axis and the start of a figure's title. The first figure sets
 /// the memory requests.
-const FIGURES: [(&str, Axis, &str); 5] = [
+const FIGURES: [(&str, Axis, &str); 4] = [
     ("Peak memory, MB", Axis::Cold, "peak memory"),
     ("CPU time of a cold start, s", Axis::Cold, CPU),
-    ("Duration of a cold start, s", Axis::Cold, COLD),
     ("CPU time of one changed endpoint, ms", Axis::Change, CPU),
     ("CPU time when idle, ms per min", Axis::Idle, "CPU time"),
 ];
