@@ -203,7 +203,15 @@ impl Renderer<'_> {
             let protocol = self.protocol.as_deref().unwrap_or("th");
             (format!("{protocol} {name}"), Kind::Port)
         };
+        let icmp = match self.protocol.as_deref() {
+            Some("icmp") => Some(("icmp type", constant::ICMP_TYPES)),
+            Some("ipv6-icmp") => Some(("icmpv6 type", constant::ICMPV6_TYPES)),
+            _ => None,
+        };
         let (text, kind) = match (base, offset, len) {
+            (PayloadBase::Transport, 0, 1) if let Some((text, names)) = icmp => {
+                (text.into(), Kind::IcmpType(names))
+            }
             (PayloadBase::Transport, 0, 2) => ports("sport"),
             (PayloadBase::Transport, 2, 2) => ports("dport"),
             (PayloadBase::Network, 12, 1..=4) => ("ip saddr".into(), Kind::Address4),
@@ -269,8 +277,14 @@ impl Renderer<'_> {
         let Some(protocol) = &self.protocol else {
             return;
         };
-        let port = [" sport", " dport"].map(|port| format!("{protocol}{port}"));
-        if port.iter().any(|port| follows.contains(port.as_str())) {
+        let fields = match protocol.as_str() {
+            "icmp" => vec!["icmp type".to_owned()],
+            "ipv6-icmp" => vec!["icmpv6 type".to_owned()],
+            protocol => [" sport", " dport"]
+                .map(|port| format!("{protocol}{port}"))
+                .to_vec(),
+        };
+        if fields.iter().any(|field| follows.contains(field.as_str())) {
             self.words.pop_if(|word| word.is_protocol);
         }
     }

@@ -11,6 +11,8 @@ pub(super) enum Kind {
     Address4,
     Address6,
     Protocol,
+    /// Message type of ICMP or ICMPv6.
+    IcmpType(&'static [(u8, &'static str)]),
     Port,
     /// Mark, as 8 hexadecimal digits.
     Mark,
@@ -74,6 +76,45 @@ const PROTOCOLS: &[(u8, &str)] = &[
     (58, "ipv6-icmp"),
     (132, "sctp"),
     (136, "udplite"),
+];
+/// Message types of ICMP (RFC 792), named as by `nft`.
+pub(super) const ICMP_TYPES: &[(u8, &str)] = &[
+    (0, "echo-reply"),
+    (3, "destination-unreachable"),
+    (4, "source-quench"),
+    (5, "redirect"),
+    (8, "echo-request"),
+    (9, "router-advertisement"),
+    (10, "router-solicitation"),
+    (11, "time-exceeded"),
+    (12, "parameter-problem"),
+    (13, "timestamp-request"),
+    (14, "timestamp-reply"),
+    (15, "info-request"),
+    (16, "info-reply"),
+    (17, "address-mask-request"),
+    (18, "address-mask-reply"),
+];
+/// Message types of ICMPv6 (RFC 4443), named as by `nft`.
+pub(super) const ICMPV6_TYPES: &[(u8, &str)] = &[
+    (1, "destination-unreachable"),
+    (2, "packet-too-big"),
+    (3, "time-exceeded"),
+    (4, "parameter-problem"),
+    (128, "echo-request"),
+    (129, "echo-reply"),
+    (130, "mld-listener-query"),
+    (131, "mld-listener-report"),
+    (132, "mld-listener-done"),
+    (133, "nd-router-solicit"),
+    (134, "nd-router-advert"),
+    (135, "nd-neighbor-solicit"),
+    (136, "nd-neighbor-advert"),
+    (137, "nd-redirect"),
+    (138, "router-renumbering"),
+    (141, "ind-neighbor-solicit"),
+    (142, "ind-neighbor-advert"),
+    (143, "mld2-listener-report"),
 ];
 
 impl Kind {
@@ -139,6 +180,10 @@ impl Kind {
             },
             Self::Protocol => match bytes.first() {
                 Some(number) => named(PROTOCOLS, *number),
+                None => hex(bytes),
+            },
+            Self::IcmpType(names) => match bytes.first() {
+                Some(number) => named(names, *number),
                 None => hex(bytes),
             },
             Self::Port | Self::Big => big(bytes),
