@@ -40,7 +40,7 @@ fn equal_seeds_give_equal_histories() {
 #[test]
 fn random_histories_hold_in_each_mode() {
     let campaign = Campaign {
-        histories: 600,
+        histories: 250,
         limit: Some(Duration::from_secs(15)),
         seed: 1,
         forms: FORMS.iter().collect(),
