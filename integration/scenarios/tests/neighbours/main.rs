@@ -19,7 +19,7 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, kube_proxy, stories, tcp, tell};
 
 /// Time limit of the lab run. Each test has a shorter limit.
-const LIMIT: Duration = Duration::from_mins(8);
+const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {
     let stories = stories! {

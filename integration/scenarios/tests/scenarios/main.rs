@@ -28,7 +28,7 @@ use std::time::Duration;
 use scenarios::{stories, tell};
 
 /// Time limit of the lab run. Each test has a shorter limit.
-const LIMIT: Duration = Duration::from_mins(8);
+const LIMIT: Duration = Duration::from_mins(10);
 
 fn main() {
     let stories = stories! {

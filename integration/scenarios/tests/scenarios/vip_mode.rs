@@ -263,6 +263,10 @@ pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outco
                 ("--ipvs-answer-ping=true", "answered"),
                 ("--ipvs-answer-ping=false", "refused"),
             ] {
+                // The default is seen once with each shim, because a start takes seconds.
+                if expected == "refused" && form != RANGES {
+                    continue;
+                }
                 c.start(&[&shim, form, flag])?;
                 c.until_answered(&c.client, "10.96.0.10:80")?;
                 c.until_answered(&c.client, "[fd96::10]:80")?;
