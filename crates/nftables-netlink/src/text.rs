@@ -203,14 +203,10 @@ impl Renderer<'_> {
             let protocol = self.protocol.as_deref().unwrap_or("th");
             (format!("{protocol} {name}"), Kind::Port)
         };
-        let icmp = match self.protocol.as_deref() {
-            Some("icmp") => Some(("icmp type", constant::ICMP_TYPES)),
-            Some("ipv6-icmp") => Some(("icmpv6 type", constant::ICMPV6_TYPES)),
-            _ => None,
-        };
+        let icmp = self.protocol.as_deref().and_then(constant::icmp_type);
         let (text, kind) = match (base, offset, len) {
-            (PayloadBase::Transport, 0, 1) if let Some((text, names)) = icmp => {
-                (text.into(), Kind::IcmpType(names))
+            (PayloadBase::Transport, 0, 1) if let Some((field, kind)) = icmp => {
+                (field.into(), kind)
             }
             (PayloadBase::Transport, 0, 2) => ports("sport"),
             (PayloadBase::Transport, 2, 2) => ports("dport"),
@@ -277,14 +273,13 @@ impl Renderer<'_> {
         let Some(protocol) = &self.protocol else {
             return;
         };
-        let fields = match protocol.as_str() {
-            "icmp" => vec!["icmp type".to_owned()],
-            "ipv6-icmp" => vec!["icmpv6 type".to_owned()],
-            protocol => [" sport", " dport"]
-                .map(|port| format!("{protocol}{port}"))
-                .to_vec(),
+        let is_implied = match constant::icmp_type(protocol) {
+            Some((field, _)) => follows.contains(field),
+            None => [" sport", " dport"]
+                .iter()
+                .any(|port| follows.contains(&format!("{protocol}{port}"))),
         };
-        if fields.iter().any(|field| follows.contains(field.as_str())) {
+        if is_implied {
             self.words.pop_if(|word| word.is_protocol);
         }
     }

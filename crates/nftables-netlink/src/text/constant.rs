@@ -78,7 +78,7 @@ const PROTOCOLS: &[(u8, &str)] = &[
     (136, "udplite"),
 ];
 /// Message types of ICMP (RFC 792), named as by `nft`.
-pub(super) const ICMP_TYPES: &[(u8, &str)] = &[
+const ICMP_TYPES: &[(u8, &str)] = &[
     (0, "echo-reply"),
     (3, "destination-unreachable"),
     (4, "source-quench"),
@@ -96,7 +96,7 @@ pub(super) const ICMP_TYPES: &[(u8, &str)] = &[
     (18, "address-mask-reply"),
 ];
 /// Message types of ICMPv6 (RFC 4443), named as by `nft`.
-pub(super) const ICMPV6_TYPES: &[(u8, &str)] = &[
+const ICMPV6_TYPES: &[(u8, &str)] = &[
     (1, "destination-unreachable"),
     (2, "packet-too-big"),
     (3, "time-exceeded"),
@@ -116,6 +116,15 @@ pub(super) const ICMPV6_TYPES: &[(u8, &str)] = &[
     (142, "ind-neighbor-advert"),
     (143, "mld2-listener-report"),
 ];
+
+/// Returns the field of the message type and its format, if the protocol is ICMP or ICMPv6.
+pub(super) fn icmp_type(protocol: &str) -> Option<(&'static str, Kind)> {
+    match protocol {
+        "icmp" => Some(("icmp type", Kind::IcmpType(ICMP_TYPES))),
+        "ipv6-icmp" => Some(("icmpv6 type", Kind::IcmpType(ICMPV6_TYPES))),
+        _ => None,
+    }
+}
 
 impl Kind {
     /// Returns the format of values with this data type.
