@@ -339,7 +339,10 @@ fn a_write_to_a_missing_set_affects_only_that_set() {
             panic!("{outcomes:?}")
         };
         assert_eq!(*fault, Fault::Belief);
-        assert!(reason.starts_with("there is no set KUBE-EXTERNAL-IP any more"));
+        assert_eq!(
+            reason,
+            "set KUBE-EXTERNAL-IP no longer exists; kube-proxy creates it again"
+        );
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
