@@ -22,16 +22,16 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel for writes, for each family that the node can serve. Does not yet write an
-/// entry of a Service.
+/// Opens the kernel for writes, for each IP family that the node can serve. Writes no entries of
+/// Services yet.
 ///
 /// # Errors
 ///
-/// The node can serve no family.
+/// Fails if the node can serve no family.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Runs on a blocking thread, because this work waits for the kernel and for programs.
-    // Meanwhile, the source's first lists arrive.
+    // Runs on a blocking thread, because this work waits for the kernel and for other programs.
+    // Meanwhile, the first lists of Services and EndpointSlices arrive.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -50,7 +50,7 @@ pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
 ///
 /// # Errors
 ///
-/// No family can be read.
+/// Fails if no family can be read.
 pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     let programs = Programs::new(settings, Access::Read);
     let mode = settings.chosen.definition();
@@ -85,11 +85,12 @@ pub async fn prepare(settings: &Settings) -> Result<()> {
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The serving container has the same image, so it lacks the same programs.
+    // The serving container has the same image. A program that is missing here is missing there,
+    // too.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Many nodes lack IPv6. If no flag names a bind address, the Node's first address may belong to
-    // either family.
+    // Many nodes lack IPv6, so probes only families that a bind address names or the node has.
+    // Without a bind address, the Node's first address may belong to either family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();

@@ -14,16 +14,18 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Delay before the first look at draining virtual servers. The delay doubles with each look.
+/// Delay before the first look at draining virtual servers. The delay doubles after each look.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
-/// Longest delay between two looks, unless a look takes very long.
+/// Longest delay between two looks at draining virtual servers. After a look that takes very long,
+/// the delay is longer.
 const LAST_LOOK: Duration = Duration::from_secs(8);
 
 /// Cleanup of the entries of modes that served on this node before.
 pub struct Predecessor {
     /// The current mode, whose entries the cleanup keeps.
     pub(super) serving: ServingMode,
-    /// Networks whose virtual servers the cleanup keeps.
+    /// Networks whose virtual servers belong to other programs. The cleanup keeps these virtual
+    /// servers.
     pub(super) excluded: Vec<IpNet>,
     /// Longest time for which virtual servers with open connections stay, or `None` for no limit.
     pub(super) drain_timeout: Option<Duration>,
@@ -87,8 +89,10 @@ impl Predecessor {
 
 impl PredecessorDrain {
     /// Waits until the last connection has ended or the time is over. Then removes all remaining
-    /// entries of other modes, and logs the result. Calls `count` with each family's numbers of
-    /// virtual servers and connections: at the start, after each look, and with 0 at the end.
+    /// entries of other modes, and logs the result.
+    ///
+    /// Calls `count` with each family's numbers of draining virtual servers and of their
+    /// connections: at the start, after each look, and with 0 at the end.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
@@ -132,8 +136,8 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // Waits at least 20 times the duration of this look, so that looks at many virtual
-            // servers take at most a twentieth of the time.
+            // Waits at least 20 times as long as this look took. So looks take at most a twentieth
+            // of the time, even with many virtual servers.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);
         }
@@ -153,8 +157,8 @@ fn counts(drain: &Drain) -> (u64, u64) {
     (servers + more_servers, connections + more_connections)
 }
 
-/// Makes packets bypass the rules of other modes whose process has ended, while the mode `serving`
-/// serves.
+/// Makes packets bypass rules of other modes that lead to an ended process. `serving` is the name
+/// of the current mode.
 pub async fn disarm(serving: &'static str) {
     // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);

@@ -11,7 +11,7 @@ use crate::sysctl::setting::Setting;
 /// Value of the family column for changes that affect the whole node.
 pub const NODE: &str = "node";
 
-/// Kind of the entries that another mode has left behind.
+/// Kind of entries that another mode left in the kernel.
 pub const OTHER_MODES: &str = "other modes";
 
 /// The writes that a mode would make.
@@ -25,8 +25,8 @@ pub struct Preview {
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<CurrentEntryCount>,
-    /// Form of each family's entries, such as `IPv4: layout flat`. Empty if the mode has only one
-    /// form.
+    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty if the mode has only
+    /// one variant.
     pub forms: Vec<String>,
     /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
@@ -67,7 +67,7 @@ pub struct Change {
     pub action: Action,
     /// Description of the change, as one line.
     pub write: String,
-    /// Worker thread (lane) that makes the change, or the step of a start.
+    /// Worker thread that makes the change, or the step of a start.
     pub lane: &'static str,
     /// Name of the changed entry.
     pub entry: String,
@@ -127,7 +127,8 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A write flushes an existing chain and fills it again. Such a chain counts as changed.
+        // A write of an existing chain flushes the chain and fills it again. The preview reports
+        // this as a change of the chain.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -210,13 +211,14 @@ pub struct PlanPreview {
 }
 
 impl Preview {
-    /// Adds the writes that the modes of a scheme would make after the changes `told`. The function
-    /// `show` converts a plan into its preview. The function receives the family, and the scheme's
-    /// state before the plan.
+    /// Adds the writes that these modes would make after the changes `told`.
+    ///
+    /// `show` converts a plan into its preview. Its arguments are the family, the mode's state
+    /// before the plan, and the plan.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read.
+    /// Fails if the kernel cannot be read.
     pub async fn add<S: KernelAccess<K>, K: Send + 'static>(
         &mut self,
         modes: Vec<Engine<S, K>>,

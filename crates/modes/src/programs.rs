@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node. The search begins when a mode first needs such a
-//! program. So a mode that needs none also starts on a node without these programs.
+//! Finds the iptables programs of this node, when a mode first needs one. So a mode that needs no
+//! iptables program also starts on a node without these programs.
 
 use std::cell::OnceCell;
 
@@ -27,12 +27,15 @@ impl Programs {
         }
     }
 
-    /// Chooses the programs, once for all callers. Blocks. With write access, loads missing kernel
-    /// modules: the modules in `modules`, and those of iptables. With read access, changes nothing.
+    /// Chooses the programs at the first call. Later calls return the same programs. Blocks.
+    ///
+    /// - With write access, loads missing kernel modules: those in `modules`, and those of
+    ///   iptables.
+    /// - With read access, changes nothing.
     ///
     /// # Errors
     ///
-    /// No program is installed, or none works on this node.
+    /// Fails if no program is installed, or if none works on this node.
     pub fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
         if let Some(chosen) = self.chosen.get() {
             return Ok(chosen.clone());

@@ -1,4 +1,4 @@
-//! Notifies a mode if another program has changed its nftables table.
+//! Notifies a mode if another program has changed the mode's nftables table.
 //!
 //! ```text
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
@@ -33,8 +33,8 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter these
-/// out, they cause notifications, too, and the mode reads the table after each of its writes.
+/// Makes a subscription ignore the transactions of this process. If the kernel cannot filter out
+/// these transactions, each of them causes a notification, and the mode then reads its table again.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
@@ -115,8 +115,8 @@ struct TableEvents {
 }
 
 impl TableEvents {
-    /// Reports whether another program may have changed the table. The kernel reports only in the
-    /// last event which process made a transaction.
+    /// Returns true if another program may have changed the table. Decides this at the end of a
+    /// transaction, because several calls may receive the events of one transaction.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;

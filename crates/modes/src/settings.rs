@@ -27,7 +27,7 @@ pub struct Settings {
     pub userspace: userspace::Settings,
 }
 
-/// Value of `--proxy-mode`: a mode of this build.
+/// Value of `--proxy-mode`: one of the modes in this build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
     /// Rules of iptables. As in upstream on Linux, an empty value chooses this mode. So a node

@@ -45,10 +45,11 @@ pub struct Shared {
     pub masquerade_bit: u8,
     /// Choice of the iptables programs.
     pub iptables_backend: IptablesBackend,
-    /// Networks whose virtual servers belong to other programs and stay. Two modes use this
-    /// setting: IPVS mode, and the mode that cleans up after it.
+    /// Networks whose virtual servers belong to other programs and are kept
+    /// (`--ipvs-exclude-cidrs`). IPVS mode uses this setting. So does a mode that removes the
+    /// entries of an earlier IPVS mode.
     pub exclude_cidrs: Vec<IpNet>,
-    /// Longest time between two comparisons with the kernel. Above zero.
+    /// Longest time between two comparisons of the kernel with the wanted state. Above zero.
     pub sync_period: Duration,
 }
 
@@ -76,8 +77,7 @@ impl IptablesBackend {
 
 impl Shared {
     /// Reads the settings from flags. `sync_period` is the sync period of the chosen mode.
-    ///
-    /// Without `--nodeport-addresses`, the addresses in `node_ports` serve NodePorts.
+    /// `node_ports` are the addresses that serve NodePorts if `--nodeport-addresses` is empty.
     pub(super) fn read(
         flags: &Flags,
         sync_period: Duration,

@@ -122,8 +122,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // The kernel removes a namespace only some time later. Until then, the addresses of this
-    // namespace would disturb the next row.
+    // After `ip netns del`, the kernel still needs some time to remove a namespace. So this code
+    // deletes the link first: its addresses would disturb the next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }

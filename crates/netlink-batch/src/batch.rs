@@ -1,11 +1,11 @@
 //! Encodes messages. A [`Batch`] is one buffer of complete messages, which one or more sends
 //! transmit.
 //!
-//! The writer writes each length after the content, so it builds a message only once.
+//! The writer encodes a message in one pass: it fills in each length after the content.
 //!
-//! An attribute of more than 65,535 bytes cannot be encoded, and makes its message void. A void
-//! message is not sent, and its reply is a refusal with `EMSGSIZE`. Other messages are not
-//! affected.
+//! An attribute of more than 65,535 bytes cannot be encoded, and makes its message void. The
+//! connection does not send a void message, and reports it as refused with `EMSGSIZE`. Other
+//! messages are not affected.
 
 use std::fmt;
 use std::ops::Range;
@@ -69,7 +69,7 @@ impl Batch {
         self.ends.clear();
     }
 
-    /// Returns the bytes of all messages, including headers.
+    /// Returns the length of all messages in bytes, including headers.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
     }
@@ -182,8 +182,8 @@ impl Writer<'_> {
         self.pad();
     }
 
-    /// Adds zeroed bytes, padded to a multiple of 4, and returns them. A message type that encodes
-    /// itself writes into these bytes.
+    /// Appends zeroed bytes, padded to a multiple of 4, and returns them. The caller encodes its
+    /// message into these bytes.
     pub fn zeroed(&mut self, len: usize) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + align(len), 0);

@@ -70,8 +70,8 @@ impl Connection {
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
-            // Old kernels lack these two options. Their replies are larger or have no error text,
-            // but this crate can decode such replies.
+            // Ignores failures, because old kernels lack these two options. Their replies are
+            // larger or have no error text, but this crate can decode such replies.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -91,7 +91,8 @@ impl Connection {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// Returns this socket's port number. The kernel names the author of a change by this number.
+    /// Returns this socket's port number. In notifications, the kernel names the author of a change
+    /// by this number.
     ///
     /// # Errors
     ///
@@ -102,10 +103,11 @@ impl Connection {
         Ok(address.port_number())
     }
 
-    /// Sends all messages. Returns one [`Reply`] per message, by index. A send has at most 128 KiB
-    /// and 512 messages; a larger message has its own send. Only the last message of each send
-    /// requests an acknowledgement. If the kernel refuses a message, it still handles the messages
-    /// after it.
+    /// Sends all messages. Returns one [`Reply`] per message, by index.
+    ///
+    /// - A send has at most 128 KiB and 512 messages. A larger message has its own send.
+    /// - Only the last message of each send requests an acknowledgement.
+    /// - If the kernel refuses a message, it still handles the messages after it.
     ///
     /// # Errors
     ///
@@ -134,9 +136,9 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Refused`] or [`Error::Permission`] if the kernel refuses, and
-    /// [`Error::LostReply`] if its reply is lost. [`Error::Io`] and [`Error::Malformed`] are as for
-    /// [`Connection::execute`].
+    /// - [`Error::Refused`] or [`Error::Permission`] if the kernel refuses the request.
+    /// - [`Error::LostReply`] if the kernel's reply is lost.
+    /// - [`Error::Io`] and [`Error::Malformed`] as for [`Connection::execute`].
     pub fn request(
         &mut self,
         kind: u16,

@@ -41,13 +41,13 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// First sequence number. The kernel uses 0 for messages that it sends without a request.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// Upper estimate of the bytes in the send buffer that the kernel needs besides the messages.
+/// Bytes of the send buffer that the kernel needs besides the messages, generously estimated.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// Treatment of a dump if the table has changed during the dump.
+/// Reaction to a change of the table during a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenInterrupted {
     Retry,
@@ -69,8 +69,8 @@ impl Link for Socket {
     }
 
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        // The kernel needs 32 bytes in addition to the message. The kernel doubles the requested
-        // size.
+        // The kernel needs 32 bytes in addition to the message. The kernel also doubles a requested
+        // size, so this code requests half.
         let room = sockopt::socket_send_buffer_size(&*self)?;
         if room < bytes + SEND_OVERHEAD {
             let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
@@ -257,7 +257,8 @@ impl<L: Link> Exchange<L> {
         }
         let first = self.sequence;
         self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
-        // If the buffer cannot grow, the send fails and reports the error.
+        // Ignores a failure: if the buffer cannot grow, the following send fails and reports the
+        // error.
         let _ = self.link.make_room(batch.byte_len());
         let bytes = batch.numbered(first);
         while let Err(source) = self.link.send(bytes) {
@@ -324,8 +325,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // The kernel does not acknowledge dumps. The acknowledgement flag is for a request that
-            // the kernel does not treat as a dump: the flag makes the kernel end the reply.
+            // The kernel does not acknowledge dumps. The acknowledgement flag matters only if the
+            // kernel does not treat the request as a dump: the acknowledgement then ends the reply.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)

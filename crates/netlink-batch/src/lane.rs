@@ -54,8 +54,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Creates a lane without a thread, for tests. Each job runs when it is started, so jobs on
-    /// several lanes have a fixed order.
+    /// Creates a lane without a thread, for tests. Each job runs inside [`start`](Self::start), so
+    /// jobs on several lanes have a fixed order.
     pub fn inline(value: T) -> Self {
         Self {
             thread: Thread::Inline(value),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_runs_one_job_after_another() {
+    fn a_lane_runs_its_jobs_one_after_another() {
         for mut lane in lanes() {
             for expected in 1..4 {
                 assert!(lane.is_free());

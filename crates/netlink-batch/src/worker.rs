@@ -102,9 +102,10 @@ impl<T: 'static> Worker<T> {
     }
 
     /// Creates a worker without a thread or a value, for tests that control the order of events.
-    /// The test takes the closures in the order of the calls. The test decides when each closure
-    /// runs, and on which value. To the caller, a dropped closure looks like a thread that has
-    /// ended.
+    /// The returned queue hands out the closures in the order of the calls. The test decides when
+    /// each closure runs, and on which value.
+    ///
+    /// If the test drops a closure, its caller gets the same error as after the end of a thread.
     pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {

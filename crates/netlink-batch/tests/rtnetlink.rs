@@ -38,7 +38,8 @@ fn ifaddrmsg(device: u32) -> [u8; 8] {
 }
 
 fn address(batch: &mut Batch, kind: u16, device: u32, address: u32) -> usize {
-    // In a delete request, the kernel reads the bit of NLM_F_EXCL as NLM_F_BULK.
+    // NLM_F_EXCL is only for additions. In a delete request, the kernel reads the same bit as
+    // NLM_F_BULK.
     let flags = if kind == RTM_NEWADDR {
         NLM_F_CREATE | NLM_F_EXCL
     } else {
@@ -198,7 +199,7 @@ fn lost_replies_are_unknown_and_the_connection_stays_usable() {
 }
 
 #[test]
-fn a_small_send_buffer_is_sufficient() {
+fn a_batch_succeeds_with_a_small_send_buffer() {
     in_namespace(|| {
         let mut connection = Connection::open_with(
             Protocol::Route,

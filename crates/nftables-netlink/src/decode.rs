@@ -446,7 +446,7 @@ fn element_data(attribute: &Attribute<'_>) -> Result<Option<ElementData>, Malfor
     Ok(None)
 }
 
-/// Returns the `NFTA_DATA_VALUE` that an attribute contains.
+/// Returns the bytes in an attribute's `NFTA_DATA_VALUE`.
 fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     let inner = first(attribute.nested(), data::VALUE)?;
     Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))

@@ -27,13 +27,14 @@ pub(crate) use set::concatenation;
 /// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Largest size in bytes of a first change for which an echo is requested. The kernel echoes one
-/// message for each element.
+/// Limit in bytes for the echo of a transaction's first change: larger changes are not echoed. The
+/// kernel echoes one message for each element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// A transaction encoded as messages, ready for one send. A caller may send it again. Its anonymous
-/// sets have the same names each time, so the caller must first delete the rules that use the
-/// earlier sets.
+/// A transaction encoded as messages, ready for one send.
+///
+/// A caller may send it again. Its anonymous sets then have the same names as before, so the caller
+/// must first delete the rules that use these sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
@@ -45,14 +46,14 @@ pub struct PreparedTransaction {
 }
 
 impl PreparedTransaction {
-    /// Encodes the messages. If `expected` is set, the kernel commits the transaction only while
-    /// the ruleset has this generation.
+    /// Encodes the messages. If `expected` is set, the kernel commits the transaction only if the
+    /// ruleset still has this generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // A flag of the first change requests a report of the new generation. The kernel then
-            // also echoes the change. A large change is not echoed, because its echo could exceed
-            // the socket buffer.
+            // NLM_F_ECHO on the first change makes the kernel report the new generation. The kernel
+            // then also echoes this change. A large change has no such flag, because its echo could
+            // exceed the socket buffer.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -62,8 +63,8 @@ impl PreparedTransaction {
         prepared
     }
 
-    /// Encodes the messages without the end of the batch. So the kernel checks each message and
-    /// then rolls back all of them (`nfnetlink_rcv_batch`).
+    /// Encodes the messages without the message that ends the batch. Without the end, the kernel
+    /// checks each message and then rolls back all of them (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {

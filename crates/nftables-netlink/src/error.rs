@@ -21,8 +21,8 @@ pub enum Error {
         /// Number of attempts to read the ruleset.
         attempts: u32,
     },
-    /// The kernel resized a set during each attempt to read it. So some elements appeared twice,
-    /// and others were missing.
+    /// The kernel resized a set during each attempt to read the set. In such a read, some elements
+    /// appear twice, and others are missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
@@ -42,7 +42,7 @@ pub enum Error {
 impl From<netlink_batch::Error> for Error {
     fn from(error: netlink_batch::Error) -> Self {
         match error {
-            // The kernel lacks nfnetlink, too.
+            // EPROTONOSUPPORT: the kernel lacks nfnetlink, the transport of nf_tables.
             netlink_batch::Error::Open { ref source, .. }
                 if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) =>
             {
@@ -85,7 +85,7 @@ pub enum CommitError {
         /// Actual generation of the ruleset.
         found: Generation,
     },
-    /// The kernel refused some changes, so it applied none.
+    /// The kernel refused some changes, so no change of the transaction took effect.
     #[error("{}", words(refused))]
     Refused {
         /// Refused changes, at least one, in the order of the transaction.

@@ -95,7 +95,7 @@ pub enum Expression {
         key: Register,
         /// Set or map to search.
         set: SetRef,
-        /// Use of the lookup's result: membership, value or verdict.
+        /// Use of the lookup's result: a membership test, a value or a verdict.
         what: LookupFor,
     },
     /// Generates a number for each packet (`numgen`).
@@ -147,7 +147,7 @@ pub enum Expression {
     Redirect {
         /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// NAT flags (`NF_NAT_RANGE_*`) without bit 2, which follows from `port`.
+        /// NAT flags (`NF_NAT_RANGE_*`), except bit 2. The kernel derives this bit from `port`.
         flags: u32,
     },
     /// Looks up an address of the packet in the routing tables (`fib`).

@@ -4,7 +4,8 @@
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, KernelRule, Name, Set};
 
-/// Names of the daemon's tables, and of the corpus' table that has every kind of expression.
+/// Names of the tables that this project creates, and of the table in the fuzzing corpus that has
+/// every kind of expression.
 const TABLES: [&str; 4] = [
     "kube-proxy",
     "kube-proxy-ipvs",
@@ -41,7 +42,7 @@ pub struct Pieces {
     pub elements: Option<(Name, Vec<Element>)>,
 }
 
-/// Decodes a message as each kind of object, in each of the known tables. Used by the fuzz targets
+/// Decodes a message as each kind of object, for each table in `TABLES`. Used by the fuzz targets
 /// of other crates.
 pub fn pieces(bytes: &[u8]) -> Pieces {
     let mut elements = Vec::new();

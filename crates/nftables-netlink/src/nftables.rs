@@ -36,9 +36,11 @@ pub struct Nftables {
 }
 
 impl OwnSockets {
-    /// Opens a socket, and lists it as one of the program's own while it is open. Subscriptions
-    /// ignore changes by listed sockets. Two exceptions: the kernel rejects the filter, or does not
-    /// reveal the socket's port number.
+    /// Opens a socket, and lists it as one of the program's own sockets while it is open.
+    /// Subscriptions ignore changes that were made through listed sockets.
+    ///
+    /// Subscriptions still report these changes in two cases: the kernel rejects the filter, or
+    /// does not reveal the socket's port number.
     ///
     /// # Errors
     ///
@@ -136,9 +138,11 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // The kernel did not report the new generation. If a generation was expected, the new
-            // one is the next number. Otherwise this function queries the kernel, because other
-            // transactions may have raised the generation meanwhile.
+            // The kernel did not report the new generation.
+            //
+            // - If a generation was expected, the new generation is the next number.
+            // - Otherwise, queries the kernel. Other transactions may have raised the generation
+            //   meanwhile.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -146,8 +150,8 @@ impl Nftables {
         }
     }
 
-    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules
-    /// and rolls back. The kernel sends no event, and the generation stays.
+    /// Checks that the kernel accepts each change. The kernel validates the changes, loads modules,
+    /// and rolls back. It sends no event, and keeps the generation.
     ///
     /// Like `nft --check` on Linux 6.18, this function does not detect errors that concern the
     /// whole transaction, such as a loop of jumps.
@@ -163,7 +167,7 @@ impl Nftables {
         self.taken(&mut prepared).map(drop)
     }
 
-    /// Sends the transaction, and sends it again while the kernel requests a restart.
+    /// Sends the transaction. Repeats the send while the kernel requests a restart.
     fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Replies, CommitError> {
         let mut restarts = 0;
         loop {
@@ -309,21 +313,20 @@ impl Nftables {
         self.elements_of(family, table, set, AllowedChanges::None)
     }
 
-    /// Reads the elements of a set. Repeats the read if the kernel resized the set during it.
+    /// Reads the elements of a set. Repeats the read if the kernel resized the set meanwhile.
     ///
     /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
     /// for a while. The generation stays the same, so the kernel does not mark the dump as
     /// interrupted.
     ///
-    /// Before each datagram, the dump skips as many elements as it has already sent
-    /// (`nf_tables_dump_set`), although the order of elements has changed. For each element that
-    /// the dump misses, another element appears twice. So this function repeats a dump that has a
-    /// duplicate.
+    /// A resize changes the order of elements. But before each datagram, the dump skips as many
+    /// elements as it has already sent (`nf_tables_dump_set`). For each element that the dump
+    /// misses, another element appears twice. So this function repeats a dump that has a duplicate.
     ///
     /// One case stays undetected, for milliseconds: a commit or its rollback removes elements while
-    /// the kernel writes the first datagram. Because `nf_tables_commit` begins the new generation
-    /// first, the number of skipped elements includes the removed ones. The dump may miss as many
-    /// elements.
+    /// the kernel writes the first datagram. `nf_tables_commit` begins the new generation first, so
+    /// the number of skipped elements includes the removed ones. The dump may then miss as many
+    /// elements as were removed.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -452,15 +455,16 @@ fn are_distinct(elements: &[Element]) -> bool {
 /// Error number `ERESTART`, which is internal to the kernel. No C library defines it.
 const ERESTART: i32 = 85;
 
-/// Returns true if the send failed before the kernel processed a message of the transaction.
+/// Returns true if the send failed because the transaction is too large. The kernel has then
+/// processed no message of it.
 fn is_too_large(doing: &str, source: &io::Error) -> bool {
     let errno = source.raw_os_error();
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Returns true if the only refusal names the first change but concerns the whole transaction. The
-/// kernel sends such a refusal in two cases: it fails after it has accepted each change, or it
-/// lacks memory.
+/// Returns true if the kernel refused the transaction as a whole. Such a refusal is the only one,
+/// and names the first change. The kernel sends it in two cases: it fails after it has accepted
+/// each change, or it lacks memory.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
@@ -551,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_first_change_may_be_a_refused_transaction() {
+    fn a_refusal_of_the_first_change_may_concern_the_whole_transaction() {
         for errno in [libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP] {
             let told = told(&[(1, errno)]);
             assert!(

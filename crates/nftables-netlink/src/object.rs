@@ -101,7 +101,7 @@ pub enum Hook {
     Postrouting = 4,
 }
 
-/// Verdict at the end of a base chain.
+/// Verdict on packets that reach the end of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Policy {
@@ -153,8 +153,11 @@ impl Set {
     }
 }
 
-/// Packet fields of the parts of a key or value. An address is the destination, a port is the
-/// destination port of this protocol, and a number comes from `numgen random`.
+/// Packet field of each address, port or number in a key or value:
+///
+/// - an address is the packet's destination;
+/// - a port is the destination port of this protocol;
+/// - a number comes from `numgen random`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TypeOf {
     /// TCP port (`tcp dport`).
@@ -173,9 +176,9 @@ impl TypeOf {
 /// Timeout of the elements of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Timeout {
-    /// Timeout that each element sets for itself.
+    /// Each element sets its own timeout.
     OfElements,
-    /// Timeout of elements that set none for themselves.
+    /// Default timeout, for elements that set no timeout of their own.
     Default(Duration),
 }
 

@@ -48,7 +48,7 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // A subscription may accept the filter although another subscription rejects it.
+        // Sets the filter of every subscription, even if the kernel rejects the filter of one.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))
@@ -56,8 +56,8 @@ impl Registry {
     }
 }
 
-/// Entry of an open socket in the list. The entry ends with the socket, because the kernel may then
-/// assign the socket's port number to another program.
+/// Entry of an open socket in the list. The entry must end with the socket, because the kernel may
+/// then assign the socket's port number to another program.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

@@ -1,5 +1,5 @@
-//! Tests which features the kernel has. One transaction uses each feature. The kernel must refuse
-//! the last change of this transaction, so the kernel applies no change.
+//! Tests which features the kernel has. One transaction uses each feature, and ends with a change
+//! that the kernel must refuse. So the kernel applies no change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Nftables {
         let refused = match self.commit(&transaction, None) {
             Err(CommitError::Refused { refused, .. }) => refused,
             Err(CommitError::Error(error)) => return Err(error),
-            // The last change of the transaction cannot succeed.
+            // Cannot happen: the kernel must refuse the last change of the transaction.
             Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
         };
         let mut missing: Vec<MissingFeature> = Vec::new();
@@ -180,8 +180,9 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // If the kernel refuses a table, chain or set, it also refuses the objects that need
-            // this object. These further refusals reveal nothing about features.
+            // If the kernel refuses a table, chain or set, it also refuses the objects inside this
+            // table, or those that use this chain or set. Such further refusals reveal nothing
+            // about features.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {

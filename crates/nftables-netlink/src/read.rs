@@ -129,7 +129,8 @@ impl Nftables {
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // The deletion of an object during the read may have caused the error.
+            // Repeats the read also after an error: another program may have deleted an object
+            // during the read.
             if watch.saw_nothing(self)? {
                 return whole;
             }
@@ -156,9 +157,9 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // No table may change during this dump: the kernel continues a dump of chains at a position
-        // that counts the chains of all tables. For rules, sets and elements, the kernel counts
-        // each table separately.
+        // This dump fails if any table changes meanwhile. The kernel continues a dump of chains at
+        // a position that counts the chains of all tables. For rules, sets and elements, the kernel
+        // counts each table separately, so only changes of this table matter.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -215,8 +216,8 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // If the set has another size, it also has elements that requests for these numbers
-            // would miss.
+            // Requests by key suffice only if the set has exactly these numbers as keys. A set of
+            // another size has further elements.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -241,8 +242,9 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Requests the elements of as many sets as one send can cover. Returns the other sets. If a
-    /// set has no element for one of its numbers, `found` gets no entry for this set.
+    /// Requests the elements of as many sets as one send can cover, and adds them to `found`.
+    /// Returns the sets that did not fit. If a set lacks an element for one of its numbers, `found`
+    /// gets no entry for this set.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -273,8 +275,8 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // The number has no element, or the kernel does not support the request. The caller
-                // then dumps this set.
+                // The set has no element with this number, or the kernel does not support the
+                // request. Without an entry in `found`, the caller dumps this set.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
                 }
@@ -359,7 +361,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
                     found.insert(Arc::clone(name), numbers);
                     made = None;
                 }
-                // This expression may overwrite the register that has the generated number.
+                // This expression may overwrite the register with the generated number.
                 _ => made = None,
             }
         }

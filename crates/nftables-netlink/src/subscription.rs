@@ -1,8 +1,8 @@
 //! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
-//! The kernel reports each changed object. At the end of a transaction, it reports the new
-//! generation and the author. A reconciler needs only the name of the changed table, because it
-//! then reads the whole table.
+//! The kernel reports each changed object. At the end of a transaction, the kernel reports the new
+//! generation and the author of the transaction. A reconciler needs only the name of the changed
+//! table, because it then reads the whole table.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -60,12 +60,12 @@ pub enum Event {
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes with a receive buffer of `room` bytes, or with the largest buffer that the kernel
+    /// Subscribes with a receive buffer of `room` bytes, or of the largest size that the kernel
     /// allows. A buffer above `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
-    /// The kernel lacks the netlink family or the multicast group.
+    /// Fails if the kernel lacks the netlink family or the multicast group.
     pub fn open(room: usize) -> io::Result<Self> {
         netlink_batch::subscribe(NETLINK_NETFILTER, &[GROUP], room).map(Self)
     }
@@ -85,13 +85,13 @@ impl Subscription {
 
     /// Leaves the multicast group, so that transactions have no extra cost.
     ///
-    /// The generation still reveals changes by other programs, if each transaction of this program
-    /// expects the generation of its previous transaction: a transaction of another program in
-    /// between makes this program's next transaction fail.
+    /// A paused program can still detect changes by other programs. For this, each of its
+    /// transactions expects the generation of its previous transaction. If another program commits
+    /// a transaction in between, the next transaction fails.
     ///
     /// # Errors
     ///
-    /// The kernel does not remove the membership.
+    /// Fails if the kernel does not remove the membership.
     pub fn pause(&mut self) -> io::Result<()> {
         self.0.drop_membership(GROUP)
     }
@@ -100,7 +100,7 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// The kernel does not add the membership.
+    /// Fails if the kernel does not add the membership.
     pub fn resume(&mut self) -> io::Result<()> {
         self.0.add_membership(GROUP)
     }
@@ -126,17 +126,19 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. All messages
-/// of a datagram belong to one transaction, and contain the port of its author (`struct nlmsghdr`,
-/// offset 12). BPF loads words in big-endian order. Returns `None` if there are more ports than a
-/// BPF jump can skip.
+/// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. Returns
+/// `None` if there are more ports than a BPF jump can skip.
+///
+/// All messages of a datagram belong to one transaction, and contain the port of its author
+/// (`struct nlmsghdr`, offset 12). BPF loads words in big-endian order.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // The jump skips the other comparisons, and the return that accepts the message.
+        // Jumps to the last instruction, which drops the message. The jump skips the other
+        // comparisons, and the instruction that accepts the message.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -149,7 +151,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // A message that cannot be parsed may report any change.
+        // An unreadable message may report any change, so it counts as a loss.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)

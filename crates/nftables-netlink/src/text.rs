@@ -1,5 +1,5 @@
-//! Renders rules and elements as `nft` 1.0.6 lists them. Shows the kernel's name of an expression
-//! that this crate cannot render.
+//! Renders rules and elements as `nft` 1.0.6 lists them. For an expression that this crate cannot
+//! render, shows the kernel's name of the expression.
 
 mod constant;
 mod members;
@@ -17,8 +17,8 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Largest number of elements for which the text of an anonymous set shows all elements. The text
-/// of a larger set shows only the element that matched.
+/// Number of elements up to which the text of an anonymous set shows all elements. The text of a
+/// larger set shows only the element that matched.
 const SHOWN: usize = 8;
 
 /// Renders a rule. `found` contains the elements of anonymous sets that matched, each with the

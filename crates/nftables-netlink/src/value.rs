@@ -30,7 +30,7 @@ pub enum Family {
 }
 
 impl From<IpFamily> for Family {
-    /// Returns the table family that receives only packets of this IP family.
+    /// Returns the table family for packets of this IP family only: `ip` or `ip6`.
     fn from(family: IpFamily) -> Self {
         match family {
             IpFamily::V4 => Self::Ip,
@@ -140,9 +140,9 @@ pub enum Verdict {
     Goto(Name),
 }
 
-/// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). In the
-/// type of a concatenated key, each part has six bits. `nft` needs the types to list elements, and
-/// the kernel ignores them.
+/// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). The
+/// number of a concatenated type has six bits for each part. `nft` needs the types to list
+/// elements, and the kernel ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IPv4 address (`ipv4_addr`), 4 bytes.
@@ -159,7 +159,8 @@ pub enum DataType {
     IfName,
     /// Number (`integer`). In this crate, always 4 bytes.
     Integer,
-    /// An unsupported type. One number stands for all parts of a key or value, as in the kernel.
+    /// An unsupported type. In the kernel, one number stands for all parts of a key or value, so
+    /// this variant does, too.
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,

@@ -17,8 +17,8 @@ use crate::subscription::{Event, Subscription};
 use crate::transaction::Generation;
 use crate::value::Family;
 
-/// Size in bytes of the receive buffer for reports of other transactions. A lost report counts as a
-/// change.
+/// Size in bytes of the buffer for the kernel's reports during a read. A lost report counts as a
+/// change of the table.
 const ROOM: usize = 4 << 20;
 /// Largest number of waits for the end of a transaction that is still running. The largest
 /// transactions take about a second.
@@ -32,7 +32,8 @@ pub(crate) struct Watch<'a> {
     /// Generation at the start of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Generation of the last transaction whose report is complete, or `None` before the first.
+    /// Generation of the last transaction whose reports have all arrived, or `None` before the
+    /// first one.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -57,8 +58,9 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // All earlier reports belong to earlier transactions. One transaction may still be running
-        // although its number is already in effect. The kernel reports its end later.
+        // Discards these reports, because they belong to earlier transactions. One transaction may
+        // still be running although its generation is already in effect: the kernel reports its end
+        // later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
@@ -84,8 +86,9 @@ impl<'a> Watch<'a> {
                 self.is_touched |= *family == self.family && **table == *self.table;
             }
             Event::Committed { generation, .. } => {
-                // This transaction was running when the watch started, so its report may lack some
-                // changes. So the report counts as a change of this table.
+                // A transaction with the initial generation was already running when the watch
+                // started. The watch may have missed some of its reports, so it counts as a change
+                // of this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }

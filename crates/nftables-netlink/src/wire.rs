@@ -256,7 +256,8 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 7;
         pub(crate) const JENKINS: u32 = 0;
     }
-    /// Attributes of `nat` (`NFTA_NAT_*`), and the two flags that follow from other attributes.
+    /// Attributes of `nat` (`NFTA_NAT_*`), and two flags that the kernel derives from other
+    /// attributes.
     pub(crate) mod nat {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const FAMILY: u16 = 2;

@@ -224,7 +224,8 @@ fn a_transaction_that_cannot_be_sent_changes_nothing() {
         expressions: Vec::new(),
         comment,
     };
-    // A rule needs more bytes than its comment, and a buffer may have twice the limit.
+    // The kernel doubles a requested buffer size. A rule takes more bytes than its 128-byte
+    // comment, so these rules exceed the buffer.
     let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
     let most: usize = most.trim().parse().unwrap_or(4 << 20);
     let room_of_rules = 2 * most / 128 + 1_000;
@@ -281,8 +282,8 @@ fn told(subscription: &Subscription) -> Vec<Event> {
         match subscription.receive() {
             Ok(events) => told.extend(events),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // The kernel may report one transaction in several datagrams, so equal events count
-                // once.
+                // The kernel may report one transaction in several datagrams. Removes the repeated
+                // events.
                 told.dedup();
                 return told;
             }
@@ -367,8 +368,8 @@ fn changes_of_all_own_sockets_are_ignored() {
         for subscription in &subscriptions {
             assert_ne!(told(subscription), []);
         }
-        // A new socket replaces a closed one, whose port number the kernel may assign to another
-        // program.
+        // The closed socket must leave the list, because the kernel may assign its port number to
+        // another program. `stranger` plays that program.
         drop(second);
         let mut stranger = Nftables::open().unwrap();
         let mut third = own.open().unwrap();
@@ -439,7 +440,7 @@ fn concurrent_writers_detect_each_others_commits() {
             }
             wrong
         };
-        // The threads of this process are in its network namespace.
+        // Writers on new threads, which are in the same network namespace as this thread.
         let writers: Vec<_> = (0..WRITERS)
             .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
             .collect();
@@ -459,7 +460,7 @@ fn concurrent_writers_detect_each_others_commits() {
 }
 
 #[test]
-fn changes_of_other_tables_do_not_restart_a_read() {
+fn a_change_of_another_table_does_not_restart_a_read() {
     in_namespace(|mut nftables| {
         let chain = |number: u16| Chain {
             name: name(&format!("c{number}")),
@@ -598,7 +599,8 @@ fn a_prepared_transaction_can_be_committed_repeatedly() {
 
 #[test]
 fn many_endpoints_are_read_in_map_order() {
-    // 2,000 elements are more than one send may request by key, so they need a dump.
+    // One send requests at most 1,024 elements by key. So the case with 2,000 elements needs a
+    // dump.
     for count in [1, 300, 2_000] {
         in_namespace(move |mut nftables| {
             let mut changes = service();

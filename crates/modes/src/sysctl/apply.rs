@@ -93,7 +93,8 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
     for WantedSetting { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // A value that differs is written below.
+            // Such a setting is never restored, so its origin is not needed. The loop below writes
+            // a value that differs.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -139,7 +140,7 @@ impl ApplyOutcome {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Another program has changed the value since, so the old one is not restored.
+        // Keeps the value if another program has changed the setting since this process wrote it.
         let Some(stays) = row.stays(root) else {
             return;
         };

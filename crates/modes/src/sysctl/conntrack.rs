@@ -30,7 +30,8 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // A bucket has at most four entries on average.
+    // One hash bucket for every four entries. Then a full table has four entries per bucket on
+    // average.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
@@ -68,7 +69,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // A client that keeps sending gets the same endpoint until the entry expires.
+    // Timeout of UDP flows. A client that keeps sending stays on the same endpoint until its entry
+    // expires.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",

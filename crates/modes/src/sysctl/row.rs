@@ -43,8 +43,10 @@ pub enum OnReadOnly {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// Correct service, without harm to other hosts. If the setting is wrong, the start fails, and
-    /// the entries of another mode continue to serve. If this mode has served on this node before,
-    /// the start continues, because it makes nothing worse.
+    /// the entries of another mode continue to serve.
+    ///
+    /// If this mode has served on this node before, the start continues, because it makes nothing
+    /// worse.
     Mode,
     /// A feature, which the daemon disables without the setting.
     Part {

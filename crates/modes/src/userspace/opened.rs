@@ -25,8 +25,8 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// Time for which open connections may continue when the process ends. The next process starts only
-/// afterwards, so no process accepts new connections meanwhile.
+/// Time for which open connections may continue when the process ends. During this time, no process
+/// accepts new connections, because the next process starts only afterwards.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Kernel feature whose rules redirect packets to listening ports.
@@ -39,7 +39,7 @@ pub(super) enum Redirector {
 }
 
 impl Redirector {
-    /// Chooses nf_tables or iptables. Blocks while it queries the kernel.
+    /// Chooses nf_tables or iptables. Blocks while the kernel replies to queries.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),

@@ -138,8 +138,9 @@ fn a_send_has_at_most_512_messages_and_128_kib() {
 fn a_socket_with_a_small_buffer_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
-    // Each message has 24 bytes. The script rejects the first send of 240 bytes, and the next send
-    // of at most 120 bytes. Further sends have at most 60 bytes. The script has no replies.
+    // Each message has 24 bytes, and the fake socket accepts at most 100 bytes. It rejects the
+    // first send (240 bytes) and the second send (up to 120 bytes). All later sends have at most 60
+    // bytes. No replies arrive.
     assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
     assert!(
         small
@@ -182,8 +183,8 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // The script contains a reply to the first send (sequence number 2), foreign messages (0,
-        // 77), and replies to this send.
+        // The socket receives a late reply to the first send (sequence number 2), messages with
+        // unknown sequence numbers (0, 77), and replies to this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),

@@ -141,7 +141,7 @@ impl Kind {
         }
     }
 
-    /// Returns the format of a value whose bytes were swapped.
+    /// Returns this format for a value whose bytes a rule has swapped.
     pub(super) fn turned(self) -> Self {
         match self {
             Self::Number | Self::Mark => Self::Big,

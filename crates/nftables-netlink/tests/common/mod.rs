@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
-/// Runs the test `story` on its own thread, in a new network namespace.
+/// Runs a test on its own thread, in a new network namespace. `story` is the test.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
     namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }
@@ -72,7 +72,8 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns a dump without handles and generation, so that it equals the dump of a recreated table.
+/// Returns a dump with fixed generation and handles, so that it equals the dump of a recreated
+/// table.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
