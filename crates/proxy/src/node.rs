@@ -35,8 +35,8 @@ pub struct NodeFacts {
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
-/// Reports whether other hosts can reach an address. Excludes loopback addresses and IPv6
-/// link-local addresses but, as in upstream, not IPv4 link-local addresses.
+/// Reports whether other hosts can reach an address. Returns false for loopback addresses and IPv6
+/// link-local addresses. As in upstream, returns true for IPv4 link-local addresses.
 pub fn is_outside(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -45,7 +45,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Returns the facts about a node of which only the name is known.
+    /// Creates the facts about a node of which only the name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -66,12 +66,12 @@ impl NodeFacts {
     }
 
     /// Returns the sorted addresses that serve NodePorts. Returns `None` while the node's addresses
-    /// are unknown, or while `primary` needs the node's own IP and this IP is unknown. The existing
-    /// entries for NodePorts must then stay.
+    /// are unknown, or while `primary` needs the node's own IP and this IP is unknown. The caller
+    /// must then keep the existing entries for NodePorts.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, networks in
-    /// `--nodeport-addresses` may contain these addresses, which then serve NodePorts. A selection
-    /// of all addresses, even as `0.0.0.0/0`, excludes them.
+    /// `bound` are the addresses on `kube-ipvs0`. As in upstream, such an address serves NodePorts
+    /// if a network in `--nodeport-addresses` contains it. If all addresses are selected, even as
+    /// `0.0.0.0/0`, the addresses in `bound` are excluded.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -98,7 +98,8 @@ impl NodeFacts {
             Selection::Within(nets) => {
                 let within = self.within(&nets, bound);
                 if within.is_empty() {
-                    // The node's own IP may be unknown.
+                    // If the networks contain no address of the node, returns `None` while the
+                    // node's own IP is unknown.
                     self.ip?;
                 }
                 within
@@ -117,8 +118,8 @@ impl NodeFacts {
         }
     }
 
-    /// Returns the sorted addresses of the node in the networks of `--nodeport-addresses`. The
-    /// caller uses them if the node's own address is unknown.
+    /// Returns the sorted addresses of the node that are in the networks of `--nodeport-addresses`.
+    /// The caller uses these addresses while the node's own IP is unknown.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_node_facts_select_no_address() {
+    fn node_port_addresses_are_unknown_while_node_facts_are_unknown() {
         let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
         let unknown = |addresses, change: fn(&mut NodeFacts)| {
             let mut node = node(addresses);

@@ -45,12 +45,12 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, of both families. For one port,
-    /// [`external_ips_of`](Self::external_ips_of) omits the addresses at which another Service
-    /// serves this port (`yielded`).
+    /// `spec.externalIPs`, of both families. At some of these addresses, another Service serves a
+    /// port of this Service (`yielded`). For one port, [`external_ips_of`](Self::external_ips_of)
+    /// omits these addresses.
     pub external_ips: Vec<IpAddr>,
-    /// Ports of external IPs that belong to another Service's load balancer or node port. Sorted.
-    /// Set by the model.
+    /// Addresses and ports of this Service's external IPs at which another Service's load balancer
+    /// or node port is served instead. Sorted. Set by the model.
     pub yielded: Box<[ServiceAddress]>,
     /// Load-balancer addresses of both families: `status.loadBalancer.ingress[].ip` with `ipMode:
     /// VIP`.
@@ -67,7 +67,8 @@ pub struct Service {
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
-    /// Options of this proxy that Kubernetes does not have. Hardly any Service has options.
+    /// Options that annotations of this proxy set. Kubernetes has no fields for these options. Few
+    /// Services have any.
     pub options: Option<Box<ServiceOptions>>,
 }
 
@@ -236,8 +237,8 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// A list of endpoints, of which a node may hold 500,000. An endpoint takes 5 bytes if all
-/// endpoints are IPv4 and nearly all their attributes are equal, except the address.
+/// A compact list of endpoints. A node may store 500,000 endpoints. An endpoint takes 5 bytes if
+/// all endpoints of the list are IPv4 and differ in little except their addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
@@ -329,7 +330,7 @@ impl EndpointList {
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // The conversion cannot overflow, because `states` has not grown.
+            // The conversion cannot overflow: `states` has at most as many elements as before.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);
@@ -351,8 +352,8 @@ impl EndpointList {
 
     /// Packs endpoints. Returns `None` if an address is IPv6, or if too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // A hash table finds equal states fast. The table is needed because each endpoint of a
-        // slice may be on another node and thus have its own state.
+        // Finds equal states with a hash table, because a slice may have many states: each endpoint
+        // may be on another node.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();

@@ -1,4 +1,4 @@
-//! Options of a Service, set by annotations, for which Kubernetes has no fields.
+//! Options of a Service that annotations set. Kubernetes has no fields for these options.
 //!
 //! Each option is a row of the table below. A row defines a field of [`ServiceOptions`] with its
 //! annotation, allowed values, default and supporting modes.
@@ -70,7 +70,8 @@ pub trait OptionValue: Sized {
     /// Returns the value in the notation of the annotation.
     fn text(&self) -> String;
 
-    /// Returns the reason why this scheduler ignores the value, or `None` if it does not.
+    /// Returns the reason why a scheduler ignores the value, or `None` if the scheduler supports
+    /// the value.
     fn objection(&self, _scheduler: &str) -> Option<String> {
         None
     }
@@ -94,7 +95,7 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// First invalid annotations, each with an unknown option or an invalid value.
+            /// The first invalid annotations. Each has an unknown option or an invalid value.
             pub wrong: Vec<WrongOption>,
         }
 
@@ -120,7 +121,8 @@ macro_rules! options {
                 ROWS.iter().zip(objections).filter_map(|(row, reason)| Some((row, reason?)))
             }
 
-            /// Returns the options that are set, with their values in the form of the annotations.
+            /// Returns the options that are set, each with its value in the notation of the
+            /// annotation.
             pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
                 let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
                 ROWS.iter().zip(values).filter_map(|(row, value)| Some((row, value?)))
@@ -271,12 +273,12 @@ impl OptionValue for Scheduler {
     }
 }
 
-/// A value of an option that this node does not support.
+/// The value of an option that this node does not support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnavailableOption {
     /// The option's annotation.
     pub annotation: &'static str,
-    /// The value in the form of the annotation.
+    /// The value in the notation of the annotation.
     pub value: String,
     /// Reason, with advice for the operator.
     pub reason: String,

@@ -45,7 +45,7 @@ impl Rank {
 }
 
 impl Owner {
-    /// Returns the owner that stands for a port of a Service.
+    /// Creates the owner for a port of a Service.
     pub fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
         Arc::new(Self {
             created: service.created.unwrap_or(i64::MAX),
@@ -58,7 +58,7 @@ impl Owner {
         })
     }
 
-    /// Returns the sort key. The key omits the rank, which the name determines.
+    /// Returns the sort key. The key has no rank, because the name determines the rank.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

@@ -1,4 +1,5 @@
-//! Divides changes into pieces. The mode computes one piece after the other.
+//! Divides changes of Services into pieces. The mode computes kernel entries for one piece at a
+//! time.
 //!
 //! A tenant can change very many entries of its namespace at once: with Services of the largest
 //! size, or with thousands of small Services. Changes in other namespaces then wait for at most one
@@ -38,30 +39,30 @@ fn work_now(view: &ServiceView<'_>) -> usize {
     work(view.service, endpoints.sum())
 }
 
-/// State of the pieces of one family.
+/// State of the division of one IP family's changes into pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// True if the last piece contained only changes within the shares of their namespaces.
     had_others: bool,
-    /// Last Service of each namespace in its latest piece above the share. The namespace's next
+    /// Last Service in the latest piece of each namespace above its share. The namespace's next
     /// piece begins after this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// Namespace of the last piece above the shares. The next piece is for the namespace that
+    /// Namespace of the last piece above the shares. The next such piece is for the namespace that
     /// follows by name.
     last: String,
     /// Time at which the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if the mode has made every write that the taken changes allow.
+    /// True if the mode has made all possible writes for the changes that were taken.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether the mode has made every write that the taken changes allow.
+    /// Records whether the mode has made all possible writes for the changes that were taken.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns the earliest time of the next piece above the shares.
+    /// Returns the earliest time of the next piece for a namespace above its share.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -94,8 +95,8 @@ impl Pieces {
         Some(take_out(waiting, piece))
     }
 
-    /// Chooses Services of the next namespace that is above its share, with all Services that
-    /// exchange addresses with them.
+    /// Chooses Services of the next namespace that is above its share. Adds all Services that
+    /// exchange addresses with the chosen Services.
     fn piece(
         &mut self,
         waiting: &Changes,
@@ -168,8 +169,8 @@ fn others(
     waiting.services.difference(&kept).cloned().collect()
 }
 
-/// Adds all Services that exchange addresses or node ports with these, directly or through other
-/// Services. O(addresses of all waiting Services).
+/// Returns the Services in `queue`, and all Services that exchange addresses or node ports with
+/// them, directly or through other Services. O(addresses of all waiting Services).
 fn with_exchanges(
     waiting: &Changes,
     model: &Model,
@@ -356,7 +357,8 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // The first piece is not written yet. A change of another namespace does not wait for it.
+        // The mode has not written the first piece yet. A change in another namespace does not wait
+        // for this piece.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_caused_by_the_node_are_one_piece() {
+    fn a_change_of_the_node_is_computed_as_one_piece() {
         let mut world = World::new();
         world.told(large("a/1", &[]));
         world.told([service("b/1", 1, &[])]);

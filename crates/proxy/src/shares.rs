@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// Priority of a write in a plan. Writes of the smallest value are first.
+/// Priority of a write in a plan. Writes with the smallest value come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
     /// The Service and its namespace have not used up their shares.
@@ -28,7 +28,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// Creates shares without writes. A share is `most` writes, for a Service and for a namespace.
+    /// Creates shares without writes. Each Service and each namespace has a share of `most` writes.
     pub fn new(most: usize) -> Self {
         Self {
             most,

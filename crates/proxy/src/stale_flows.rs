@@ -42,7 +42,7 @@ use crate::view::ServiceView;
 pub enum Frontend {
     /// A port of a cluster IP, external IP or load-balancer IP.
     Address(SocketAddr),
-    /// A port of this node's addresses.
+    /// A node port, at all addresses of this node that serve NodePorts.
     NodePort(u16),
 }
 
@@ -171,7 +171,7 @@ struct KnownService {
     ids: Vec<PortId>,
 }
 
-/// Service ports that claim a frontend. Nearly always one.
+/// Service ports that claim one frontend. A frontend nearly always has one claimant.
 #[derive(Debug)]
 enum Claimants {
     One(PortId),
@@ -206,8 +206,8 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. If flows are deleted in steps, flows of one owner may wait for flows of
-/// another.
+/// Owner of a stale flow. If the daemon deletes flows in several steps, flows of one owner may wait
+/// while it deletes flows of another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
     /// A Service that claims the flow's destination.
@@ -260,9 +260,9 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to one of its frontends may be stale now: another
-    /// Service claims the frontend, or the mode has withdrawn it. Until the mode withdraws a
-    /// frontend, the kernel still serves it.
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale now, because
+    /// another Service claims the frontend, or because the mode has withdrawn the frontend. Before
+    /// a withdrawal, the kernel still serves the frontend.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -300,8 +300,8 @@ impl UdpServices {
     }
 
     /// Forgets all [withdrawn](Self::withdraw) frontends that no Service claims. The caller must
-    /// have deleted their stale flows. If the node's addresses were unknown, keeps node ports and
-    /// returns false.
+    /// have deleted their stale flows. While the node's addresses are unknown (`knows_node_ports`
+    /// is false), keeps the withdrawn node ports. Returns false if node ports were kept.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
             |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
@@ -329,7 +329,7 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // A flow without a translation was not redirected by our rules.
+        // Our rules translate every flow that they redirect, so an untranslated flow is not stale.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));

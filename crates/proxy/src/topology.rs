@@ -60,7 +60,7 @@ pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
     sorted: Vec<SliceEndpoint<'a>>,
-    /// Indexes into `sorted`: the endpoints of each slice.
+    /// Indexes of each slice's endpoints in `sorted`.
     places: Vec<Vec<usize>>,
     /// Slices that have a port, each with the index of the port in the slice. The key is the port's
     /// name and protocol. A Service may have thousands of ports, in different slices.
@@ -219,7 +219,8 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Reports for the policies Cluster and Local, in this order, whether the port has such traffic.
+/// Reports whether the port has traffic with policy Cluster, and whether it has traffic with policy
+/// Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (

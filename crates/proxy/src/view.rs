@@ -1,4 +1,4 @@
-//! One Service with its slices, as a mode compiles it.
+//! A Service with its slices: the input of a mode's compiler.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +29,7 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Reports whether the API server is known to use this address. Only a node of the API server
+    /// Reports whether the API server is known to have this address. Only the API server's own node
     /// may have such an address.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)

@@ -1,6 +1,6 @@
 //! Counters of writes to the kernel, by kind of entry and by result.
 
-/// Kind of written entries, in the order of reports.
+/// Kind of a written entry. Reports list the kinds in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EntryKind {
     /// IPVS virtual servers.
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_subject_and_outcome_is_counted_separately() {
+    fn writes_are_counted_by_entry_kind_and_result() {
         let mut writes = Writes::default();
         for (number, subject) in EntryKind::ALL.into_iter().enumerate() {
             for fate in Fate::ALL {

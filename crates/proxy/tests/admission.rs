@@ -111,7 +111,8 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // Neither an equal event nor a change of only refused addresses changes anything.
+            // The model reports no change for an equal event, or for a change of refused addresses
+            // only.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
@@ -403,8 +404,8 @@ fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// The node port wins for any age and order of the Services, because the API server assigned the
-/// node port to one Service only.
+/// Checks that the node port wins for any age and order of the Services. The API server has
+/// assigned the node port to one Service only.
 #[test]
 fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -516,8 +517,8 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
 }
 
 proptest! {
-    /// After any sequence of changes, a port of an external IP serves its Service if and only if no
-    /// other Service's load balancer serves there.
+    /// Checks that, after any sequence of changes, a port of an external IP serves its Service if
+    /// and only if no other Service's load balancer serves there.
     #[test]
     fn external_ips_are_served_if_no_load_balancer_serves_them(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

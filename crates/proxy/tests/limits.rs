@@ -209,8 +209,8 @@ fn a_service_of_usual_size_is_served_completely() {
     }
 }
 
-/// A Service with few addresses and ports may have many endpoints: a tenant must create a pod for
-/// each endpoint, but can add ports and addresses at no cost.
+/// Checks that a Service with few addresses and ports may have many endpoints. A tenant must create
+/// a pod for each endpoint, but can add ports and addresses at no cost.
 #[test]
 fn a_service_with_very_many_endpoints_is_served_completely() {
     let slices: Vec<_> = (0..170)
@@ -225,8 +225,8 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // 51 slices contain one slice more than a port's limit of endpoints. The Service has a cluster
-    // IP and a NodePort.
+    // 51 slices exceed a port's limit of endpoints by one slice. The Service has a cluster IP and a
+    // NodePort.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
         .collect();

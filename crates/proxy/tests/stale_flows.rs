@@ -328,7 +328,7 @@ fn only_flows_to_lost_addresses_of_a_service_are_stale() {
 /// Measures the cost of three Services that claim the same 1,000 addresses × 100 ports, which is
 /// more than the model allows. Two properties keep the cost low:
 ///
-/// * A frontend needs no search of a list. Otherwise one Service would take minutes.
+/// * A frontend is found without a search of a list. Otherwise, one Service would take minutes.
 /// * A change of endpoints searches no frontends.
 #[test]
 fn the_cost_of_stale_flows_is_linear_in_the_frontends() {

@@ -1,4 +1,5 @@
-//! Progress of lists, and the objects that new lists lack.
+//! Tracks the lists of objects that the source reads from the API server: which lists are complete,
+//! and which known objects a new list lacks.
 
 use hashbrown::HashSet;
 
@@ -9,13 +10,13 @@ use crate::names::NamespacedName;
 pub(super) struct ListProgress {
     /// True once a list was completed. The flag stays true during later lists.
     pub(super) has_completed: bool,
-    /// True once a complete list has contained every object, each of them readable. Never becomes
-    /// false again: an object that becomes unreadable later either has a known older state, or is
-    /// too new to have kernel entries.
+    /// True once a complete list has contained every object in readable form. Stays true if an
+    /// object becomes unreadable later: the model then has an older state of the object, or the
+    /// object is too new to have kernel entries.
     pub(super) was_whole: bool,
-    /// Known names for which no event has arrived since the last list began. A complete list that
-    /// is not whole keeps these names. When a whole list completes, the model deletes the objects
-    /// with these names.
+    /// Names of known objects for which no event has arrived since the last list began. When a list
+    /// with every existing object completes, the model deletes the objects with these names. A list
+    /// that lacks objects does not change these names.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist, but were never readable.
     pub(super) unreadable: HashSet<NamespacedName>,
@@ -36,8 +37,9 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // Reads the flag before `confirm` removes the name. An object that is unknown after a whole
-        // list is new and has no kernel entries, so it does not count.
+        // Reads the flag before `confirm` removes the name. After a list with every object, an
+        // unknown object is new and has no kernel entries, so `unreadable` need not contain the
+        // object.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

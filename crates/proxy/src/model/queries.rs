@@ -1,4 +1,4 @@
-//! Queries of the model: its objects, its changes, and versions of results.
+//! Queries of the model: its objects, its pending changes, and version numbers of query results.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ impl Model {
     }
 
     /// Reports whether the model has known every existing Service and slice at least once. Until
-    /// then, kernel entries without a known Service must stay, because they may belong to an
+    /// then, the daemon keeps kernel entries without a known Service, because they may belong to an
     /// unreadable Service. Never becomes false again.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
@@ -39,13 +39,14 @@ impl Model {
         }
     }
 
-    /// Reports whether the source has queried the Node object of this node at least once, even if
-    /// this object does not exist.
+    /// Reports whether the source has asked the API server for this node's Node object at least
+    /// once, even if the object does not exist.
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
     }
 
-    /// Reports whether ServiceCIDRs have been listed at least once, or the server cannot list them.
+    /// Reports whether the source has listed ServiceCIDRs at least once, or the API server cannot
+    /// list ServiceCIDRs.
     pub fn are_service_cidrs_listed(&self) -> bool {
         self.service_cidr_list.has_completed
     }
@@ -58,46 +59,48 @@ impl Model {
         self.service_cidrs.of(family)
     }
 
-    /// Returns the refused external and load-balancer addresses with their Services, in no order.
+    /// Returns the external and load-balancer addresses that the model refuses, each with its
+    /// Service, in arbitrary order.
     pub fn refused_addresses(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         self.admission.refused()
     }
 
-    /// Returns the addresses of one Service that the model refuses.
+    /// Returns the external and load-balancer addresses that the model refuses to one Service.
     pub fn addresses_refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.admission.refused_to(name)
     }
 
-    /// Returns the parts of Services that exceed the [limits](crate::limits), in no order.
+    /// Returns the parts of Services that exceed the [limits](crate::limits), in arbitrary order.
     pub fn oversized(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         self.admission.excess()
     }
 
-    /// Returns the parts of one Service that exceed the limits, at most one for each family.
+    /// Returns the parts of one Service that exceed the limits: at most one part for each IP
+    /// family.
     pub fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
         self.admission.excess_of(name)
     }
 
-    /// Returns the Services that name this external or load-balancer address, in no order. The
-    /// model may have refused the address to some of them.
+    /// Returns the Services that list this external or load-balancer address, in arbitrary order.
+    /// Includes Services to which the model refuses the address.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
         let names = self.admission.asking(address);
         names.filter_map(|name| self.services.get(name).map(|service| &**service))
     }
 
-    /// Returns the Services that have an external or load-balancer address in a network, each with
-    /// the address. O(results).
+    /// Returns the Services that list an external or load-balancer address within a network, each
+    /// with that address. O(results).
     pub fn naming_within(&self, net: IpNet) -> impl Iterator<Item = (IpAddr, &Service)> {
         let asking = self.admission.asking_within(net);
         asking.filter_map(|(address, name)| Some((address, &**self.services.get(name)?)))
     }
 
-    /// Returns all Services, in no order.
+    /// Returns all Services, in arbitrary order.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values().map(|service| &**service)
     }
 
-    /// Returns the Services that have options, in no order. O(results).
+    /// Returns the Services that have options, in arbitrary order. O(results).
     pub fn services_with_options(&self) -> impl Iterator<Item = (&Service, &ServiceOptions)> {
         self.with_options.iter().filter_map(|name| {
             let service = self.services.get(name)?;
@@ -143,8 +146,9 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Sets the sorted addresses of this node that serve NodePorts. At these addresses, another
-    /// Service's node port has precedence over an external IP.
+    /// Sets the addresses of this node that serve NodePorts. The addresses must be sorted. At these
+    /// addresses, the node port of one Service has precedence over the external IP of another
+    /// Service.
     pub fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         self.admission.serve_node_ports_at(addresses);
         self.judge_again();
@@ -190,7 +194,7 @@ impl Model {
         self.admission.api_servers()
     }
 
-    /// Returns the names of all Services, in no order.
+    /// Returns the names of all Services, in arbitrary order.
     pub fn service_names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
     }
@@ -211,13 +215,14 @@ impl Model {
         self.service_of.len()
     }
 
-    /// Returns the last known state of this node's Node, or `None` before its first state.
+    /// Returns the last known state of this node's Node object, or `None` if no state was ever
+    /// known.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// Reports whether the Node object of this node exists, or `None` if this is unknown. After its
-    /// deletion, [`node`](Self::node) still returns the last state.
+    /// Reports whether this node's Node object exists, or returns `None` if this is unknown. After
+    /// the object's deletion, [`node`](Self::node) still returns its last state.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node
     }

@@ -10,10 +10,10 @@ use crate::object::Placement;
 /// Largest number of shared values for which the model does not search for unused values.
 pub(super) const FEW_SHARED: usize = 64;
 
-/// Name that stands for all other nodes in hints. No node has this name.
+/// Placeholder in node hints for all nodes except this one. No node has this name.
 pub(super) const ELSEWHERE: &str = "";
 
-/// Distinct values. Equal values share memory.
+/// A set of distinct values. Users of equal values share one copy.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     pub(super) known: HashSet<Arc<T>>,
@@ -42,8 +42,8 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Reports whether a placement is on another node and has no hints, as nearly all placements. The
-/// model stores only the zone of such a placement, if any.
+/// Reports whether a placement is on another node and has no hints. This holds for nearly all
+/// placements. The model stores only the zone, if any, of such a placement.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),
@@ -57,7 +57,8 @@ pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -
     own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
-/// Returns the part of a placement that the model of the node `own_node` stores.
+/// Returns the part of a placement that the model on the node `own_node` stores: without the names
+/// of other nodes.
 pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
     let Some(own) = own_node else {
         return Arc::clone(placement);

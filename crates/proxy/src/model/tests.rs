@@ -93,7 +93,7 @@ fn names(model: &Model) -> Vec<&str> {
 const START: Event = Event::ListStarted(Kind::Service);
 
 #[test]
-fn a_setting_makes_the_model_ignore_external_ips() {
+fn the_model_ignores_external_ips_if_configured() {
     let with = |address: &str| {
         let mut event = service("web");
         if let Event::ServiceApplied(service) = &mut event {
@@ -111,7 +111,7 @@ fn a_setting_makes_the_model_ignore_external_ips() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // The change affects only a part of the Service that the model ignores.
+    // The event changes only the external IPs, which the model ignores.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
@@ -330,7 +330,7 @@ fn slices_and_the_node_missing_from_a_list_are_reported() {
 }
 
 #[test]
-fn service_networks_are_known_after_the_complete_list() {
+fn cluster_ip_ranges_are_known_after_a_complete_list() {
     let cidr = |name: &str, nets: &[&str]| {
         Event::ServiceCidrApplied(ServiceCidr {
             name: name.into(),
@@ -355,7 +355,8 @@ fn service_networks_are_known_after_the_complete_list() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // An equal object changes nothing. The next list lacks the object, so the model deletes it.
+    // An event with an equal ServiceCIDR changes nothing. The next list lacks the ServiceCIDR, so
+    // the model deletes it.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));

@@ -11,8 +11,8 @@ pub struct SchedulerFlags {
     scheduler: Option<&'static str>,
     /// True if the scheduler hashes the client's port together with its address.
     pub port: bool,
-    /// True if the scheduler chooses another endpoint when the hashed one is draining or has
-    /// reached its limit of connections.
+    /// True if the scheduler chooses another endpoint when the endpoint that the hash selects is
+    /// draining or has reached its limit of connections.
     pub fallback: bool,
 }
 
@@ -110,8 +110,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Largest weight. The scheduler `mh` can represent this ratio in its table so that every
-    /// endpoint still gets clients.
+    /// Largest weight. The table of the scheduler `mh` can represent this ratio, so every endpoint
+    /// still gets clients.
     const MAX: u8 = 100;
     /// Schedulers that distribute connections in proportion to weights. Other schedulers are
     /// unsuitable:
@@ -195,8 +195,8 @@ pub struct SlowStart {
 impl SlowStart {
     /// Units of the annotation, each with its length in seconds.
     const UNITS: [(char, u16); 2] = [('s', 1), ('m', 60)];
-    /// Shortest and longest time, in seconds. A shorter time would cause more writes for little
-    /// effect, because the weight grows in coarse steps.
+    /// Shortest and longest time of a slow start, in seconds. A shorter time would cause more
+    /// writes for little effect, because the weight grows in coarse steps.
     const SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 
     /// Returns the time in which the weight grows.
@@ -204,7 +204,8 @@ impl SlowStart {
         Duration::from_secs(u64::from(self.number) * u64::from(self.unit))
     }
 
-    /// Reports whether a scheduler distributes connections in proportion to weights.
+    /// Reports whether a scheduler supports a slow start: it distributes connections in proportion
+    /// to weights.
     pub fn is_heeded_by(scheduler: &str) -> bool {
         Weights::are_heeded_by(scheduler)
     }
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scheduler_flags_are_of_one_scheduler() {
+    fn all_scheduler_flags_belong_to_one_scheduler() {
         for (text, scheduler, port, fallback) in [
             ("none", "rr", false, false),
             ("mh-port", "mh", true, false),
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_is_a_positive_number() {
+    fn max_connections_must_be_a_positive_number() {
         for (text, number) in [("1", 1), ("100", 100), ("65535", 65_535)] {
             let ceiling = MaxConnections::parse(text).unwrap();
             assert_eq!((ceiling.get(), ceiling.text()), (number, text.to_owned()));
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_start_has_a_time_with_one_spelling() {
+    fn each_slow_start_time_has_one_valid_spelling() {
         for (text, seconds) in [("10s", 10), ("90s", 90), ("5m", 300), ("60m", 3600)] {
             let time = SlowStart::parse(text).unwrap();
             assert_eq!(
