@@ -1,11 +1,11 @@
-//! The functions of a table that do not depend on the types of its entries.
+//! Functions of a table that are independent of the types of its entries.
 
 use std::hash::Hash;
 use std::time::Instant;
 
 use crate::table::{Removals, Table};
 
-/// The functions of a [`Table`] that do not depend on the types of its entries.
+/// Functions of a [`Table`] that are independent of the types of its entries.
 pub trait Rows {
     /// See [`Table::begin`].
     fn begin(&mut self, now: Instant);
@@ -58,9 +58,9 @@ where
     }
 }
 
-/// Defines the functions `begin` and `all` for a struct of tables, within its `impl`. The arguments
-/// name all fields of the struct, or end with `..`. The function `all` returns only the tables in
-/// brackets. Pending entries of other tables never count as late.
+/// Defines the functions `begin` and `all` in the `impl` of a struct of tables. The arguments name
+/// all fields of the struct, or end with `..`. Only pending entries of the tables in brackets may
+/// count as late. So `all` returns only these tables.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {

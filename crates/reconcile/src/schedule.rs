@@ -43,7 +43,7 @@ impl ReadSchedule {
         self.asked.get_or_insert(now);
     }
 
-    /// Requests a read after `pause`, so that one read can also answer later requests.
+    /// Requests a read after `pause`. This read also serves requests that arrive during the pause.
     pub fn ask_after(&mut self, now: Instant, pause: Duration) {
         if self.asked.is_none() {
             self.put_off(now + pause);

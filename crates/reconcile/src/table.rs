@@ -15,8 +15,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay before a retry of a failed write.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Largest number of keys among which the table finds duplicates by comparing pairs. The table
-/// hashes more keys.
+/// Largest number of keys among which the table finds duplicates by comparing pairs. For more keys,
+/// the table uses hashes.
 const FEW: usize = 8;
 /// Precision of pending times. Rows that become pending within one interval have the same time.
 const GRAIN: Duration = Duration::from_millis(100);
@@ -29,7 +29,8 @@ pub enum Removals {
     /// Unwanted entries count as late.
     #[default]
     Late,
-    /// Unwanted entries do not count as late, because they may not or need not be removed yet.
+    /// Unwanted entries do not count as late, because their removal is not allowed or not needed
+    /// yet.
     Excused,
 }
 
@@ -358,8 +359,9 @@ where
         }
     }
 
-    /// Replaces all actual values by a dump. Keys that are not in the dump become absent. Returns
-    /// the keys whose recorded actual value differed from the dump, except doubted keys.
+    /// Replaces all actual values by a dump of the kernel's entries. Keys that are missing from the
+    /// dump become absent. Returns the keys whose recorded actual value differed from the dump,
+    /// except doubted keys.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -540,7 +542,7 @@ where
         self.wanted_len
     }
 
-    /// Returns true if some keys are wanted and none of these has an actual value.
+    /// Returns true if some keys are wanted and none of the wanted keys has an actual value.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)

@@ -64,7 +64,7 @@ fn a_failed_write_backs_off_until_the_wanted_value_changes() {
 }
 
 #[test]
-fn drift_becomes_pending_and_removed_foreign_rows_are_dropped() {
+fn drift_becomes_pending_and_removed_unwanted_rows_are_dropped() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1)]);
