@@ -1,5 +1,5 @@
-//! The choice of an endpoint for a client: the Service port's next endpoint in turn or, with
-//! session affinity, the client's previous endpoint.
+//! Chooses an endpoint for a client: the Service port's next endpoint in turn or, with session
+//! affinity, the client's previous endpoint.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};

@@ -1,5 +1,5 @@
-//! The relay's limit of open files. If no descriptor is free, the relay logs this once and accepts
-//! no connection until a descriptor is free again.
+//! Limits the relay's open files. If no descriptor is free, the relay logs this once and accepts no
+//! connection until a descriptor is free again.
 
 use std::cell::Cell;
 use std::io;
@@ -53,7 +53,7 @@ enum Shortage {
     Told,
 }
 
-/// Descriptors in use. A drop frees them.
+/// Permit for descriptors in use. Dropping the permit frees them.
 pub(crate) type DescriptorPermit = OwnedSemaphorePermit;
 
 impl Free {
@@ -99,8 +99,8 @@ fn semaphore(most: usize) -> Arc<Semaphore> {
 }
 
 impl Descriptors {
-    /// Creates the descriptors of a relay with at most `connections` connections. The relay takes
-    /// them from `free`, the free descriptors of the process.
+    /// Creates the limits of a relay: at most `connections` connections, which take their
+    /// descriptors from `free`.
     pub(crate) fn new(free: Free, connections: usize) -> Self {
         let [first, _] = PAUSES;
         Self {

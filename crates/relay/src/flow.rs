@@ -19,7 +19,7 @@ pub(crate) struct FlowKey {
     pub(crate) peer: Peer,
 }
 
-/// A UDP flow between a client and an endpoint. A drop ends the flow.
+/// A UDP flow between a client and an endpoint. Dropping the flow ends it.
 pub(crate) struct Flow {
     pub(crate) endpoint: SocketAddr,
     pub(crate) socket: Rc<UdpSocket>,

@@ -122,7 +122,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The thread cannot be started, or no descriptor is left for its runtime.
+    /// Fails if the thread cannot be started, or if no descriptor is free for its runtime.
     pub fn start(limits: Limits) -> io::Result<Self> {
         let (orders, received) = unbounded_channel();
         let runtime = Builder::new_current_thread()
@@ -154,12 +154,12 @@ impl Relay {
     }
 
     /// Opens a port of a Service. The port serves once this function returns. If `at` has port 0,
-    /// the system chooses a port number.
+    /// the kernel chooses a port number.
     ///
     /// # Errors
     ///
-    /// The system refuses the socket, the relay has ended, or no descriptor is left. If `at` has
-    /// port 0, the call also fails if half of the ephemeral ports are taken.
+    /// Fails if the kernel refuses the socket, the relay has ended, or no descriptor is free. If
+    /// `at` has port 0, also fails if half of the ephemeral ports are in use.
     pub fn open(
         &self,
         transport: Transport,
@@ -204,7 +204,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The relay has ended.
+    /// Fails if the relay has ended.
     pub fn update(&self, number: u64, serving: Arc<PortBackends>) -> Result<(), RelayEnded> {
         self.order(Order::Update(number, serving))
     }
@@ -213,7 +213,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The relay has ended.
+    /// Fails if the relay has ended.
     pub fn close(&self, number: u64) -> Result<(), RelayEnded> {
         self.order(Order::Close(number))
     }

@@ -17,7 +17,8 @@ pub struct Limits {
     /// Time after which a UDP flow ends if neither side sends a datagram. Upstream:
     /// `--udp-timeout`.
     pub udp_idle: Duration,
-    /// Largest number of UDP flows. A flow beyond it evicts the flow that was idle longest.
+    /// Largest number of UDP flows. Above this number, a new flow evicts the flow that was idle
+    /// longest.
     pub udp_flows: usize,
     /// Time for which connections continue after their listening port was closed.
     pub drain: Duration,
@@ -26,7 +27,7 @@ pub struct Limits {
     pub linger: Duration,
     /// Largest number of TCP connections. Further connections wait in the kernel's queue.
     pub connections: usize,
-    /// Largest number of pipes in use at one time. Beyond it, the relay copies bytes.
+    /// Largest number of pipes in use at one time. Without a free pipe, the relay copies bytes.
     pub pipes: usize,
     /// Largest number of 64 KiB reads that wait in memory for slow receivers. Above this number,
     /// the relay reads only 4 KiB at a time.

@@ -1,3 +1,5 @@
+//! Limits the number of ephemeral ports that the relay uses.
+//!
 //! The kernel chooses the relay's listening ports from the same range as the ports of the node's
 //! outgoing connections (`net.ipv4.ip_local_port_range`). If the relay used the whole range, no
 //! program of the node could open a connection, not even the kubelet.
@@ -60,8 +62,8 @@ impl Range {
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
 /// Kind of a port: its transport, and true for IPv6. Only ports of the same kind compete for a
-/// number. The kernel prefers odd numbers for listeners and even numbers for clients, so IPv4 and
-/// IPv6 listeners get the same numbers.
+/// number. The kernel prefers odd numbers for listeners and even numbers for outgoing connections.
+/// So an IPv4 listener and an IPv6 listener get the same numbers.
 type Kind = (Transport, bool);
 
 /// A guard that counts one ephemeral port as in use.
@@ -69,12 +71,12 @@ type Kind = (Transport, bool);
 pub(crate) struct EphemeralPort(Ephemeral, Kind);
 
 impl Ephemeral {
-    /// Counts a port that is about to be opened, if half of the ephemeral ports stay free for the
-    /// node. Returns `None` for a port number outside the ephemeral range.
+    /// Counts a port before it is opened. At least half of the ephemeral ports must stay free for
+    /// the node. Returns `None` for a port number outside the ephemeral range.
     ///
     /// # Errors
     ///
-    /// The relay already uses half of the ephemeral ports.
+    /// Fails if the relay already uses half of the ephemeral ports.
     pub(crate) fn take(
         &self,
         transport: Transport,

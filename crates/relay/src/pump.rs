@@ -1,9 +1,11 @@
+//! Forwards bytes between a client's connection and an endpoint's connection.
+//!
 //! Memory for pending writes is bounded: the relay reads from a connection again only after it has
 //! written all earlier bytes. All connections share one buffer. A connection borrows a pipe only
 //! while the pipe holds bytes, so an idle connection has neither a buffer nor a pipe.
 //!
 //! When a sender closes its direction (FIN), the relay closes this direction towards the receiver.
-//! The other direction continues. If one connection is reset, the relay resets the other
+//! The opposite direction continues. If one connection is reset, the relay resets the other
 //! connection.
 
 use std::cell::{Cell, RefCell};
@@ -28,8 +30,8 @@ use super::traffic::{CountedConnection, add};
 /// Size of one read in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// Size of one read, in bytes, while many reads wait to be written. It limits the bytes that a
-/// waiting direction holds in memory.
+/// Size of one read, in bytes, while many reads wait to be written. This size limits the memory
+/// that one direction of a connection uses while it waits.
 const FEW_BYTES: usize = 4 * 1024;
 
 /// Requested size of a pipe in bytes. The kernel may allow less.
@@ -53,7 +55,7 @@ pub(crate) struct Pump {
     buffer: RefCell<Box<[u8]>>,
     /// Empty pipes, ready for reuse.
     spare: RefCell<Vec<Pipe>>,
-    /// Number of pipes that may still be created. `free` holds their descriptors.
+    /// Number of pipes that may still be created. Each pipe takes its descriptors from `free`.
     room: Free,
     free: Free,
     /// Number of large reads that may still wait to be written.

@@ -1,3 +1,5 @@
+//! A bounded map of recently used entries.
+//!
 //! All entries have the same time to live, so they expire in the order of one queue. The use of an
 //! entry only records the time. When a used entry reaches the head of the queue, the map moves the
 //! entry to the end. So each call costs O(1), and the map needs no timer.
@@ -8,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// Number of entries at the head of the queue that each insertion examines. More than one, because
-/// each insertion adds an entry: otherwise the queue could grow without limit.
+/// Number of entries at the head of the queue that each insertion examines. Each insertion adds one
+/// entry, so it must examine more than one. Otherwise, the queue could grow without limit.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that one eviction may skip.
@@ -26,7 +28,7 @@ struct Entry<V> {
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time of the entry's last use when it got this place.
+    /// Time of the entry's last use, recorded when the entry got this place.
     seen: Instant,
 }
 
@@ -171,7 +173,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     #[test]
-    fn used_cache_entries_stay_and_unused_ones_expire() {
+    fn used_cache_entries_stay_and_unused_cache_entries_expire() {
         let (mut recent, start) = (Recent::new(TTL, 100), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         recent.insert("a", 1, start);

@@ -21,8 +21,8 @@ impl RedirectCheck {
         Self(None)
     }
 
-    /// Reports whether the kernel redirected the client's datagram: `client` has sent to another
-    /// address or port than `own`, at which the datagram arrived. Returns true if the query fails.
+    /// Reports whether the kernel redirected the client's datagram to `own`: the client has sent
+    /// the datagram to another address or port. Returns true if the query fails.
     pub(crate) fn is(&mut self, client: SocketAddr, own: SocketAddr) -> bool {
         let Some(conntrack) = &mut self.0 else {
             return true;
@@ -40,7 +40,7 @@ impl RedirectCheck {
     }
 }
 
-/// Reports whether every later query would fail, too.
+/// Reports whether an error is permanent: every later query would fail, too.
 fn is_for_good(error: &Error) -> bool {
     matches!(
         error,

@@ -23,8 +23,8 @@ use super::shares::{Client, ClientPlace, Shares};
 /// Number of connections that a client may keep even if no place is free.
 const FEW: usize = 16;
 
-/// Number of additional connections that the relay may accept while the connections that they
-/// replace are still ending.
+/// Number of connections above the limit that the relay may accept while the connections that they
+/// evict are still ending.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer in bytes. Larger than any datagram.
@@ -83,7 +83,7 @@ impl Shared {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Lets connections that were accepted before take their places first.
+        // Yields first, so that connections that were accepted earlier can take their places.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
@@ -148,7 +148,7 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Evictions by all relays of this process, as a sum.
+/// Sum of the evictions by all relays of this process.
 static EVICTIONS: AllEvictions = AllEvictions {
     is_any_relay: AtomicBool::new(false),
     connections: AtomicU64::new(0),

@@ -82,13 +82,13 @@ pub(crate) struct Shares<T> {
     freed: Notify,
 }
 
-/// A new place, and the member that must end to free this place, if any.
+/// A new place, and the handle of the connection or flow that must end to free this place, if any.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,
 }
 
-/// A client's place for one connection or flow. A drop frees the place.
+/// A client's place for one connection or flow. Dropping the value frees the place.
 pub(crate) struct ClientPlace<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
@@ -121,9 +121,9 @@ struct PlaceLimits {
 enum ConnectionRoom {
     /// A place is free.
     Free,
-    /// No place is free. A member of this Service and client must end first.
+    /// No place is free. A connection or flow of this client to this Service must end first.
     Of((Service, Client)),
-    /// No place is free, and no client has to give up a place.
+    /// No place is free, and no client has to lose a place.
     None,
 }
 
@@ -133,8 +133,8 @@ struct Member<T> {
     end: T,
 }
 
-/// Connections or flows of one client to one Service, oldest first. Some numbers in the queue may
-/// belong to members that have ended.
+/// Connections or flows of one client to one Service, oldest first. The queue may still contain
+/// numbers of connections or flows that have ended.
 #[derive(Default)]
 struct Group {
     queue: VecDeque<u64>,
@@ -211,8 +211,8 @@ impl<T: Clone> Shares<T> {
         self.freed.notified().await;
     }
 
-    /// Gives a client a place at a Service, and evicts a member if necessary. Returns `None` if no
-    /// place is free and no member may be evicted.
+    /// Gives a client a place at a Service. If necessary, evicts a connection or flow. Returns
+    /// `None` if no place is free and no connection or flow may be evicted.
     pub(crate) fn admit(
         self: &Rc<Self>,
         service: &Service,
@@ -282,7 +282,8 @@ impl<T: Clone> Holders<T> {
         Some((Arc::clone(service), client))
     }
 
-    /// Evicts a member of the group that has been idle for long. Returns the handle that ends it.
+    /// Evicts a connection or flow of this Service and client that has been idle for long. Returns
+    /// the handle that ends the connection or flow.
     fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
         let group = self.groups.get_mut(from)?;
         let mut chances = CHANCES;
@@ -381,10 +382,12 @@ impl<T: Clone> ClientPlace<T> {
 
 impl<T: Clone> Drop for ClientPlace<T> {
     fn drop(&mut self) {
-        // Ends the borrow first, because the drop of the member may use the shares again.
+        // Ends the borrow before the drop of the member, because this drop may use the shares
+        // again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiting tasks, because the first task may need a place at another Service.
+            // Wakes all waiting tasks. If only one task woke, it might need a place at another
+            // Service.
             self.shares.freed.notify_waiters();
         }
     }
@@ -472,7 +475,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From this number of clients on, each client has few places.
+        // From this number of clients on, no client has more than the few places that it may keep.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }
@@ -481,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_connection_leaves_no_accounting() {
+    fn ended_connections_leave_no_entries_in_the_shares() {
         let mut tried = Tried::new(1_000);
         tried.admit(0, "web", "10.0.0.1");
         for number in 1..10_000 {

@@ -57,7 +57,7 @@ impl Port {
 ///
 /// # Errors
 ///
-/// The system refuses the socket.
+/// Fails if the kernel refuses the socket.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     if at.is_ipv6() {
@@ -78,8 +78,8 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // The runtime's listener cannot report waiting clients without accepting a connection. The
-    // runtime's stream can, and can wrap any socket.
+    // tokio's `TcpListener` reports a waiting client only by accepting the connection. tokio's
+    // `TcpStream` can report readiness alone, and can wrap any socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
         // Never happens, because the runtime can watch every socket of the system.
         return;
@@ -106,8 +106,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         };
         let held = (place, held);
         // Opens the outgoing socket before the accept. Otherwise, when descriptors run short, each
-        // connection could hold one socket and wait for a second one. Endpoints have the IP family
-        // of their Service.
+        // connection could hold one socket and wait for a second one. The IP family of the endpoint
+        // is already known: it is that of the listening socket.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -128,8 +128,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             }
             Err(error) => {
                 drop((held, outward));
-                // An error of the new connection needs no pause. An error of the listener needs one
-                // (accept(2)).
+                // An error of the new connection needs no pause. An error of the listener needs a
+                // pause (accept(2)).
                 if !is_of_connection(&error) {
                     sleep(PAUSE).await;
                 }
@@ -214,7 +214,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The signal may also end the connection while it is being connected to the endpoint.
+    // The signal may also arrive while the relay still connects to an endpoint.
     tokio::select! {
         biased;
         () = carried => {}
@@ -222,8 +222,8 @@ async fn connect_and_carry(
     }
 }
 
-/// Reports whether the kernel redirected the client: the client sent to another address or port
-/// than this socket's own.
+/// Reports whether the kernel redirected the client: the client has connected to another address or
+/// port than the address of this socket.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {

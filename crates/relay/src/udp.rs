@@ -43,11 +43,12 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Creates a port. Returns it with the resources that it needs.
+    /// Creates a UDP port. Returns the port, and the resources that stay in use while it is open: a
+    /// descriptor and, for an ephemeral port, its number.
     ///
     /// # Errors
     ///
-    /// The runtime cannot watch the socket.
+    /// Fails if the runtime cannot watch the socket.
     pub(crate) fn new(opening: Opening, socket: StdSocket) -> io::Result<(Self, Holds)> {
         let port = Self {
             balance: RefCell::new(Balance::new(opening.serving)),
@@ -85,7 +86,7 @@ impl Port {
 ///
 /// # Errors
 ///
-/// The system refuses the socket.
+/// Fails if the kernel refuses the socket.
 pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
     if at.is_ipv6() {
@@ -113,7 +114,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
         match received {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // The error belongs to an earlier datagram, or it is unexpected.
+            // The error concerns an earlier datagram, or it is unexpected.
             Err(_) => sleep(PAUSE).await,
         }
         turn += 1;
@@ -144,8 +145,8 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     }
     let client = peer.client.ip();
     let own = SocketAddr::new(peer.own, port.at);
-    // Checks only the first datagram of a flow, because replies do not change the flow's conntrack
-    // entry.
+    // Checks only the first datagram of a flow: the original destination in the flow's conntrack
+    // entry does not change later.
     if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
         return;
     }

@@ -284,7 +284,7 @@ fn clients_wait_for_a_free_descriptor() {
     hold(third);
 }
 
-/// Without a free descriptor, no port opens, but open ports continue to serve.
+/// Checks that no port opens without a free descriptor, and that open ports continue to serve.
 #[test]
 fn a_closed_listening_port_frees_its_descriptor() {
     let with = Limits {
@@ -323,7 +323,7 @@ fn connections_beyond_the_limit_wait() {
     second.read_exact(&mut [0; 1]).unwrap();
 }
 
-/// Without a free pipe, or without descriptors for one, the relay copies bytes.
+/// Checks that the relay copies bytes if no pipe is free, or if descriptors for a pipe are lacking.
 #[test]
 fn without_a_free_pipe_bytes_are_copied() {
     let none = Limits {
@@ -346,7 +346,7 @@ fn without_a_free_pipe_bytes_are_copied() {
     }
 }
 
-/// If a new connection needs descriptors, the relay closes unused pipes.
+/// Checks that the relay closes unused pipes when a new connection needs descriptors.
 #[test]
 fn spare_pipes_are_closed_for_new_connections() {
     let with = Limits {

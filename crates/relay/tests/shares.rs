@@ -265,8 +265,8 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
                 socket.send_to(b"x", world.port.at).unwrap();
             }
         }
-        // The relay may use a quarter of the ephemeral ports, and a Service three quarters of
-        // these.
+        // The relay may use a quarter of the ephemeral ports for flows. One Service may use three
+        // quarters of these.
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });

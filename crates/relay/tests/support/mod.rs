@@ -14,7 +14,8 @@ use relay::{AllowedClients, Limits, ListeningPort, PortBackends, Relay, Transpor
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Returns the limits that most tests use. No rule redirects to their ports.
+/// Returns the limits that most tests use. These tests have no redirect rules, so any client may
+/// connect.
 pub(crate) fn limits() -> Limits {
     Limits {
         reach: AllowedClients::Anybody,
