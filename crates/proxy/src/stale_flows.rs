@@ -13,8 +13,8 @@
 //!    in the kernel, so its flows are stale, too.
 //!
 //! ```text
-//!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
-//!   Report::withdrawn ── withdraw ──────▲
+//!   ServiceView ─ UdpService::of ─▶ UdpServices ─ find_stale(original destination, reply source)
+//!   Report::withdrawn ─ withdraw ─────▲
 //! ```
 //!
 //! The first case is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions that
