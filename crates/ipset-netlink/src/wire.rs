@@ -39,11 +39,12 @@ pub(crate) mod attr {
     pub(crate) const DATA: u16 = 7;
     pub(crate) const ADT: u16 = 8;
     pub(crate) const LINENO: u16 = 9;
-    /// Oldest revision of a set type, in a reply to `TYPE`.
+    /// Attribute in a reply to `TYPE`: the oldest revision of the set type that the kernel
+    /// supports.
     pub(crate) const PROTOCOL_MIN: u16 = 10;
 }
 
-/// Attributes inside `DATA`, of a set's header or of an entry.
+/// Attributes inside the attribute `DATA`, which describes a set's header or an entry.
 pub(crate) mod data {
     pub(crate) const IP: u16 = 1;
     pub(crate) const PORT: u16 = 4;

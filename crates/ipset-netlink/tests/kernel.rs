@@ -227,7 +227,7 @@ fn twenty_thousand_entries_are_written_in_one_call() {
 }
 
 #[test]
-fn a_refused_entry_is_reported_and_the_rest_is_written() {
+fn a_refused_entry_is_reported_and_all_other_entries_are_written() {
     let mut ipset = new_namespace();
     ipset
         .create(
@@ -308,7 +308,7 @@ fn a_full_set_is_reported_for_each_refused_entry() {
 }
 
 #[test]
-fn create_distinguishes_an_equal_set_from_a_different_one() {
+fn create_distinguishes_an_equal_set_from_a_different_set() {
     let mut ipset = new_namespace();
     let wanted = Definition::new(SetType::HashIpPort, FOUR);
     assert!(ipset.create("set", &wanted).unwrap());
@@ -503,7 +503,7 @@ fn an_entry_of_another_type_or_family_is_refused() {
 }
 
 #[test]
-fn sets_are_renamed_swapped_and_refused_removal_while_used() {
+fn sets_are_renamed_and_swapped_and_a_used_set_is_not_removed() {
     let mut ipset = new_namespace();
     let definition = Definition::new(SetType::HashIpPort, FOUR);
     ipset.create("one", &definition).unwrap();
@@ -626,8 +626,8 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
-    // Another program creates the set again, first unchanged, then with another type or family. The
-    // stored type must not hide the change.
+    // Another program creates the set again: at first with the same type, then with another type or
+    // family. The crate must notice the change, although it has stored the first type.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
     // The kernel may understand only a part of an entry. The crate must not add this part to a set
     // of another type.

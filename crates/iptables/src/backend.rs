@@ -58,7 +58,7 @@ pub enum BackendReason {
     Chains,
     /// This backend has more rules than the other backend.
     Rules,
-    /// No rules decide, and this backend is the preferred one.
+    /// No rules decide the choice, and this backend is preferred.
     First,
 }
 

@@ -23,7 +23,8 @@ const MODERN: [u32; 3] = [1, 6, 2];
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend for the network namespace of the caller: the first that exists of
+    /// Chooses the backend for the network namespace of the caller. The choice is the first of
+    /// these backends that exists and works:
     ///
     /// 1. the wanted backend,
     /// 2. the backend with the kubelet's hints,
@@ -31,13 +32,12 @@ impl Iptables {
     /// 4. the backend with more rules,
     /// 5. nft.
     ///
-    /// Skips a backend that does not work. Starts a process for each family whose rules decide; a
-    /// later save reuses these rules. Also starts a process for each query that the kernel cannot
-    /// answer.
+    /// If the choice depends on rules, starts a process for each family to read them. A later save
+    /// reuses these rules. Also starts a process for each query that the kernel cannot answer.
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or none of them can write to this kernel.
+    /// No wanted backend is installed, or no wanted backend can write to this kernel.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         Self::choose_loading(wanted, &[])
     }
@@ -76,7 +76,7 @@ impl Iptables {
                 }
             }
         }
-        // No backend is left. Runs the programs now, because only their messages explain which
+        // No backend works. Runs the programs now, because only their messages explain which
         // features the kernel lacks.
         for iptables in never {
             match iptables.try_both() {
@@ -93,16 +93,16 @@ impl Iptables {
     }
 
     /// Chooses like [`choose`](Self::choose), but writes nothing. If the kernel does not report
-    /// whether it supports a backend, tries to read rules instead of writing one.
+    /// whether it supports a backend, tries to read rules instead of writing a rule.
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or none of them can read from this kernel.
+    /// No wanted backend is installed, or no wanted backend can read from this kernel.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // Tries backends last that are known to be unwritable. A successful save is no evidence for
+        // Tries backends that are known to be unwritable last. A successful save is no evidence for
         // such a backend: `iptables-save` would print no rules and succeed.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
@@ -121,7 +121,8 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Sets the reason for the choice to `Usable` if backends before this backend do not work.
+    /// Sets the reason for the choice to `Usable`, unless this backend was the first candidate.
+    /// Otherwise the preferred candidates do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first {
             self.why
@@ -165,7 +166,7 @@ impl Iptables {
         }
         let is_alone = found.len() == 1;
         let mut why = BackendReason::First;
-        // Keeps the default order if only the first backend has rules, or if no backend has any.
+        // Keeps the default order if no backend has rules, or if only the first backend has rules.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
             for one in found {
@@ -266,10 +267,9 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence from the names of a backend's chains. The caller needs it if the rules
-/// cannot be read, for example because iptables cannot express a table. If the kernel lacks the
-/// backend or refuses access, an unreadable backend has no evidence, because it cannot be chosen
-/// anyway.
+/// Returns the evidence from the names of a backend's chains. The caller needs this evidence if the
+/// rules cannot be read, for example because iptables cannot express a table. An unreadable backend
+/// has no evidence if the kernel lacks it or refuses access, because it cannot be chosen anyway.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,

@@ -20,7 +20,8 @@ use crate::saved::Line;
 /// times that the line occurs.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
-/// Returns the lines of a text that delete rules, with their tables and numbers.
+/// Returns the lines of a text that delete rules, each with its table and its number of
+/// occurrences.
 pub(crate) fn deletions(text: Input<'_>) -> Deletions {
     let mut found = Deletions::new();
     let mut sink = Lines::new(|table: &str, line: &str| {
@@ -76,7 +77,7 @@ pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Err
     Ok(deleted.into_iter().chain(before).collect())
 }
 
-/// Writes a text, but omits these lines.
+/// Writes the input of a restore without the lines in `gone`.
 pub(crate) fn write_without(
     mut gone: Deletions,
     text: Input<'_>,
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_deletion_line_is_dropped_once_per_missing_rule() {
+    fn a_deletion_line_is_omitted_only_as_often_as_its_rule_was_deleted() {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {

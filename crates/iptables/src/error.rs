@@ -150,7 +150,8 @@ impl Kind {
         }
     }
 
-    /// Reports whether the program would refuse every other rule, too.
+    /// Reports whether this failure concerns all rules, so that the program would refuse any other
+    /// rule, too.
     pub fn is_general(self) -> bool {
         !matches!(
             self,
@@ -158,7 +159,8 @@ impl Kind {
         )
     }
 
-    /// Reports whether the kernel lacks a part of iptables. Other failures may end by themselves.
+    /// Reports whether the kernel lacks a part of iptables. Failures of all other kinds may end
+    /// without an action of the operator.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -166,7 +168,7 @@ impl Kind {
         )
     }
 
-    /// Reports whether a retry may succeed although no operator changes anything.
+    /// Reports whether a retry may succeed without an action of the operator.
     pub fn may_pass(self) -> bool {
         matches!(
             self,
@@ -501,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_a_kind_and_its_line_number() {
+    fn a_failure_has_a_kind_and_an_input_line_number() {
         let of = |stderr: &str| {
             let Explanation { kind, line, .. } = explained(stderr, INPUT);
             (kind, line)

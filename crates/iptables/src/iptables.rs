@@ -33,8 +33,8 @@ const LONG_SAVE_LIMIT: Limit = Limit {
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
 /// The iptables programs of one backend, for both families, in the network namespace of the calling
-/// thread. Stores the rules of the last read, with a number of the kernel that changes whenever the
-/// rules change.
+/// thread. Stores the rules of the last read, and a number from the kernel that changes whenever
+/// the rules change.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -117,8 +117,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be written. Runs a program only if the kernel's replies do
-    /// not show it.
+    /// Checks that a program can write rules of a family. Runs a program only if the kernel's
+    /// replies do not answer the question.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Iptables {
         }
     }
 
-    /// Checks that rules of a family can be read. Runs a program only if the kernel's replies do
-    /// not show it.
+    /// Checks that a program can read rules of a family. Runs a program only if the kernel's
+    /// replies do not answer the question.
     ///
     /// # Errors
     ///
@@ -236,9 +236,9 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Checks that the kernel accepts these rules, which are ordered by table. Writes them into an
-    /// unused chain and removes them again. A real write is needed, because the kernel checks some
-    /// rules only when a transaction completes.
+    /// Checks that the kernel accepts these rules, which are ordered by table. Writes the rules
+    /// into an unused chain and removes this chain again. A real write is needed, because the
+    /// kernel checks some rules only when a transaction completes.
     ///
     /// # Errors
     ///
@@ -276,8 +276,8 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Removes the chain from each table: before the refused table, the program may have written
-        // others.
+        // Removes the chain from every table, because the program may have written some tables
+        // before it refused a table.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -400,8 +400,8 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all existing tables to `line`. Returns the text if this object stores
-    /// it.
+    /// Passes the lines of all existing tables to `line`. Returns the whole text if this object
+    /// stores it.
     fn read(
         &self,
         family: IpFamily,
@@ -538,7 +538,8 @@ impl Iptables {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // Uses the lines before a read error. The program's exit status then shows the failure.
+            // Passes on the lines before a read error. The program's exit status then shows the
+            // failure.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)

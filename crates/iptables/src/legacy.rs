@@ -39,8 +39,8 @@ const ENTRIES: usize = 40;
 const MOST: usize = 1 << 20;
 /// Lock file that all programs that write legacy iptables share.
 const LOCK: &str = "/run/xtables.lock";
-/// Kernel modules that rules of both families need. The first two answer queries about tables, and
-/// the others contain the tables.
+/// Kernel modules that rules of both families need. The first two modules answer queries about
+/// tables, and the other four modules contain the tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",
@@ -115,7 +115,7 @@ fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
         }
         entries = rest;
     }
-    // The last entry of this kind marks the end of the table.
+    // The last `ERROR` entry marks the end of the table. It does not begin a chain.
     names.pop();
     Some(names)
 }
@@ -175,7 +175,7 @@ fn names_file(family: IpFamily) -> &'static str {
 }
 
 /// Loads the modules that answer queries about tables, because the kernel does not load these
-/// automatically. Also loads the modules of the tables, and the `needed` modules.
+/// modules automatically. Also loads the modules of the tables, and the `needed` modules.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
     if IpFamily::ALL.into_iter().any(is_missing) {
@@ -206,7 +206,7 @@ fn lock() -> io::Result<File> {
 pub struct LegacyTable {
     name: String,
     hooks: u32,
-    /// Number of entries, including those that end each chain and the table.
+    /// Number of entries, including the entries that end each chain and the table.
     pub entries: u32,
     /// Size of all entries in bytes.
     pub size: usize,

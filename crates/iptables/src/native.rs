@@ -5,9 +5,9 @@
 //! * If a table contains a rule that iptables cannot express, the program prints only a comment for
 //!   the whole table, and succeeds. So this module reads such a table chain by chain. A process of
 //!   `iptables-nft-restore` lists the chains that contain only iptables rules. This module reads
-//!   the other chains directly from the kernel.
-//! * The program omits base chains with an unusual hook or priority. This module reads these from
-//!   the kernel, too.
+//!   all other chains directly from the kernel.
+//! * The program omits base chains with an unusual hook or priority. This module reads such chains
+//!   from the kernel, too.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.
@@ -38,7 +38,7 @@ pub(crate) enum UnprintedPart {
     Whole,
     /// Base chains whose names are not those of built-in chains.
     BaseChains,
-    /// The rest of the table, after the last line of the output.
+    /// The part of the table that follows the last line of the output.
     Rest,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct PrintedTables {
     partial: BTreeSet<String>,
     /// Chains of the open table whose rules the reader has passed on.
     told: BTreeSet<String>,
-    /// The chain in progress, and its rules so far.
+    /// The chain whose rules are being read, and its rules so far.
     chain: String,
     held: Vec<String>,
 }
@@ -123,7 +123,7 @@ impl PrintedTables {
 /// A function that finds the program `iptables-restore`, which can list single chains.
 type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 
-/// Passes the lines of a table to `line` that `iptables-save` did not print.
+/// Reads the lines of a table that `iptables-save` did not print, and passes them to `line`.
 ///
 /// # Errors
 ///
@@ -273,7 +273,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // A read error makes the program fail, and its exit status is checked afterwards.
+            // Stops at a read error. The program then fails, and its exit status shows the failure.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {

@@ -56,7 +56,7 @@ const INFO: u16 = 3;
 const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 /// Kernel modules that iptables rules in nftables need.
 const MODULES: [&str; 2] = ["nft_compat", "nft_chain_nat"];
-/// Table and chain in the transaction that is never completed.
+/// Name of the table in the test transaction, which never completes.
 const PROBE: &str = "kube-proxy-probe";
 const CHAIN: &str = "prerouting";
 
@@ -183,8 +183,8 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Loads the other modules that iptables rules need, and the `needed` modules. Loads nothing if the
-/// kernel lacks nf_tables.
+/// Loads the modules that iptables rules in nftables need, and the `needed` modules. Loads nothing
+/// if the kernel lacks nf_tables.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == RuleSupport::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
@@ -286,7 +286,7 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
         }
         Ok(replies) => {
             // A kernel without nf_tables refuses the first message. A kernel without the family
-            // refuses the table.
+            // refuses the second message, which creates the table.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
                 RuleSupport::Never

@@ -78,7 +78,7 @@ impl Program {
         let mut finished = self.stream(
             arguments,
             (!input.is_empty()).then_some(&mut write),
-            // Keeps the output before a read error.
+            // Keeps the output that the program wrote before a read error.
             &mut |source| drop(source.read_to_end(&mut stdout)),
             limit,
         )?;

@@ -35,7 +35,8 @@ pub enum Match {
     Comment(Cow<'static, str>),
     /// The destination port of this protocol.
     Port(Protocol, u16),
-    /// The packet's protocol, as a match module. A target with ports needs this module.
+    /// The packet has this transport protocol, by a match module (`-m tcp`). A target with ports
+    /// needs this module.
     Module(Protocol),
     /// The source is an address of this node.
     SourceLocal,
@@ -63,7 +64,8 @@ pub enum Match {
     Counted(&'static str),
     /// A random choice with this probability: one in N packets.
     OneIn(usize),
-    /// The list of `recent` with this name has seen the source within this many seconds.
+    /// The match `recent` has added the source to the list with this name, within this many
+    /// seconds.
     SeenWithin(ChainName, u32, IpFamily),
     /// Always true. Adds the source to the list of `recent` with this name.
     Remember(ChainName, IpFamily),
@@ -181,8 +183,8 @@ impl Match {
         Self::Comment(text.into())
     }
 
-    /// Returns the rank of a match. `iptables-save` prints matches of the first ranks first. The
-    /// other matches keep the order of the rule.
+    /// Returns the rank of a match. `iptables-save` prints matches in the order of their ranks.
+    /// Matches of the last rank keep the order of the rule.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,

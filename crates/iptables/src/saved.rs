@@ -57,7 +57,7 @@ pub struct CountedRule<'a> {
 }
 
 impl<'a> CountedRule<'a> {
-    /// Parses a line without its line feed. Returns `None` if it is not a rule with counters.
+    /// Parses a line without its line feed. Returns `None` if the line is not a rule with counters.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
         let (packets, _) = counts.split_once(':')?;
@@ -82,7 +82,7 @@ pub struct RuleLine<'a> {
 }
 
 impl<'a> RuleLine<'a> {
-    /// Parses a line without its line feed. Returns `None` if it is not a rule.
+    /// Parses a line without its line feed. Returns `None` if the line is not a rule.
     pub fn parse(line: &'a str) -> Option<Self> {
         match Line::parse(line) {
             Some(Line::Rule(rule)) => Some(rule),
@@ -224,7 +224,7 @@ impl Reader {
     }
 }
 
-/// Returns the chains in a text that have rules which only nft can list, each with its table.
+/// Returns the chains that contain a rule which only nft can list, each with its table.
 pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     let (mut chains, mut table) = (BTreeSet::new(), "");
     for line in saved.lines() {

@@ -45,7 +45,8 @@ pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "PO
 /// Largest length of a chain's name in bytes (`XT_EXTENSION_MAXNAMELEN` without the final NUL).
 pub const MAX_CHAIN_NAME: usize = 28;
 
-/// Name of a chain to which rules jump. Very many such names exist, so they need no allocation.
+/// Name of a chain to which rules jump. This type allocates no memory, because a node may have very
+/// many such names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
     /// A constant name, such as `KUBE-SERVICES`.

@@ -173,7 +173,7 @@ fn rules_of_an_unprintable_base_chain_are_read() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_base_chain_with_a_foreign_priority_is_named() {
+fn the_error_names_a_base_chain_with_an_unusual_priority() {
     in_namespace(|| {
         nft("add table ip filter");
         nft("add chain ip filter FORWARD { type filter hook forward priority 10; }");
@@ -231,7 +231,7 @@ fn rules_after_an_unreadable_rule_are_removed() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_kube_proxy_chain_turned_into_a_base_chain_is_named() {
+fn the_error_names_a_kube_proxy_chain_that_nft_made_a_base_chain() {
     in_namespace(|| {
         nft("add table ip nat");
         nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -90; }");
@@ -260,7 +260,7 @@ fn a_kube_proxy_chain_turned_into_a_base_chain_is_named() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn a_dormant_table_is_named() {
+fn the_error_names_a_dormant_table() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
@@ -281,7 +281,7 @@ fn a_dormant_table_is_named() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn built_in_chains_of_iptables_are_not_reported_as_foreign() {
+fn built_in_chains_that_iptables_created_are_not_reported_as_chains_of_nft() {
     in_namespace(|| {
         let iptables = iptables();
         let mut declared = 0;

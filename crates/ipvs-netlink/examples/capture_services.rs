@@ -97,8 +97,8 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // The attributes that identify a service form a valid query, exactly as they were
-            // received.
+            // The attributes that identify a service, exactly as the kernel sent them, form a valid
+            // query.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;
             if !seen.contains(&service.to_vec()) {
@@ -166,7 +166,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command once under strace. Prints those of its IPVS messages that make a change.
+/// Runs each command once under strace. Prints the command's IPVS messages that change something.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");
     let trace = std::env::temp_dir().join(format!("capture-{}.strace", std::process::id()));

@@ -1,9 +1,9 @@
 //! Measures the cost of reading the counters of 50,000 services (or a given number) with two
-//! destinations each:
+//! destinations each. Measures three kinds of reads:
 //!
 //! * One dump reads all services.
-//! * The destinations of each service need another dump.
-//! * A scrape reads all services, and then 1,000 of them again with their destinations.
+//! * For each service, a further dump reads its destinations.
+//! * A scrape reads 1,000 of the services one by one, with their destinations.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example read_cost --bin lab

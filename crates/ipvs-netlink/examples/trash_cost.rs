@@ -72,21 +72,22 @@ const PACKETS: u32 = 2_000;
 /// Time between two measurements of the case `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. New destinations replace the old ones, unless the case adds the old ones
-/// again. The order is that of the destinations' addresses, except in the case `backwards`.
+/// Steps of a round. Most cases replace all old destinations with new destinations; some cases add
+/// the old destinations again. The destinations are in the order of their addresses, except in the
+/// case `backwards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
-    /// Adds the new destinations, then removes the old ones.
+    /// Adds the new destinations, then removes the old destinations.
     AddRemove,
-    /// Removes the old destinations, then adds the new ones.
+    /// Removes the old destinations, then adds the new destinations.
     RemoveAdd,
-    /// Adds the new destinations, and sets the weight of the old ones to 0. Removes all old
+    /// Adds the new destinations, and sets the weight of the old destinations to 0. Removes all old
     /// destinations after the last round.
     Weight,
     /// Like `Weight`, but removes just enough old destinations to keep the kernel's list within
     /// [`BOUND`].
     Bounded,
-    /// Removes all destinations, and adds the same ones again.
+    /// Removes all destinations, and adds the same destinations again.
     Return { backwards: bool },
     /// Sets the weight of all destinations to 0, then restores it.
     ReturnWeight,

@@ -13,7 +13,8 @@ const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
 /// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of services.
 const INFO: usize = 12;
 
-/// Reads the number of services in the network namespace of the thread that opened it.
+/// A socket that reads the number of services in the network namespace of the thread that opened
+/// the socket.
 #[derive(Debug)]
 pub struct ServiceCounter(OwnedFd);
 

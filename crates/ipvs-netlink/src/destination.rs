@@ -61,7 +61,7 @@ pub enum Forward {
     Route,
     /// Bypass of IPVS, for a cache cluster.
     Bypass,
-    /// A number without a meaning yet: 5 to 7.
+    /// An unassigned number: 5 to 7.
     Other(u8),
 }
 
@@ -115,11 +115,11 @@ pub struct Destination {
     /// Weight: the destination's share of new connections, from 0 to 2,147,483,647. With 0, the
     /// destination gets no new connections, and existing connections continue.
     pub weight: u32,
-    /// Number of connections from which on the destination gets no new connections, or 0 for no
+    /// Number of connections at which the destination stops receiving new connections, or 0 for no
     /// limit.
     pub upper_threshold: u32,
-    /// Number of connections below which the destination gets new connections again, or 0 for three
-    /// quarters of `upper_threshold`.
+    /// Number of connections below which the destination receives new connections again, or 0 for
+    /// three quarters of `upper_threshold`.
     pub lower_threshold: u32,
     /// Encapsulation of packets to the destination, for [`Forward::Tunnel`].
     pub tunnel: Tunnel,
@@ -167,8 +167,8 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// family of the service. This is also the destination's family on kernels before 3.18, which
-    /// do not send this attribute.
+    /// service's family. It is also the default for the destination's family, which kernels before
+    /// 3.18 do not send.
     ///
     /// # Errors
     ///

@@ -7,13 +7,14 @@ use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// Encoder of messages. The encoder contains the number that the running kernel has given to its
-/// generic netlink family of IPVS. Each method appends one message to a batch and returns the
-/// message's index.
+/// Encoder of messages. Each method appends one message to a batch and returns the message's index.
 ///
-/// The number is valid until the module is unloaded. The kernel may refuse any change with `EINVAL`
-/// for invalid values, with `EPERM` without the privilege, or with `EAFNOSUPPORT` if it lacks IPv6.
-/// The comment of each method lists further errors.
+/// The encoder contains the number that the running kernel has given to IPVS's generic netlink
+/// family. This number is valid until the kernel unloads the module.
+///
+/// The kernel may refuse any change with `EINVAL` for invalid values, with `EPERM` without the
+/// privilege, or with `EAFNOSUPPORT` if it lacks IPv6. The comment of each method lists further
+/// errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family(u16);
 

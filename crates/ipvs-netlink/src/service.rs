@@ -134,9 +134,9 @@ bitflags! {
         /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;
         /// First flag for the scheduler. With this flag, `sh` and `mh` choose another destination
-        /// if the chosen one has weight 0 or has reached its upper threshold.
+        /// if the chosen destination has weight 0 or has reached its upper threshold.
         const SCHED_1 = 0x8;
-        /// Second flag for the scheduler. `sh` and `mh` then hash the source port, too.
+        /// Second flag for the scheduler. With this flag, `sh` and `mh` hash the source port, too.
         const SCHED_2 = 0x10;
         /// Third flag for the scheduler.
         const SCHED_3 = 0x20;
@@ -148,17 +148,17 @@ bitflags! {
 /// A service to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// Identity of the service, which cannot change.
+    /// Identity of the service. The identity never changes.
     pub key: ServiceKey,
     /// Scheduler of the service.
     pub scheduler: Name,
-    /// Flags of the service. In a change, they replace all flags of the existing service.
+    /// Flags of the service. When a service changes, these flags replace all its flags.
     pub flags: Flags,
     /// Time in seconds for which a client without connections keeps its destination, with
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
-    /// Mask that decides which addresses count as one client for persistence. The kernel refuses
-    /// other values:
+    /// Mask that decides which addresses count as one client for persistence. The kernel accepts
+    /// only these values:
     ///
     /// * IPv4: a netmask as a number (255.255.255.0 is 0xffffff00);
     /// * IPv6: a prefix length from 1 to 128.

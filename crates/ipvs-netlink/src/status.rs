@@ -27,7 +27,8 @@ pub struct Status {
     pub services: Option<u64>,
     /// Hash table of virtual servers.
     pub service_table: GrowingTable,
-    /// Lines with unknown labels, which a later kernel may add. The lines are unchanged.
+    /// Unchanged lines with labels that this crate does not know. A later kernel may add such
+    /// lines.
     pub others: Vec<String>,
 }
 
@@ -89,7 +90,8 @@ impl Status {
         Ok(status)
     }
 
-    /// Returns the field for the number of a label, or `None` for an unknown label.
+    /// Returns the field that stores the number of the line with this label, or `None` for an
+    /// unknown label.
     fn place(&mut self, label: &str) -> Option<NumberField<'_>> {
         Some(match label {
             "Conns" => NumberField::Number(&mut self.connections),
@@ -114,7 +116,7 @@ impl Status {
     }
 }
 
-/// Field for the number of a label.
+/// Field of [`Status`] that stores the number of a line.
 enum NumberField<'a> {
     Number(&'a mut Option<u64>),
     Length(&'a mut BTreeMap<u32, u64>, u32),

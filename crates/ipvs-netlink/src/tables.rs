@@ -22,7 +22,7 @@ const CONNECTIONS_MAX: &str = "proc/sys/net/ipv4/vs/conn_max";
 /// Tables of IPVS, and the limit on the number of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tables {
-    /// Tables in the kernel's description.
+    /// Tables, as the kernel describes them in `/proc/net/ip_vs_status`.
     pub status: Status,
     /// Maximum number of connections, or `None` if this kernel has no limit.
     pub connections_max: Option<u64>,

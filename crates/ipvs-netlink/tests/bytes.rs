@@ -20,7 +20,7 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// A request of this crate that should equal an `ipvsadm` command.
+/// A request of this crate. Its bytes should equal the request of an `ipvsadm` command.
 enum Act {
     New(Service),
     Set(Service),
@@ -298,8 +298,8 @@ fn requests_equal_those_of_ipvsadm() {
         let message = batch.get(0).unwrap();
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
-        // A few attributes identify an object. ipvsadm sends more of them, which the kernel
-        // ignores.
+        // A few attributes identify an object. ipvsadm also sends further attributes, which the
+        // kernel ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
             Act::Del(_) | Act::DelDest(..) | Act::Zero(Some(_)) => &[SERVICE, DEST],

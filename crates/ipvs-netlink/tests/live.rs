@@ -386,7 +386,7 @@ fn each_refused_change_fails_alone() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn ipvs_timeouts_are_set_separately() {
+fn a_new_ipvs_timeout_keeps_all_other_timeouts() {
     on_ipvs(|mut ipvs| {
         ipvs.set_timeouts(&Timeouts {
             tcp: 1_000,

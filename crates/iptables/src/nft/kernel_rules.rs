@@ -59,7 +59,8 @@ pub(crate) struct Hook {
 /// A rule of a chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ListedRule {
-    /// Text of the rule, in the form of `iptables-save` or with [`NATIVE`] in it.
+    /// Text of the rule as `iptables-save` prints it. [`NATIVE`] replaces the parts that iptables
+    /// cannot express.
     pub(crate) text: String,
     /// Numbers of packets and bytes that the rule has counted.
     pub(crate) counted: (u64, u64),
