@@ -1,9 +1,10 @@
-//! Finds the commit of the build, for `--version`, the log and the metrics. In this order:
+//! Finds the commit of the build, for `--version`, the log and the metrics. Uses the first source
+//! that exists:
 //!
 //! 1. The variable `KUBE_PROXY_COMMIT`, which builds outside the repository set.
 //! 2. The files of git. This script does not run the program `git`, which may be missing or may
 //!    distrust the folder.
-//! 3. Otherwise the commit is `unknown`.
+//! 3. The word `unknown`.
 //!
 //! Cargo runs this script again after a new commit, but not after an edit.
 

@@ -75,8 +75,8 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Prints warnings and forms to standard error, because the standard output of
-                // `diff` contains only differences.
+                // Prints warnings and the variants of entries to standard error, because the
+                // standard output of `diff` contains only differences.
                 for line in foreseen.warnings.iter().chain(&foreseen.forms) {
                     eprintln!("kube-proxy: {}", shown(line));
                 }

@@ -128,7 +128,7 @@ sections! {
         pub interface_name_prefix: Option<String>,
     }
 
-    /// Section `iptables`. IPVS mode also reads its fields about masquerading.
+    /// Section `iptables`. IPVS mode also reads the section's fields about masquerading.
     pub struct Iptables {
         pub localhost_node_ports: Option<bool>,
         pub masquerade_all: Option<bool>,

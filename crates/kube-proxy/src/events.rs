@@ -321,7 +321,8 @@ pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender that is dropped once the event was sent or given up, which wakes the waiting caller.
+    /// Sender that wakes the waiting caller when the sender is dropped. This happens once the event
+    /// was sent or given up.
     _waiter: Option<oneshot::Sender<()>>,
 }
 
@@ -388,7 +389,7 @@ impl Recorder {
     }
 }
 
-/// Sends events to an API server, one after the other.
+/// Task that sends events to an API server, one after the other.
 struct EventSender {
     client: Client,
     instance: String,

@@ -51,7 +51,7 @@ const TRIGGERS_MAX: usize = 100_000;
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Mode that takes over once the current one is idle.
+    /// Mode that takes over once the current mode is idle.
     successor: Option<Box<dyn Mode>>,
     /// Changes of the model that the mode has not received yet.
     changes: Changes,
@@ -76,7 +76,7 @@ pub(crate) struct Family {
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
     no_local_endpoints: NoLocalEndpoints,
-    /// Addresses that serve NodePorts, or `None` before the first are known.
+    /// Addresses that serve NodePorts, or `None` before the mode has found them.
     node_ports: Option<NodePorts>,
     metrics: Metrics,
 }
@@ -98,7 +98,7 @@ struct Round {
 pub(crate) struct BookingResult {
     /// True if any kernel work has finished.
     pub(crate) is_any: bool,
-    /// True if the finished work had used much memory for a while.
+    /// True if the finished work temporarily needed much memory.
     pub(crate) has_used_much: bool,
     /// Reason why a worker thread (kernel I/O) ended, if one ended. The process must then exit,
     /// because the thread's state is lost.
@@ -375,7 +375,8 @@ impl Family {
     }
 
     /// Records delays that the mode cannot observe. `changed` is the number of waiting Services,
-    /// with the arrival time of the oldest. Removals that the daemon holds back count, too.
+    /// with the arrival time of the oldest change. Also records the removals that the daemon holds
+    /// back.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -391,8 +392,8 @@ impl Family {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Records the progress. The daemon calls it after all work that can start has started. Ends
-    /// the sync round if the kernel is up to date.
+    /// Records the progress. Ends the sync round if the kernel is up to date. The daemon calls this
+    /// function after it has started all work that can start.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -424,8 +425,8 @@ impl Family {
         }
     }
 
-    /// Counts a sync as complete if the kernel is up to date without a write. If it were not
-    /// counted, such a change would look like an overdue sync.
+    /// Counts a sync as complete if the kernel is up to date without a write. Otherwise a change
+    /// that needs no write would look like an overdue sync.
     fn complete_unwritten(&mut self, standing: &Standing) {
         let is_complete = self.is_served
             && self.changes.is_empty()

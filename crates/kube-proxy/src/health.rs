@@ -18,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start. During it, a family that is up to date may still finish work, for
-/// example remove entries of an earlier run. After the period, the family counts as served, because
-/// with constant changes some work is always running.
+/// Grace period after the start, in which the mode may finish other work before the family counts
+/// as served. Such work is, for example, the removal of an earlier run's entries. The period is
+/// limited, because with constant changes some work is always running.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -37,7 +37,7 @@ pub struct Health {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Start of the time without an accepted entry while entries are pending. `None` if no entry is
-    /// pending, or after the kernel has accepted one.
+    /// pending, or after the kernel has accepted an entry.
     pub stuck_since: Option<Instant>,
     /// Time up to which the kernel has every received change. `None` until the kernel has the first
     /// full set of objects.
@@ -151,7 +151,7 @@ mod tests {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        // This test runs no loop, so the pulse ends.
+        // Ends the pulse, because this test runs no loop that could reply.
         health.pulse().end();
         assert!(health.is_healthy(start), "while starting up");
         let note = |pending, stuck, now| {

@@ -242,7 +242,7 @@ fn names(pattern: &str, file: &str) -> bool {
 /// the last `*`: a longer match of an earlier `*` cannot help.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // The rest of the pattern after the last `*`, and the rest of the name after the text that this
+    // The parts that follow the last `*`: in the pattern, and in the name after the text that this
     // `*` matched.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
@@ -272,7 +272,7 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Wraps the log's writer, so that each event stays on one line.
+/// Wrapper of the log's writer that keeps each event on one line.
 struct Lines<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {

@@ -23,7 +23,7 @@ use crate::config::question::Output;
 pub(super) struct CheckResult {
     #[serde(flatten)]
     pub(super) foreseen: Option<StartForecast>,
-    /// Reason why the forecast is missing. `None`: there is a forecast.
+    /// Reason why the forecast is missing, or `None` if a forecast exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) preflight: Vec<Finding>,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_changes_the_first_are_listed_and_all_counted() {
+    fn a_check_lists_the_first_of_many_changes_and_counts_all() {
         let many = answer((1..=1000).map(member).collect());
         let text = many.render(Output::Text).unwrap();
         assert_eq!(

@@ -12,7 +12,7 @@ pub(super) const LISTED_PER_KIND: usize = 20;
 pub(super) struct Listed<'a>(Vec<((&'a str, &'static str), usize)>);
 
 impl<'a> Listed<'a> {
-    /// Counts a change. Returns its running number within its family and kind.
+    /// Counts a change. Returns the number of changes so far with the same family and kind.
     pub(super) fn count(&mut self, change: &'a Change) -> usize {
         let key = (change.of.as_str(), change.kind);
         let of_key = self.0.iter_mut().find(|(known, _)| *known == key);

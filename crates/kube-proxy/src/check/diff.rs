@@ -19,14 +19,15 @@ pub(super) enum Colour {
     Off,
 }
 
-/// Differences as an object that programs read.
+/// Differences as the object of the JSON and YAML output.
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
     /// True if all objects could be read. Otherwise some differences may be missing.
     whole: bool,
     warnings: &'a [String],
-    /// Variant of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty in a mode with only one
+    /// variant.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     forms: &'a [String],
     entries: Vec<Entry<'a>>,

@@ -36,7 +36,8 @@ pub(super) struct StartForecast {
     pub(super) changes: Vec<Change>,
     /// Numbers of entries that already have their desired state. A start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
-    /// Variant of each family's entries, such as `IPv4: layout flat`, in a mode that may change it.
+    /// Variant of each family's entries, such as `IPv4: layout flat`. Empty in a mode with only one
+    /// variant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) forms: Vec<String>,
     /// Addresses of the API server, each with its origin. No Service may use them.
@@ -67,8 +68,8 @@ impl StartForecast {
         warnings.chain(forms).collect()
     }
 
-    /// Returns the text that limits "nothing to do" while some objects are unreadable. Returns an
-    /// empty text if all objects could be read.
+    /// Returns the restriction that the output adds to "nothing to do" if some objects could not be
+    /// read. Returns an empty text if all objects could be read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""

@@ -341,7 +341,7 @@ mod tests {
 
     use super::*;
 
-    /// Reading nf_tables needs CAP_NET_ADMIN.
+    /// Without `CAP_NET_ADMIN`, a process cannot read nf_tables.
     #[test]
     fn state_that_cannot_be_read_is_unknown() {
         let look = || {

@@ -92,7 +92,8 @@ pub fn parse<A: Into<OsString>>(
     parse_with(arguments, config::read)
 }
 
-/// Reads a command line as [`parse`] does. The fields in `waiting` keep their current values.
+/// Reads a command line as [`parse`] does. The fields in `waiting`, which need a restart, keep
+/// their current values.
 ///
 /// # Errors
 ///
@@ -207,7 +208,8 @@ fn parse_with<A: Into<OsString>>(
     }
     match flags.version.as_deref() {
         None | Some("false") => {}
-        // Upstream prints this text as its version. This program ignores the text.
+        // For `--version=vTEXT`, upstream prints TEXT as its version. This program ignores the
+        // flag.
         Some(given) if given.starts_with('v') => {}
         Some("true" | "raw") => {
             return Ok(Command::Print(version::told()));
@@ -217,7 +219,7 @@ fn parse_with<A: Into<OsString>>(
         }
     }
     let is_given = |flag: &str| {
-        // clap's id of a flag is the name of its struct field.
+        // clap identifies a flag by the name of its struct field.
         let id = match flag {
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),

@@ -40,7 +40,7 @@ impl Configz {
     }
 }
 
-/// Sets the sync periods of all modes except the chosen one to 0.
+/// Sets the sync periods of all modes to 0, except those of the chosen mode.
 fn of_its_mode(mut from: Configuration) -> Configuration {
     let mode = from.mode.clone().unwrap_or_default();
     for (of, sync, min_sync) in [

@@ -150,8 +150,8 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// Messages of the YAML parser about values of a wrong type. Each has a text for the operator with
-/// the next step.
+/// The YAML parser's messages about values of a wrong type, each with the advice that replaces the
+/// message for the operator.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
     ("invalid u32", "give a whole number, 0 or more"),

@@ -61,8 +61,8 @@ pub struct ParsedOptions {
     pub notes: Vec<String>,
     /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that the user has set no mode. `None` if the user has set one. `warnings` contains
-    /// the warning, too.
+    /// Warning that the user has set no mode, or `None` if a mode is set. `warnings` also contains
+    /// this warning.
     pub no_mode: Option<String>,
 }
 

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::{Configuration, ConfigurationError, read};
 
-/// Stores a configuration in `file`, and replaces an earlier one.
+/// Stores a configuration in `file`. Replaces the configuration that the file contains, if any.
 ///
 /// # Errors
 ///

@@ -15,9 +15,9 @@
 //! With a rolling update instead, the operator chooses the time and sees a failure on the first
 //! node. The init containers run, too.
 //!
-//! Upstream intends to exit after a change, but does not do so in a cluster. It loses its watch
-//! when a mounted ConfigMap changes (k/k#132949, k/k#139204). So its pods also need a manual
-//! restart.
+//! Upstream intends to exit after a change, but does not do so in a cluster: upstream loses its
+//! watch when a mounted ConfigMap changes (k/k#132949, k/k#139204). So upstream's pods also need a
+//! manual restart.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,7 +57,8 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            // These fields belong to the mode that the configuration file chooses.
+            // If the mode changes, the fields in the modes' sections wait, too: the file sets them
+            // for the new mode.
             let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };

@@ -222,7 +222,7 @@ impl Configuration {
             self.metrics_bind_address
                 .get_or_insert("[::1]:10249".to_owned());
         }
-        // In upstream's file, this period of IPVS mode has no default.
+        // In upstream's file, the minimum sync period of IPVS mode has no default.
         self.ipvs.min_sync_period.get_or_insert_default();
         let mut file = Flags::defaults();
         self.give(&mut file, |_| false)?;

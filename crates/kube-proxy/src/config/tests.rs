@@ -819,7 +819,7 @@ fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
 }
 
 #[test]
-fn changed_fields_that_need_a_restart_wait_for_one() {
+fn a_changed_field_that_needs_a_restart_keeps_its_current_value() {
     let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
     let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
     // A changed setting of a mode waits for the restart that also changes the mode.

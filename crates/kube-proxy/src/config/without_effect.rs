@@ -1,5 +1,5 @@
-//! Settings that the program accepts without effect, each with the reason. This module reports
-//! those that the user has set.
+//! Settings that the program accepts without effect, each with the reason. This module reports such
+//! settings if the user has set them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -52,7 +52,8 @@ pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     all.find(|section| is_within(path, section))
 }
 
-/// Returns the fields that only other modes read, each with the reason why the field has no effect.
+/// Returns the fields that other modes read but the mode `chosen` does not, each with the reason
+/// why the field has no effect.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {
@@ -70,7 +71,7 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
 pub(crate) struct GivenSettings<'a> {
     /// Function that returns true if a flag is on the command line.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
-    /// Path and content of the configuration file, if there is one.
+    /// Path and content of the configuration file, if any.
     pub(crate) file: Option<(&'a Path, &'a Configuration)>,
 }
 

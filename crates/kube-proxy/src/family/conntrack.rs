@@ -17,8 +17,8 @@
 //! - **Fairness**: one walk deletes a limited number of each Service's flows. So a Service with
 //!   many stale flows does not delay other Services.
 //!
-//! In IPVS mode, this module deletes only flows that IPVS does not know. IPVS itself deletes the
-//! others when a destination is removed: both its own entry and the conntrack entry
+//! In IPVS mode, this module deletes only flows that IPVS does not know. When a destination is
+//! removed, IPVS itself deletes the known flows: its own entry and the conntrack entry
 //! (`expire_nodest_conn`, Linux 5.9). IPVS does not know a flow in these cases:
 //!
 //! - A client opened the flow before the Service existed, or while this program did not run.
@@ -53,7 +53,7 @@ const FLOWS_PER_CALL: usize = 4_096;
 /// takes the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
-/// Deletes the stale flows of one family.
+/// Handle to the worker that deletes the stale flows of one family.
 #[derive(Debug)]
 pub(crate) struct StaleFlows {
     family: IpFamily,
@@ -172,7 +172,7 @@ struct Cleaner {
     services: UdpServices,
     /// True if a Service changed since the last comparison of flows.
     is_due: Arc<AtomicBool>,
-    /// Number of calls queued after the current one.
+    /// Number of calls queued after the current call.
     queued: Arc<AtomicUsize>,
     /// Failure that the log last reported. `None`: the last comparison succeeded.
     failure: Option<String>,
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_conntrack_pass_does_not_cover_later_withdrawals() {
+    fn entries_removed_during_a_conntrack_pass_need_another_pass() {
         let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let mut flows = flows.unwrap();
         let (end, running) = std::sync::mpsc::channel::<()>();

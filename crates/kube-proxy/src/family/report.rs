@@ -19,7 +19,7 @@ const NAMED_CONFLICTS_MAX: usize = 20;
 /// retries is shorter.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
-/// Logs the new facts in each report of one family.
+/// Reporter that logs the new facts in each report of one family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn old_failures_are_forgotten() {
+    fn a_failure_that_does_not_recur_is_forgotten() {
         let mut reporter = reporter(Recorder::off());
         let mut now = Instant::now();
         let standing = Standing {

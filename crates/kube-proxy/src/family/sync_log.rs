@@ -15,17 +15,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Story {
     family: IpFamily,
     done: WorkSums,
-    /// Time of the last log line. `None`: none was logged.
+    /// Time of the last log line, or `None` before the first line.
     told: Option<Instant>,
 }
 
-/// Sums over the work since the last log line. Few counters suffice, however much work there is.
+/// Sums over the work since the last log line. They need little memory, whatever the amount of
+/// work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WorkSums {
     writes: Writes,
     /// Number of times that a Service became complete in the kernel.
     services: usize,
-    /// Name of the Service, if `services` counts only one.
+    /// Name of the Service, if `services` counts a single Service.
     only: Option<NamespacedName>,
     /// Number of syncs that wrote an entry.
     syncs: usize,
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_without_service_writes_is_logged_as_such() {
+    fn a_sync_log_line_shows_whether_a_service_was_written() {
         let mut story = Story::new(IpFamily::V4);
         let now = Instant::now();
         story.booked(&report(&[], &[(EntryKind::Table, Fate::Done, 1)]));

@@ -205,7 +205,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "each once");
     let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
     assert_eq!(sum, 5000, "two seconds and three");
-    // The Service has entries only in the other family.
+    // This Service has entries only in the other IP family.
     world.told([service("dns", Some(2))]);
     world.turn(0).await;
     world.script.finish(Report {
@@ -216,7 +216,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// Otherwise, the family would seem to wait for such a change forever.
+/// If such a change did not complete, the family would seem to wait for it forever.
 #[tokio::test]
 async fn a_change_without_a_write_completes_at_once() {
     let mut world = World::new();

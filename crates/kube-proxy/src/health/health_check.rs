@@ -158,7 +158,8 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless it has this port and only wanted addresses.
+    /// Closes the server of a Service, unless the server has this port and listens only on wanted
+    /// addresses.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)

@@ -33,7 +33,7 @@ pub(crate) const PURPOSE: Purpose = Purpose {
     event: "FailedToStartProxierHealthcheck",
 };
 
-/// Kinds of objects. Their first lists must be complete before the proxy writes to the kernel.
+/// Kinds of objects whose first lists must be complete before the proxy writes to the kernel.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// Zero time in Go's format.
@@ -391,7 +391,8 @@ mod tests {
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
         assert_eq!(world.codes().await, [200, 200, 200]);
-        // The first probe has no reply yet, and the last reply is long ago.
+        // The loop has not replied to the first probe yet. That probe is recent, so the loop does
+        // not count as hung.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
         let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
         world.health.pulse().answer(ago(1).unwrap());

@@ -30,7 +30,7 @@ pub(crate) struct Pulse {
 
 #[derive(Debug, Default)]
 struct ProbeTimes {
-    /// Time of the oldest request without a reply. `None`: every request has one.
+    /// Time of the oldest request without a reply. `None`: every request has a reply.
     asked: Option<Instant>,
     answered: Option<Instant>,
     /// True once the loop has ended, shortly before the process ends.

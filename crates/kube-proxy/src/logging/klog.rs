@@ -117,8 +117,8 @@ where
     }
 }
 
-/// Message and fields of an event, in the order in which they were recorded. Only the error comes
-/// before the other fields.
+/// Message and fields of an event. The error comes before all other fields, which keep the order in
+/// which they were recorded.
 #[derive(Default)]
 struct MessageText {
     message: String,

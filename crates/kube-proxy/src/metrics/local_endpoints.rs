@@ -1,7 +1,8 @@
 //! Counts Services that have a Local traffic policy but endpoints only on other nodes.
 //!
-//! A Service counts if any of its ports has no endpoint on this node, as in upstream's IPVS mode.
-//! For each of its Local policies, it counts once, whatever the number of ports.
+//! A Service counts if at least one of its ports has endpoints only on other nodes, as in
+//! upstream's IPVS mode. The internal and the external policy have separate counts. Each count
+//! contains a Service once, whatever the number of ports.
 
 use std::collections::HashSet;
 

@@ -38,8 +38,8 @@ use sums::{Source, Sum};
 
 /// Age up to which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that a scrape looks up while it holds the lock of the names. Then other
-/// threads can get the lock.
+/// Number of addresses that a scrape looks up before it releases the lock of the names, so that
+/// other threads can get the lock.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share the source.
@@ -62,7 +62,7 @@ struct Read {
     failure: Option<String>,
     ports: HashMap<ServicePortName, Sum>,
     endpoints: HashMap<OfEndpoint, Sum>,
-    /// Numbers of Service ports and of endpoints beyond the limit, which are not reported.
+    /// Numbers of Service ports and of endpoints that the metrics omit because of the limit.
     left_out: [usize; 2],
 }
 

@@ -460,7 +460,7 @@ fn iptables_mode_metrics_distinguish_partial_from_full_syncs() {
             &full,
         ),
         (r#"iptables_total{ip_family="IPv4",table="nat"} 40"#, &full),
-        // A sync that writes nothing does not replace the last sync.
+        // A sync that writes nothing does not replace the numbers of the last sync that wrote.
         (r#"iptables_last{ip_family="IPv4",table="nat"} 3"#, &full),
         (
             r#"iptables_restore_failures_total{ip_family="IPv4"} 2"#,

@@ -182,7 +182,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // Looks up the link, because a new link may have replaced this one.
+            // Looks up the service link again, because a new link may have replaced the known link.
             self.look_up_own_link();
         }
         notices

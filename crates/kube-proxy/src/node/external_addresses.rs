@@ -1,8 +1,8 @@
 //! Reports three kinds of findings about Services:
 //!
 //! - contested external and load-balancer addresses. The proxy refuses some of these addresses. It
-//!   serves others although they belong to this node: for an address in `spec.externalIPs`, the
-//!   Service then gets the packets instead of the address's former owner;
+//!   serves an address in `spec.externalIPs` even if the address belongs to this node. The Service
+//!   then gets the packets instead of the address's former owner;
 //! - Services above the size limit;
 //! - ignored Service options.
 //!
@@ -79,7 +79,7 @@ fn all_refused<'a>(
         oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
-    // Adds addresses last: a Service can name so many addresses that they would hide the other
+    // Adds addresses last: a Service can name so many addresses that they would hide all other
     // findings.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
@@ -88,7 +88,7 @@ fn all_refused<'a>(
     })
 }
 
-/// Reports new findings in the log and as events.
+/// Reporter of new findings, which it logs and sends as events.
 pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
@@ -369,8 +369,8 @@ impl NearbyNetworks {
     }
 }
 
-/// Returns served addresses that lie in `near` but do not belong to this node. Each has its first
-/// reason.
+/// Returns served addresses that lie in `near` but do not belong to this node. If an address lies
+/// in several places, returns only the first reason.
 fn near<'a>(
     model: &'a Model,
     near: &'a NearbyNetworks,

@@ -18,7 +18,7 @@ pub(crate) struct OneFamily {
     pub(crate) message: String,
 }
 
-/// Warns once about each setting that omits a family in use.
+/// Checker that warns once about each setting that omits a family in use.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     in_use: [bool; IpFamily::ALL.len()],
@@ -77,8 +77,8 @@ fn has(node: &Node, family: IpFamily) -> bool {
     addresses.any(|address| IpFamily::of(*address) == family)
 }
 
-/// Lists the settings that give no usable value to one of the `used` families. Loopback addresses
-/// are not usable.
+/// Returns the settings that have no usable value for at least one of the `used` families. Loopback
+/// addresses are not usable.
 pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
     let mut found = Vec::new();
     for family in used {
@@ -88,7 +88,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Returns the setting that detects local traffic only in the other family, if there is one.
+/// Returns the setting that detects local traffic, if it has values only for the other family.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {

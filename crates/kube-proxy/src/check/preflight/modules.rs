@@ -225,8 +225,7 @@ mod tests {
         );
     }
 
-    /// The process runs in a pod on a kernel whose modules are all built in, while
-    /// `modules.builtin` is empty.
+    /// In a pod, `modules.builtin` may be empty although all modules are built into the kernel.
     #[test]
     fn the_kernels_answer_overrides_the_module_lists() {
         let wanted = [
@@ -246,7 +245,7 @@ mod tests {
         fs::write(root.join("proc/sys/kernel/osrelease"), "6.1\n").unwrap();
         fs::write(lists.join("modules.dep"), "").unwrap();
         let empty = Modules::read(&root, &wanted);
-        // This unrelated module has a file.
+        // Adds an unrelated module to the list, so that the list is not empty.
         fs::write(lists.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
         let mut other = Modules::read(&root, &wanted);
         fs::remove_dir_all(&root).unwrap();

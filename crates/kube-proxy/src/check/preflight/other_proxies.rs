@@ -44,7 +44,7 @@ pub(super) struct UnownedServer {
 }
 
 /// Returns findings about other proxies. `foreign` are other programs' virtual servers. `unread`
-/// names the parts of the state that could not be read and may contain more of them.
+/// names the parts of the state that could not be read and may contain more such servers.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[UnownedServer],

@@ -23,8 +23,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // Skips this chain: both kubelet and kube-proxy fill it, so its prefix does not show
-            // who created it.
+            // Skips this chain: both kubelet and kube-proxy create it, so its prefix does not show
+            // which program did.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -123,7 +123,7 @@ fn is_of_a_mode(taken: &TakenChain) -> bool {
 }
 
 /// Reports a dormant nat or filter table, whose rules the kernel skips. A dormant nat table stops
-/// every Service, so that finding counts as a failure.
+/// every Service, so its finding is a failure.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

@@ -20,8 +20,8 @@ pub(crate) struct Names {
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Service ports that claim one address and port, usually only one. They are sorted by age and
-/// name; the first one owns the address.
+/// Service ports that claim the same address and port, sorted by age and name. The first Service
+/// port owns the address. Most addresses have only one claim.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {

@@ -30,7 +30,7 @@ pub struct Settings {
     /// Level of detail of the metrics.
     pub detail: Detail,
     /// Largest number of reported Service ports, and also of reported endpoints. The metrics report
-    /// those with the most connections.
+    /// the ports and endpoints with the most connections.
     pub most: usize,
 }
 

@@ -70,9 +70,9 @@ impl Sum {
     }
 }
 
-/// Updates all sums with the counts of the last read. A sum without a current count is not
-/// reported. If the sum has past counts, it is kept. So its value does not fall when the count
-/// returns.
+/// Updates all sums with the counts of the last read. If a sum has no current count, the metrics do
+/// not report the sum. A sum with past counts is kept, so that its value does not fall when the
+/// count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,

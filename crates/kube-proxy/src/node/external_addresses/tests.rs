@@ -221,7 +221,8 @@ fn many_refused_addresses_are_all_reported_over_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    // The other namespace has a share of its own, in addition to that of the flooding namespace.
+    // The namespace `z` has its own share of findings, in addition to the share of the flooding
+    // namespace.
     assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
     assert!(addresses.known.keys().any(is_other));

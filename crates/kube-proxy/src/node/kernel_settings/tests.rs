@@ -59,8 +59,8 @@ fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     (root, facts)
 }
 
-/// Applies the settings, and returns the names of the written ones. Panics if one cannot be
-/// written.
+/// Applies the settings, and returns the names of the settings that were written. Panics if a
+/// setting cannot be written.
 fn written(root: &Path, facts: &Facts) -> Vec<String> {
     let settled = apply(root, &facts.wanted(), &mut Origins::new());
     assert!(settled.failures.is_empty(), "{settled:?}");
@@ -147,7 +147,7 @@ const ARP: [&str; 2] = [
 ];
 
 #[test]
-fn own_kernel_settings_are_restored_and_foreign_changes_reported() {
+fn a_kernel_setting_is_restored_unless_another_program_wrote_it() {
     let (root, mut facts) = kernel("origins", (6, 1));
     let mut origins = Origins::new();
     let found = || ARP.map(|path| fs::read_to_string(root.join(path)).unwrap());
