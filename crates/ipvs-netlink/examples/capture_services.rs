@@ -1,7 +1,7 @@
 //! Prints the messages between the kernel and `ipvsadm` as hex: the data of `tests/bytes.rs`.
 //!
 //! ```sh
-//! capture_services replies  > tests/data/replies.hex   # the kernel's answers, after each ipvsadm command
+//! capture_services replies  > tests/data/replies.hex   # the kernel's answers to each command
 //! capture_services requests > tests/data/requests.hex  # ipvsadm's messages, as strace sees them
 //! ```
 //!

@@ -3,7 +3,7 @@
 //!
 //! | since | change |
 //! |---|---|
-//! | Linux 7.1 | each namespace has its own growing connection table, described in `/proc/net/ip_vs_status` |
+//! | Linux 7.1 | each namespace has a growing connection table; see `/proc/net/ip_vs_status` |
 //! | Linux 7.2 | the sysctl `net.ipv4.vs.conn_max` limits the connections of a namespace |
 //!
 //! When a namespace has reached the limit, the kernel drops the packets of further connections.

@@ -62,7 +62,7 @@ pub async fn run(
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
     // Spawns a task, because waking a task needs no system call. Waking the future on which the
-    // runtime blocks needs two.
+    // runtime blocks needs two system calls.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {

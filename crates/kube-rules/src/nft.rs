@@ -1,7 +1,7 @@
 //! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
 //!
-//! Other versions of `nft` encode some rules differently. A mode treats such a rule as foreign and
-//! replaces it once.
+//! Other versions of `nft` encode some rules differently. If the kernel has a rule in such an
+//! encoding, a mode takes it for another program's rule and replaces it once.
 
 mod interval;
 mod marks;
@@ -82,9 +82,9 @@ pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::
 /// The sense of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
-    /// Matches equal or contained values.
+    /// Matches a value that is equal, or that the set contains.
     Is,
-    /// Matches different or uncontained values.
+    /// Matches a value that is different, or that the set does not contain.
     IsNot,
 }
 
@@ -112,9 +112,9 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule under construction. The clauses are added in the order in which the kernel evaluates
-/// them. Each clause loads its values from the first register on, and does not use registers that
-/// other clauses loaded.
+/// A rule under construction. The caller adds clauses in the order in which the kernel evaluates
+/// them. Each clause loads its values from the first register on, and never uses values that an
+/// earlier clause loaded.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {

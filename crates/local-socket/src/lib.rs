@@ -24,7 +24,7 @@ const NAME: &str = "kube-proxy-ipvs/inspect";
 /// File that identifies the network namespace of the calling thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Addresses of the socket in one network namespace, the preferred one first.
+/// Addresses of the socket in one network namespace. The preferred address is first.
 #[derive(Debug, Clone)]
 pub struct SocketLocations {
     folder: PathBuf,
@@ -152,7 +152,7 @@ impl SocketLocations {
                         let text = format!("{holder} serves at {}", file.display());
                         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                     }
-                    // This file is from a daemon that was killed.
+                    // The file belongs to a daemon that was killed.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         fs::remove_file(&file)?;
                     }
@@ -177,7 +177,7 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // A daemon, too, does not use a folder of another user.
+            // Tries the abstract name, because a daemon does not use another user's folder either.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),

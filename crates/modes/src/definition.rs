@@ -53,8 +53,8 @@ pub trait Definition: Sync {
     /// daemon calls this function only without a configuration file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// Returns the feature gate of the mode, or `None` without one. If the gate is false, the mode
-    /// is disabled.
+    /// Returns the feature gate of the mode, or `None` if the mode has no gate. If the gate is
+    /// false, the mode is disabled.
     fn gate(&self) -> Option<&'static str> {
         None
     }
@@ -122,9 +122,9 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a line about kernel settings that this mode may have left behind, or `None` if there
-    /// are none. The mode that cleans up after this mode calls this function. Starts no process if
-    /// there are none.
+    /// Returns a line about kernel settings that this mode may have left behind, or `None` if no
+    /// such setting exists. The mode that cleans up after this mode calls this function. Starts no
+    /// process if no such setting exists.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
@@ -138,7 +138,7 @@ pub trait Definition: Sync {
     fn modules(&self, settings: &Settings) -> Vec<Module>;
 
     /// Reports whether the mode writes iptables rules with these settings, on a node that supports
-    /// them.
+    /// iptables.
     fn uses_iptables(&self, _settings: &Settings) -> bool {
         false
     }
@@ -150,8 +150,8 @@ pub trait Definition: Sync {
 }
 
 /// Last work of a process that relays connections itself: waits until the connections end. Blocks.
-/// Returns a line about connections that the process had to close early, or `None` if there were
-/// none.
+/// Returns a line about connections that the process had to close early, or `None` if all
+/// connections ended.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
 /// An open kernel connection of a mode, for each family that the node can serve.
@@ -191,8 +191,8 @@ pub trait OpenedKernel: Send {
     /// families that the node cannot serve.
     fn uses(&self, settings: &Settings) -> Uses;
 
-    /// Returns the work that the process does last, after its last write, or `None` if there is
-    /// none.
+    /// Returns the work that the process does after its last write, or `None` if the mode has no
+    /// such work.
     fn ending(&self) -> Option<Ending> {
         None
     }
@@ -220,7 +220,7 @@ pub trait Opened: OpenedKernel {
     ) -> LocalBoxFuture<'a, Result<Preview>>;
 }
 
-/// A typed form of [`Opened`]: the proxiers of a mode and their preview.
+/// A typed variant of [`Opened`], which creates the proxiers of a mode and their preview.
 pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
     /// The mode for one family.
     type Proxier: Mode + 'static;
@@ -303,7 +303,7 @@ pub(super) fn modules<'a>(
 pub struct OwnFlag {
     /// Name of the flag, without dashes.
     pub name: &'static str,
-    /// Reports whether the flag's values differ between two sets of flags.
+    /// Function that reports whether the flag's values differ between two sets of flags.
     pub differs: fn(&Flags, &Flags) -> bool,
 }
 
@@ -323,7 +323,7 @@ pub(super) use own_flags;
 pub struct Periods {
     /// Longest time between two comparisons with the kernel.
     pub sync: (&'static str, Duration),
-    /// Shortest time between the end of a sync and the start of the next.
+    /// Shortest time between the end of a sync and the start of the next sync.
     pub min_sync: (&'static str, Duration),
 }
 

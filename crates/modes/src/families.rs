@@ -22,7 +22,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// Checks that rules of a family can be written or, with read access, read.
+    /// Checks that a program can write rules of a family. With read access, checks that a program
+    /// can read such rules.
     pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
@@ -52,7 +53,8 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason on healthy nodes. Many healthy nodes lack IPv6, which needs no warning.
+/// Answer to the question whether a reason is usual on healthy nodes. For example, many healthy
+/// nodes lack IPv6, which needs no warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,

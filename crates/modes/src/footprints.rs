@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_origin_row_hides_another_row() {
+    fn origin_of_finds_each_row_that_a_mode_lists() {
         for row in ALL.iter().flat_map(|mode| mode.origins) {
             let said = origin_of(ALL, row.space, row.name);
             assert_eq!(said, Some(row.says), "{}", row.name);

@@ -49,7 +49,8 @@ const OF_SETS: &[&str] = &[
     "xt_set",
 ];
 
-/// Kernel modules for the rules that exact semantics add to these shims.
+/// Kernel modules for the rules that `--ipvs-semantics=exact` adds to upstream's shim and to the
+/// lean shim.
 const OF_MARKS: &[&str] = &["iptable_mangle", "ip6table_mangle"];
 
 /// Definition of IPVS mode.

@@ -89,7 +89,7 @@ impl ProxyMode {
         Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
 
-    /// Returns all modes except this one.
+    /// Returns all modes except this mode.
     pub fn others(self) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |other| *other != self)
     }
@@ -124,7 +124,8 @@ impl ProxyMode {
 }
 
 impl Settings {
-    /// Reads the settings of all modes from flags. `periods` are those of the chosen mode.
+    /// Reads the settings of all modes from flags. `periods` are the sync periods of the chosen
+    /// mode.
     ///
     /// # Errors
     ///

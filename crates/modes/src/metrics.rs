@@ -16,8 +16,8 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// Metrics that only one mode has. Each mode provides its own, so shared code does not distinguish
-/// modes.
+/// Metrics that only one mode has. Each mode provides its own metrics, so shared code does not
+/// distinguish modes.
 pub trait ModeLabels: Debug + Send + Sync {
     /// Adds the metrics to the registry.
     fn register(&self, rows: &mut Rows);
@@ -29,8 +29,8 @@ pub trait ModeLabels: Debug + Send + Sync {
     /// Counts the results of worker threads in a report.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// Records the form of a family's entries, such as `layout flat`. Does nothing in a mode with a
-    /// single form.
+    /// Records the variant of a family's entries, such as `layout flat`. Does nothing in a mode
+    /// with a single variant.
     fn form(&self, _family: IpFamily, _form: &'static str) {}
 
     /// Returns the extent of the report's sync: partial or full. Returns `None` if the mode does

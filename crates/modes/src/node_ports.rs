@@ -1,6 +1,6 @@
 //! Finds the addresses of this node that serve NodePorts, when the daemon starts. The modes read
-//! these addresses only later. Until then, without this module, an external IP could take the node
-//! port of another Service.
+//! these addresses only later. In the meantime, the model needs these addresses, so that no
+//! external IP takes the node port of another Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

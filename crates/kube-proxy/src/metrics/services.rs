@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   the loop ─ changes ─▶ Names: owners of addresses ─┐
-//!   the kernel ─▶ all addresses (one dump) ───────────┴▶ busiest Services ─▶ second read, with endpoints
+//!   the kernel ─▶ all addresses (one dump) ───────────┴▶ busiest Services ─▶ second read
 //! ```
 //!
 //! The metrics report only the busiest Services. A second read, only for these Services, returns

@@ -120,14 +120,15 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Returns a problem if `--nodeport-addresses` has no network of this family, or only loopback
-/// networks.
+/// Returns a problem if `--nodeport-addresses` has no network of this family, or has only loopback
+/// networks of this family.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // In this case, upstream also serves every address, except in nftables mode.
+            // If the flag has no network of a family, upstream also serves every address of this
+            // family, except in nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -13,8 +13,8 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // No supported kernel rejects the call. If one did, the daemon would continue with the old
-        // limit.
+        // No supported kernel rejects the call. After a rejection, the daemon continues with the
+        // old limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }
 }

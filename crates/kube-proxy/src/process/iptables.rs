@@ -4,8 +4,8 @@
 //! kube-proxy. So a command in the pod shows the same rules that kubelet and kube-proxy use.
 //!
 //! - This program chooses the backend as the daemon does.
-//! - It needs no shell, and writes nothing to the image. (In Kubernetes' own images, a wrapper
-//!   script rewrites the links at its first call.)
+//! - This program needs no shell, and writes nothing to the image. (In Kubernetes' own images, a
+//!   wrapper script rewrites the links at its first call.)
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -17,8 +17,8 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Executes iptables if the program was called by one of iptables' names. The first of `arguments`
-/// is the name by which the program was called. Returns `Ok` for any other name.
+/// Executes iptables if the program was called by a name of iptables. The first of `arguments` is
+/// the name by which the program was called. Returns `Ok` for any other name.
 ///
 /// # Errors
 ///

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::spawn_blocking;
 
-/// Names of upstream's program, the old one first.
+/// Names of upstream's program. The first name is the older name.
 const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
 /// Supported flags, as messages name them.
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";
@@ -165,7 +165,8 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
             forwarded.push((signal(kind)?, number));
         }
         let mut child = command.spawn()?;
-        // Drops the builder, whose write ends would keep the pipe open.
+        // Drops the command's builder. Its write ends would keep the pipe open after the command
+        // has ended.
         drop(command);
         let pid = Pid::from_child(&child);
         for (mut signals, number) in forwarded {
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn other_programs_are_no_log_runner() {
+    fn only_the_names_of_upstreams_runner_start_the_log_runner() {
         let arguments = ["/usr/local/bin/kube-proxy", "--v=2"].map(OsString::from);
         assert_eq!(stand_in(arguments.into_iter()).unwrap(), None);
     }

@@ -41,8 +41,8 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// The test runs in a child process, whose main thread would continue after the panic of the
-    /// other thread.
+    /// The panic happens in a child process. Without the handler, the child's main thread would
+    /// continue after the panic of another thread.
     #[test]
     fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {

@@ -41,7 +41,8 @@ pub(super) struct Clearing {
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses from which the entries were removed, or will be soon.
+/// Addresses of the API server at which no Service's entry remains, or at which the mode will soon
+/// remove it.
 #[derive(Default)]
 struct ClearAddresses {
     /// Earliest time at which the process may connect to each address.
@@ -51,8 +52,9 @@ struct ClearAddresses {
 }
 
 impl Clearing {
-    /// Returns the state before any removal. A removal keeps addresses in `rules`, and virtual
-    /// servers within `excluded`.
+    /// Returns the state before any removal. A removal keeps two kinds of entries: entries at an
+    /// address that `rules` allows by a network of this single address, and virtual servers within
+    /// `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,

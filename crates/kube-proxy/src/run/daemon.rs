@@ -73,7 +73,8 @@ pub(super) struct Daemon {
     pub(super) pod_networks: Vec<IpNet>,
     /// Time before which no family receives further changes.
     pub(super) not_before: Instant,
-    /// Arrival time of the oldest change that no family has received. `None`: all were received.
+    /// Arrival time of the oldest change that no family has received, or `None` if the families
+    /// have received all changes.
     pub(super) heard: Option<Instant>,
     /// Time of the next regular check of the kernel.
     pub(super) next_tick: Instant,
@@ -83,7 +84,7 @@ pub(super) struct Daemon {
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: LeftRules,
     /// Running cleanup of other modes' entries, if any. Its result is the open connections that
-    /// delay the rest of the cleanup.
+    /// delay the remaining cleanup.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
@@ -250,8 +251,10 @@ impl Daemon {
 
     /// Starts the cleanup of other modes' entries once this mode serves. While objects are
     /// unreadable, the cleanup waits, because the entries may still serve the Services of these
-    /// objects. Rules of an ended process serve no client, so the cleanup makes packets bypass them
-    /// at once.
+    /// objects.
+    ///
+    /// Rules whose process has ended serve no client. So this function makes packets bypass such
+    /// rules at once.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -278,7 +281,7 @@ impl Daemon {
         }
     }
 
-    /// Books finished kernel work. Returns true if there was any.
+    /// Books finished kernel work. Returns true if any work has finished.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
@@ -337,7 +340,7 @@ impl Daemon {
         }
     }
 
-    /// Does the periodic work of the loop, without that of the modes' own timers.
+    /// Does the periodic work of the loop. The modes have their own timers.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -419,7 +422,7 @@ pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) 
     let polled = families
         .iter_mut()
         .map(|family| family.poll_finished(context));
-    // Polls every family, so that each one can wake the loop.
+    // Polls every family, so that each family can wake the loop.
     let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
     if is_any {
         Poll::Ready(())

@@ -22,7 +22,8 @@ pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest time that the start waits for ServiceCIDRs after the other lists are complete. A fast
-/// API server delivers them before the first sync. A slow one must not delay the sync.
+/// API server delivers ServiceCIDRs before the first sync. A slow API server must not delay the
+/// sync.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Applies events until Services, EndpointSlices and this Node are listed. Continues without the

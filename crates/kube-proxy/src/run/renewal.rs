@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All changed options take effect together or not at all, so that the reported configuration is
-//! correct. If this process may not write the kernel setting of an option, it drops the option and
-//! logs this.
+//! correct. There is one exception: if this process may not write an option's kernel setting, it
+//! drops the option and logs this.
 
 use std::future::pending;
 use std::mem;

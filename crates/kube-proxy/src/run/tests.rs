@@ -83,8 +83,8 @@ async fn a_dead_kernel_thread_stops_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The daemon's loop detects the end of short writes only when it checks for the second time. The
-/// metric and the log line must still include the time of these writes.
+/// The daemon's loop may detect the end of a short write in the same turn that started the write.
+/// The metric and the log line must still include the time of this write.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -301,6 +301,7 @@ async fn events_that_arrive_together_become_few_updates() {
         services += model.take_changes().services.len();
         updates += 1;
     }
-    // One update, or a few if other processes stop this test for longer than a drain may take.
+    // Normally one update. The limit is higher, because other processes may stop this test for
+    // longer than the time limit of a drain.
     assert!(updates <= 10, "{updates}");
 }

@@ -56,8 +56,8 @@ pub fn has(path: &str) -> bool {
     path == "/ui" || path.starts_with("/ui/")
 }
 
-/// Returns the response to a request for the page or one of its files, or `None` for a path that is
-/// not below `/ui`.
+/// Returns the response to a request for the page or for a file of the page. Returns `None` for a
+/// path that is not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();
     if !has(path) {
@@ -194,8 +194,8 @@ mod tests {
         }
     }
 
-    /// The browser's policy would block such content. This test detects the content before a
-    /// release.
+    /// The page's security policy makes the browser block external content and inserted markup.
+    /// This test finds such content before a release.
     #[test]
     fn the_ui_loads_no_external_content_and_inserts_no_markup() {
         for file in &FILES {

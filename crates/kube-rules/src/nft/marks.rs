@@ -20,7 +20,7 @@ impl Line {
 
     /// Replaces the packet's mark by the value that a map has for a key: `mark set ip daddr . meta
     /// l4proto . th dport map @map`. Before that, copies the old mark to the packet's priority, for
-    /// [`Self::restore_mark`]. If the map lacks the key, the rule ends.
+    /// [`Self::restore_mark`]. If the map lacks the key, the packet does not match the rule.
     pub fn mark_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         let map = SetRef::Named(map.into());
         let (value, replaced) = (Register::FIRST, after(4));

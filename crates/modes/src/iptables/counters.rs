@@ -63,7 +63,7 @@ fn tell(
         ));
     }
     // Prefers an address with a cluster IP or external IP, because the address of a NodePort is
-    // unspecified. If all addresses are those of NodePorts, takes the first address.
+    // unspecified (`0.0.0.0`). If the port has only NodePort addresses, takes the first address.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -23,8 +23,8 @@ use crate::footprints;
 use crate::preview::{Change, PlanPreview, Preview};
 use crate::settings::Settings;
 
-/// Kernel setting for TCP segments outside of the window. If set, connection tracking treats them
-/// as valid. Otherwise, they are INVALID.
+/// Kernel setting for TCP segments outside of the window. If the setting is on, connection tracking
+/// treats such segments as valid. If the setting is off, such segments are INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
 /// The iptables programs, opened for each family of the node, before the first read or write of

@@ -54,8 +54,8 @@ impl ReadCounters for IpvsCounters {
     }
 }
 
-/// Virtual servers of one service address: the virtual server at the address itself, and those of
-/// its marks.
+/// Virtual servers of one service address: the virtual server at the address itself, and the
+/// virtual servers of its packet marks.
 #[derive(Debug, Default)]
 struct AddressServers<'a> {
     at_address: Option<&'a ServiceEntry>,

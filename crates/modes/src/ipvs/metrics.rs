@@ -139,7 +139,7 @@ mod tests {
         page
     }
 
-    /// The files of this test are copies of those in Linux 7.2.7.
+    /// The files of this test are copies from Linux 7.2.7.
     #[test]
     fn ipvs_table_sizes_are_gauges_if_the_kernel_exposes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));

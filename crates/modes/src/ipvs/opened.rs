@@ -29,8 +29,8 @@ use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
 /// Interval between counts of virtual servers. A count shows whether `ipvsadm -C` has deleted all
-/// of them, for which the kernel sends no notification. A count takes one system call
-/// (docs/operating.md).
+/// virtual servers, because the kernel sends no notification about this. A count takes one system
+/// call (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel's IPVS and the rules of the shim, opened for IPVS mode.

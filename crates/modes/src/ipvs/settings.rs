@@ -36,7 +36,7 @@ const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
 /// Settings that only IPVS mode has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// IPVS scheduler of virtual servers whose Service names none.
+    /// IPVS scheduler of virtual servers whose Service names no scheduler.
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
@@ -105,7 +105,7 @@ impl Settings {
     }
 }
 
-/// Parses `--ipvs-mark-bits`. The masquerade bit is not allowed in it.
+/// Parses `--ipvs-mark-bits`. The bits must not include the masquerade bit.
 fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
     let unusable = |reason: String| {
         Err(UnusableFlag::new(

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn only_absent_iptables_selects_the_other_shim() {
+    fn only_missing_iptables_selects_the_shim_in_nftables() {
         let program = || "iptables-nft-restore".to_owned();
         let failed = |kind| IptablesError::Failed {
             program: program(),

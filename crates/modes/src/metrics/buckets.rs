@@ -6,11 +6,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 /// Upper bounds of a histogram's buckets.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// From 1 ms to 16 s; each bound is twice the previous one.
+    /// From 1 ms to 16 s. Each bound is twice the previous bound.
     Sync,
     /// In steps of 0.25 s, then of 1 s, 5 s and 30 s, up to 5 minutes.
     NetworkProgramming,
-    /// From 0.25 ms to 33 s; each bound is twice the previous one.
+    /// From 0.25 ms to 33 s. Each bound is twice the previous bound.
     Programming,
     /// Buckets of client-go for request durations, in seconds.
     Request,
@@ -24,8 +24,8 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
-                // The first bucket is 0, as in upstream. Only values of two machines whose clocks
-                // differ are in it.
+                // The bound of the first bucket is 0, as in upstream. This bucket contains only
+                // latencies between two machines whose clocks differ.
                 let buckets = std::iter::once(0.0)
                     .chain(linear_buckets(0.25, 0.25, 2))
                     .chain(linear_buckets(1.0, 1.0, 59))

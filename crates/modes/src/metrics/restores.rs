@@ -9,7 +9,7 @@ use proxy::{IpFamily, Report};
 use super::rows::Rows;
 use super::{FamilyLabels, ModeLabels, SyncExtent, of};
 
-/// A counter of rejected restores. The rules of IPVS mode have no other metric.
+/// A counter of rejected restores, the only metric about the rules of IPVS mode.
 #[derive(Debug, Default)]
 pub struct FailedRestores(Family<FamilyLabels, Counter>);
 

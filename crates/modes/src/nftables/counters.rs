@@ -11,8 +11,8 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
-/// Largest number of reads of the conntrack table. If the kernel restarts a read, it returns some
-/// flows twice, so the reader reads again.
+/// Largest number of searches through the conntrack table. If the table changes, the search
+/// restarts and passes some flows twice, so the reader searches again.
 const ATTEMPTS: usize = 3;
 
 /// A reader that counts flows in the conntrack table.
@@ -95,7 +95,8 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // If the numbers differ, the kernel has restarted the walk and returned some flows twice.
+        // If `count` got more flows than the last run of the search has seen, the search has
+        // restarted. Then some flows were counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -32,7 +32,7 @@ use crate::sysctl::machine::Machine;
 const DIAL: Duration = Duration::from_secs(5);
 /// Time that connections to NodePorts on localhost may continue after the process begins to end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// First kernel version that upstream accepts. An older kernel would suggest to upstream that the
+/// First kernel version that upstream accepts. Upstream takes an older kernel as a sign that the
 /// host has an old `nft`.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// First kernel version that accepts `reject` in the chains of the layout `flat` that packets pass
@@ -48,9 +48,9 @@ pub(super) struct OpenedNftables {
     families: Families<NetlinkKernel>,
     /// Subscriptions to the table of each family. Empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
-    /// Relay for NodePorts on localhost, or `None` if the mode serves none there.
+    /// Relay for NodePorts on localhost, or `None` if the mode serves no NodePorts on localhost.
     localhost: Option<Localhost>,
-    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
+    /// Numbers of Service ports at which the layout changes, or `None` if the layout never changes.
     sizes: Option<LayoutSizes>,
 }
 
@@ -92,7 +92,8 @@ impl OpenedNftables {
                     let layout = choice.first();
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // The subscriptions of both families ignore changes by these sockets.
+                // Adds this socket to the process's own sockets. The subscriptions ignore changes
+                // by these sockets.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))

@@ -41,8 +41,9 @@ pub struct Settings {
     pub masquerade_bit: u8,
     /// Choice of the table's layout.
     pub layout: LayoutChoice,
-    /// Value of the feature gate for NodePorts on localhost. If true, a relay serves them. If
-    /// false, the rules reject and count packets to them.
+    /// Value of the feature gate for NodePorts on localhost. If true, a relay serves such
+    /// NodePorts. If false, the rules reject packets to such NodePorts, and count the rejected
+    /// packets.
     pub localhost_node_ports: bool,
 }
 
@@ -79,14 +80,15 @@ impl Settings {
         }
     }
 
-    /// Returns the packet mark for masquerading, with only its bit set.
+    /// Returns the packet mark for masquerading: a number in which only the bit `masquerade_bit` is
+    /// set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 }
 
 /// Copies flags into the fields of this mode, if no configuration file is given. As in upstream,
-/// these are the flags of iptables mode. No flag sets the mark bit.
+/// nftables mode then reads the flags of iptables mode. No flag sets the mark bit.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;

@@ -9,12 +9,13 @@ use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters}
 
 use super::*;
 
-/// A fake kernel with counters at this number of addresses. A read reports that it has begun, and
-/// then waits for the test.
+/// A fake kernel with counters at `addresses` addresses. A read reports that it has begun, and then
+/// waits until the test lets it continue.
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// One entry per read: the number of addresses that were requested singly. `None`: a full read.
+    /// Number of addresses that each read requested individually. `None`: the read returned all
+    /// addresses.
     looks: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
