@@ -39,23 +39,23 @@ use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 use crate::ranges::RangeSource;
 
-/// Local route that changes how the kernel checks whether an incoming packet's source is an address
-/// of this node (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist). Without
-/// such a route, the kernel walks through a 256th of all addresses. The first such route makes the
-/// kernel look the source up instead (`fib_has_custom_local_routes`), until the network namespace
-/// ends. Like all of 127.0.0.0/8, the destination of this route is local in any case. The route is
-/// on the link, so the usual dump contains it, and it disappears with the link.
+/// Local route that speeds up the source check of incoming packets (`fib_validate_source`, if
+/// `rp_filter` is 0 and no foreign rules exist). Without it, the check walks through a 256th of all
+/// addresses. After the first such route, the kernel looks the source up in the routes
+/// (`fib_has_custom_local_routes`), until the network namespace ends. The destination is local in
+/// any case, like all of 127.0.0.0/8. The route is on the link, so it is in the usual dump and
+/// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which [`LANDMARK`] is added. With 2,000 addresses the walk is cheaper,
-/// with 5,000 both cost the same, and with 10,000 the route is cheaper (docs/operating.md).
+/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, the walk is cheaper.
+/// With 5,000, both cost the same. With 10,000, the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
-/// Number of IPv6 addresses that the kernel binds within some hundredths of a second. The time
+/// Number of IPv6 addresses that the kernel can bind within some hundredths of a second. The time
 /// grows with the square of this number (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// Time without a new kernel route after which the wait for missing routes ends.
+/// Timeout of the wait for routes that the kernel creates. Each new route restarts the timeout.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Access to the links and addresses of one family.
@@ -67,22 +67,22 @@ pub(super) struct Addresses {
     pub(super) vip_mode: VipMode,
     /// True if the node's own packets to service addresses get a node address as their source.
     pub(super) has_node_source: bool,
-    /// Source address that our routes name, or `None` if they name no source.
+    /// Source address in our routes, or `None` if our routes have no source address.
     route_source: Option<IpAddr>,
-    /// Our routes to single addresses whose source is not the wanted one, by destination. A route
-    /// stays here until it is replaced or unwanted.
+    /// Our routes to single addresses whose source is not `route_source`: destination and source.
+    /// An entry stays until the proxy replaces or removes the route.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Ranges whose route has another source than the wanted one.
+    /// Ranges whose route has a source other than `route_source`.
     ranges_of_other_source: BTreeSet<IpNet>,
-    /// Addresses on the link whose prefix length is not ours. A request to remove such an address
-    /// must contain that prefix length.
+    /// Addresses on the link that another program bound with its own prefix length. A request to
+    /// remove such an address must contain that prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// True if the last dump contained [`ANCHOR`].
     is_anchored: bool,
     /// Number of addresses on the link, according to the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be made ready. All writes of its addresses then fail.
+    /// True if the link could not be created or configured, so all writes of its addresses fail.
     is_link_refused: bool,
 }
 
@@ -163,8 +163,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // If the link is set down, the kernel removes its IPv6 addresses. So only the IPv6
-                // lane sets it down: that lane binds the addresses again.
+                // If a program sets the link down, the kernel removes the link's IPv6 addresses. So
+                // only the IPv6 worker sets the link down: it binds these addresses again.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -194,14 +194,14 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Chooses the source address that routes name. Without local service addresses, the kernel
-    /// would choose this address for packets to hosts outside. Sends no packet.
+    /// Chooses the source address for our routes, without sending a packet. The kernel would choose
+    /// the same address for packets to outside hosts if no service address were local.
     fn choose_source(&mut self, own: &BTreeSet<IpAddr>) {
         let source = || outward_source(self.family.into(), own);
         self.route_source = self.has_node_source.then(source).flatten();
     }
 
-    /// Reads our routes, and sorts them into routes to single addresses and ranges.
+    /// Reads our routes. Sorts them into routes to single addresses and routes of ranges.
     fn sort_routes(&mut self, link: u32, found: &mut FoundAddresses) -> Result<(), Error> {
         self.of_other_source.clear();
         self.ranges_of_other_source.clear();
@@ -232,9 +232,9 @@ impl Addresses {
         Ok(routes)
     }
 
-    /// Returns the route that makes a network local. If the route names no source, the node's own
-    /// packets have the same source as with addresses on the link. Over IPv4, that source is the
-    /// destination itself.
+    /// Returns the route that makes a network local. A route without a source address gives the
+    /// node's own packets the same source as an address on the link does. Over IPv4, that source is
+    /// the destination itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,
@@ -245,8 +245,8 @@ impl Addresses {
         }
     }
 
-    /// Waits until all IPv6 addresses on the link have their routes. If an address never gets a
-    /// route (`dadfailed`), the wait ends after a short timeout.
+    /// Waits until all IPv6 addresses on the link have their routes. If the kernel never creates a
+    /// route for an address (`dadfailed`), the wait ends after a short timeout.
     fn await_all_routes(&mut self, link: u32) -> Result<(), Error> {
         let subscription = KernelRoutes::subscribe(self.bound)?;
         let mut missing = self.dump()?.bound;
@@ -256,8 +256,8 @@ impl Addresses {
         subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN)
     }
 
-    /// Waits until new IPv6 addresses have their routes. Until then, the node forwards packets to
-    /// these addresses, including packets that other modes' rules no longer handle.
+    /// Waits until new IPv6 addresses have their routes. Until an address has its route, the node
+    /// forwards the packets to this address, even if no rule of another mode handles them any more.
     fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
         let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
         let reason = match waited {
@@ -325,7 +325,7 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down if it is up. Service addresses are local also while the link is down.
+    /// Sets the link down if it is up. Service addresses stay local while the link is down.
     ///
     /// - A link that is up gets its own IPv6 address and takes part in neighbour discovery.
     /// - The kernel removes the IPv6 addresses of a link that is set down, and this proxy must bind
@@ -337,8 +337,8 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // Service addresses were routes before, so the link is up. If the link were set down,
-            // the kernel would remove these routes.
+            // Leaves the link up: service addresses were routes before, and the kernel would remove
+            // the routes of a link that is set down.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -356,8 +356,8 @@ impl Addresses {
         }
     }
 
-    /// Configures the link so that it gets no link-local address when it is set up. A kernel
-    /// without this option adds such an address, which is harmless.
+    /// Configures the link so that the kernel gives it no link-local address when it is set up. A
+    /// kernel without this option adds such an address, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -418,8 +418,8 @@ impl Addresses {
                 Op::BindAddress(address) if is_route && self.replaces_route(address) => {
                     route(*address).push_replace(&mut batch)
                 }
-                // The VIP mode uses routes. If the address is also on the link, the kernel has
-                // created a second route to the same destination.
+                // Service addresses are routes. If the address is also on the link, the kernel has
+                // created a second route to this destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -428,8 +428,8 @@ impl Addresses {
                 }
                 .push_del(&mut batch),
                 Op::UnbindOtherwise(address) if others(address).is_some() => {
-                    // Names the source of the route. Otherwise, the kernel would remove the first
-                    // of the two routes to this destination.
+                    // Includes the source in the request. Otherwise, the kernel would remove the
+                    // first of the two routes to this destination.
                     let Some(other) = others(address) else {
                         continue;
                     };
@@ -445,7 +445,7 @@ impl Addresses {
                     self.route(index, *net).push_replace(&mut batch)
                 }
                 Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
-                // Names no source, so that the kernel removes the route with any source.
+                // Omits the source, so that the kernel removes the route whatever its source is.
                 Op::UnbindRange(net) => LocalRoute {
                     source: None,
                     ..self.route(index, *net)
@@ -492,12 +492,12 @@ impl Addresses {
         }
     }
 
-    /// True if a new route must replace one with another source. IPv6 refuses two (`EEXIST`).
+    /// True if a new route must replace an existing one: IPv6 refuses a second route (`EEXIST`).
     fn replaces_route(&self, address: &IpAddr) -> bool {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }
 
-    /// Forgets the routes that a new route has replaced: the kernel no longer has them.
+    /// Removes replaced routes from `of_other_source`, because the kernel no longer has them.
     fn forget_replaced(&mut self, run: &[Op], replies: &[Reply]) {
         for (op, reply) in run.iter().zip(replies) {
             if let (Op::BindAddress(address @ IpAddr::V6(_)), Reply::Done) = (op, reply) {
@@ -506,8 +506,8 @@ impl Addresses {
         }
     }
 
-    /// Updates the number of bound addresses. If the kernel refused a write, the next dump corrects
-    /// the number.
+    /// Adds bound addresses to `bound`, and subtracts unbound addresses. The number is wrong after
+    /// a refused write until the next dump corrects it.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -534,7 +534,7 @@ impl Addresses {
     }
 }
 
-/// Converts a reply to the state of [`LANDMARK`]. A failure affects only speed.
+/// Converts a reply to the state of [`LANDMARK`]. A missing route only makes packets slower.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
         Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {
@@ -552,7 +552,7 @@ fn landmark(reply: Option<Reply>) -> Landmark {
     }
 }
 
-/// Returns the network of an address.
+/// Returns the network that contains an address and has this prefix length.
 fn network(address: IpAddr, prefix: u8) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
@@ -576,7 +576,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_link_local_addresses_are_ignored() {
+    fn loopback_and_link_local_addresses_are_no_node_addresses() {
         let counted = ["10.0.0.1", "169.254.0.1", "fd00::1", "2001:db8::1"];
         assert!(counted.iter().all(|text| counts(text.parse().unwrap())));
         let passed = ["127.0.0.1", "127.1.2.3", "::1", "fe80::1"];
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_landmark_address_is_not_retried() {
+    fn a_landmark_route_that_the_kernel_refused_is_not_retried() {
         let refusal = |errno| {
             Reply::Refused(Refusal {
                 errno,

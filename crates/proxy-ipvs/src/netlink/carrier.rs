@@ -1,8 +1,8 @@
-//! Carrier of the shim's rules and sets: iptables with ipset, or nftables.
+//! Kernel interface that carries the shim's rules and sets: iptables with ipset, or nftables.
 
 use iptables::Iptables;
 
-/// Kernel interface for the shim's sets and rules.
+/// Kernel interface for the shim's sets and rules. The shim is the set of rules beside IPVS.
 #[derive(Debug, Clone)]
 pub enum Carrier {
     /// ipset and iptables.

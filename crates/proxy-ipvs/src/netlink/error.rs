@@ -1,8 +1,8 @@
-//! Errors on a node that cannot run IPVS mode.
+//! Errors of a node that cannot run IPVS mode.
 
 use iptables::IptablesError;
 
-/// Reason why this node cannot run the IPVS mode. Messages name the missing part and the next step.
+/// Reason why this node cannot run IPVS mode. Messages name the missing feature and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -11,7 +11,7 @@ pub enum OpenError {
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
     NoIpvs {
-        /// Outcome of `modprobe ip_vs`.
+        /// Result of `modprobe ip_vs`.
         tried: String,
     },
     /// IPVS cannot be used.
@@ -26,7 +26,7 @@ pub enum OpenError {
     /// The kernel has no nftables at all.
     #[error("cannot use nftables: {0}")]
     NoNftables(String),
-    /// Links and addresses cannot be read.
+    /// The process cannot read links and addresses.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
     /// The kernel lacks the scheduler, and loading its module failed.
@@ -42,17 +42,17 @@ pub enum OpenError {
     /// iptables cannot write rules of this family.
     #[error("cannot use iptables: {0}")]
     Iptables(#[from] IptablesError),
-    /// A thread cannot be started.
+    /// The process cannot start a thread.
     #[error(
         "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
     )]
     Thread(#[from] std::io::Error),
 }
 
-/// Another program's set that has the name of one of our sets, but another type.
+/// Another program's set that has the name of one of our sets and another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write replaces the set. False if the set stays, so that ours cannot be
+    /// True if the next write replaces the set. False if the set stays and our set cannot be
     /// created.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.
@@ -60,7 +60,7 @@ pub struct SetInTheWay {
 }
 
 impl OpenError {
-    /// True if the kernel has no ipset or no nftables at all, so that a retry would fail, too.
+    /// True if the kernel lacks ipset or nftables, so that a retry would also fail.
     pub fn is_absence(&self) -> bool {
         matches!(
             self,

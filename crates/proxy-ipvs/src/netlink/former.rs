@@ -1,8 +1,8 @@
-//! Leftovers that this proxy does not overwrite: those of other modes, of the other iptables
-//! backend, or of another shim.
+//! Leftovers that no write of this proxy overwrites: those of other modes, of the iptables backend
+//! that is not in use, and of another shim.
 //!
-//! With a shim in nftables, the proxy starts iptables programs only if the kernel has chains of a
-//! kube-proxy. These programs remove the chains.
+//! If the shim is in nftables, the proxy starts iptables programs only to remove chains of a
+//! kube-proxy. So it starts none on a kernel without such chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,14 +24,15 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Longest wait until the nft backend releases a set after the rules that match it are removed.
+/// Longest wait until the nft backend releases a set, after the proxy removed the rules that match
+/// it.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// File that exists if ipset is built in or loaded. Checking for the file does not load the module;
-/// a request to ipset would.
+/// File that exists if ipset is built in or loaded. A check for this file does not load the module,
+/// unlike a request to ipset.
 const IPSET: &str = "/sys/module/ip_set";
 
-/// Places to search for leftovers.
+/// Search for leftovers of one IP family: the shim in use, and the modes to search for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
@@ -44,12 +45,13 @@ pub(super) struct LeftoverSearch<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// Some leftovers may be unknown, because a part could not be read. The next search may find
-    /// them.
+    /// The search may have missed leftovers, because it could not read a part of the kernel's
+    /// state. The next search may find them.
     Some,
 }
 
-/// Returns the cached result, or searches if there is none. Caches a complete result.
+/// Returns the cached result of a search, or searches if no result is cached. Caches only a
+/// complete result.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -64,16 +66,16 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of an iptables backend whose rules netlink cannot read.
+/// Treatment of an iptables backend if this process cannot read the backend's rules over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend may have leftovers, so this module starts the backend's program.
+    /// The backend may have leftovers, so the search starts the backend's program.
     Counts,
     LeftOut,
 }
 
 impl LeftoverSearch<'_> {
-    /// Returns the leftovers that can be found.
+    /// Returns all leftovers that the search could find, and whether the result is complete.
     pub(super) fn find(self) -> (BTreeMap<LeftoverPlace, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
         let mut found = BTreeMap::new();
@@ -104,7 +106,8 @@ impl LeftoverSearch<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // Ignores a permanent read error: packets cannot reach rules of this backend.
+                // Ignores a permanent read error, because packets cannot reach the rules of such a
+                // backend.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -139,7 +142,7 @@ impl LeftoverSearch<'_> {
         Ok(Leftovers::find(Finder::all(self.modes), &saved))
     }
 
-    /// Removes leftovers, and returns the outcome.
+    /// Removes the leftovers of one place, and returns the outcome.
     pub(super) fn remove(
         self,
         place: LeftoverPlace,
@@ -206,8 +209,8 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the backends that have a kube-proxy's chains, but whose programs for removing them
-    /// are not installed.
+    /// Returns the iptables backends that have a kube-proxy's chains, but whose programs are not
+    /// installed. Without a backend's programs, the proxy cannot remove its chains.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -220,8 +223,8 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the backends that have a kube-proxy's chains. Starts only the programs of these
-    /// backends.
+    /// Returns the iptables backends that have a kube-proxy's chains. Starts only the programs of
+    /// these backends.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -244,7 +247,7 @@ impl LeftoverSearch<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// Returns the nftables tables of other modes, each with its place.
+    /// Returns the names of other modes' nftables tables, each with its place.
     fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
@@ -256,7 +259,7 @@ impl LeftoverSearch<'_> {
         })
     }
 
-    /// Returns our ipsets that exist.
+    /// Returns the names of our ipsets that exist in the kernel.
     fn own_sets(self) -> Result<Vec<String>, ipset_netlink::Error> {
         if !has_ipset() {
             return Ok(Vec::new());
@@ -294,14 +297,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leftovers_are_searched_again_until_all_are_readable() {
+    fn the_search_for_leftovers_is_repeated_until_all_are_readable() {
         let mut known = None;
         assert_eq!(until_known(&mut known, || (1, Certainty::Some)), 1);
         assert_eq!(until_known(&mut known, || (2, Certainty::All)), 2);
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Reading nftables tables needs CAP_NET_ADMIN.
+    /// Searches without CAP_NET_ADMIN, which the kernel requires for reading nftables tables.
     #[test]
     fn leftovers_without_read_permission_are_unknown() {
         const MODES: Footprints = &[&footprint::NFTABLES];
@@ -318,7 +321,7 @@ mod tests {
             );
             (is_here, former.find())
         };
-        // Uses a separate thread, because capabilities belong to a thread.
+        // Drops the capability in a separate thread, because each thread has its own capabilities.
         let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(found.is_empty(), "{found:?}");

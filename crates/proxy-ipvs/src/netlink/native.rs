@@ -1,7 +1,7 @@
 //! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
 //!
-//! - The kernel applies a transaction as a whole or not at all. After a refusal, this module splits
-//!   the transaction by set.
+//! - The kernel applies a transaction as a whole or not at all. If the kernel refuses a
+//!   transaction, this module retries its changes set by set.
 //! - Unlike ipset, nftables refuses to remove a missing element. So the transaction adds each
 //!   element before it removes it. Adding an existing element changes nothing.
 
@@ -32,8 +32,8 @@ pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content at the last read, with the generation of the ruleset at that time. `None` before the
-    /// first read.
+    /// Content at the last read, and the generation number of the ruleset at that time. `None`
+    /// before the first read.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
@@ -63,12 +63,12 @@ impl Native {
         })
     }
 
-    /// Returns the number of transactions so far.
+    /// Returns the number of transactions sent since the table was opened.
     pub(super) fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// Returns our sets. Omits sets that have another type.
+    /// Returns our sets and their members. Omits a set that has our name but another type.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -94,8 +94,8 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // A set for one prefix length does not exist in advance: the write that adds its first
-            // members creates it.
+            // A set for one prefix length need not exist yet: the write that adds its first members
+            // creates it. So the set counts as existing.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -103,10 +103,10 @@ impl Native {
         Ok(found)
     }
 
-    /// Creates sets. After a refusal, creates each set separately.
+    /// Creates all sets in one transaction. If the kernel refuses it, creates each set separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Removes sets of a wrong type first, because Linux 5.10 silently accepts a second
-        // definition with another type.
+        // Removes sets of a wrong type first. Linux 5.10 silently accepts a second definition of an
+        // existing set, even with another type.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -185,9 +185,10 @@ impl Native {
     }
 
     /// Removes [`strangers`](Self::strangers): sets that cannot contain our members and block the
-    /// creation of our sets. Returns the sets that could not be removed, each with the reason.
+    /// creation of our sets. Returns the sets that the kernel refused to remove, each with the
+    /// reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        // If the sets cannot be read, the next write reports the error.
+        // If this read fails, the next write reports the error.
         let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
@@ -207,11 +208,11 @@ impl Native {
         stay
     }
 
-    /// Replaces sets while rules match them. All these rules are in our table, because nftables
-    /// rules can match only sets of their own table. The same transaction changes the rules:
+    /// Replaces sets that rules match. nftables rules can match only sets of their own table, so
+    /// all these rules are in our table. The same transaction changes the rules:
     ///
     /// - It writes the rules of our chains again.
-    /// - It removes rules of other chains, which are drift.
+    /// - It removes the rules of all other chains, which are drift.
     /// - It removes a rule that the kernel refuses with the new set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
@@ -260,8 +261,8 @@ impl Native {
                 }
                 outcomes
             }
-            // Splits the transaction. This is safe, because no packet needs all these members at
-            // once.
+            // Splits the transaction in two. This is safe, because no packet needs all these
+            // members at the same time.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply(first);
@@ -294,15 +295,15 @@ impl Native {
         changes.collect()
     }
 
-    /// Returns the change that creates a set for one prefix length together with its members.
-    /// Returns `None` for other sets, which exist already.
+    /// Returns the change that creates a set for one prefix length. The transaction that adds
+    /// members to such a set needs it. Returns `None` for all other sets, which exist already.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
         definition.map(Change::AddSet)
     }
 
-    /// Adds or removes the elements of one set.
+    /// Adds or removes the elements of one set, in a transaction of its own.
     fn try_alone(&mut self, run: &Run) -> Outcome {
         let mut changes: Vec<Change> = self.part(&run.set).into_iter().collect();
         let add = Change::AddElements(run.set.clone(), run.elements.clone());
@@ -325,8 +326,8 @@ impl Native {
         }
     }
 
-    /// Reads chains, rules and forbidden addresses. If the ruleset has not changed since the last
-    /// read, sends only one query.
+    /// Reads chains, rules and forbidden addresses. Sends only one query if the ruleset has not
+    /// changed since the last read.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -362,8 +363,8 @@ impl Native {
                     .collect();
             }
         }
-        // If the ruleset changes later, its generation is another one. So the next read detects the
-        // change.
+        // Stores the generation number of the ruleset. A later change of the ruleset changes this
+        // number, so the next read detects the change.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
@@ -371,9 +372,9 @@ impl Native {
     /// Changes chains and rules from `installed` to `wanted`.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // The kernel refuses new base chains in a transaction that activates a dormant table.
-            // So a separate transaction activates the table first. If the kernel refuses it, the
-            // next transaction fails for the same reason.
+            // Activates a dormant table in a transaction of its own: the kernel refuses new base
+            // chains in a transaction that activates the table. If the kernel refuses the
+            // activation, the next transaction reports the same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -422,13 +423,13 @@ impl Native {
 enum Failure {
     /// The kernel refused some changes.
     Refused(Refusal),
-    /// The kernel refused the transaction without naming a change.
+    /// The kernel refused the transaction, but its reply names no change.
     Whole(Refusal),
-    /// The transaction exceeds the socket's largest buffer, and was not sent.
+    /// The transaction exceeds the socket's largest buffer, so it was not sent.
     TooLarge(String),
     /// The reply was lost. The kernel may have applied the transaction.
     Unknown,
-    /// The transaction could not be sent, or its reply could not be received.
+    /// The process could not send the transaction or receive the reply.
     Unsent(String),
 }
 
@@ -452,10 +453,10 @@ impl Failure {
     }
 }
 
-/// Groups consecutive writes by set and direction.
+/// Groups consecutive writes by kernel set and by direction (add or remove).
 fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // One of our sets may be several sets in the kernel, one for each prefix length. Each kernel
-    // set gets its own run.
+    // One of our sets may be several kernel sets, one for each prefix length. Each kernel set gets
+    // its own run of writes.
     let mut runs: Vec<Run> = Vec::new();
     for (direction, SetElement { set, element }) in writes {
         let element = element.clone();
@@ -473,7 +474,7 @@ fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
     runs
 }
 
-/// Reports whether a kernel set has the wanted key type, capacity and timeout.
+/// True if a kernel set has the wanted key type, capacity and timeout.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -483,8 +484,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if the cause of the refusal may be a set with our name and another type. The kernel then
-/// refuses our definition of the set, or later the elements.
+/// True if a foreign set with our name and another type may have caused the refusal. With such a
+/// set, the kernel refuses our definition of the set, or later the elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -502,8 +503,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members of the sets in our nftables table, after the shim moved to ipsets. Returns
-/// no members if the table does not exist.
+/// Returns the members that an earlier run left in our nftables table, if the shim now uses ipsets.
+/// Returns no members if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -512,8 +513,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// True if the kernel's nf_tables was built without this family. Such a kernel refuses every change
-/// of a table.
+/// True if this kernel's nf_tables does not support the IP family. Such a kernel refuses every
+/// change of a table of the family.
 pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     let transaction = Transaction {
         family: family.into(),
@@ -529,8 +530,8 @@ pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     }
 }
 
-/// Tests whether the kernel supports the shim. The test's transaction has every kind of chain and
-/// every expression, and is never committed.
+/// Tests whether the kernel supports the shim. The test sends a transaction with every kind of
+/// chain and every expression, but never commits it.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

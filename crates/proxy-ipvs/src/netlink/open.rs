@@ -1,4 +1,5 @@
-//! Opens the kernel for IPVS mode: loads IPVS, and checks that this node has all required parts.
+//! Opens the kernel for IPVS mode: loads IPVS, and checks that the kernel and this node have all
+//! required features.
 
 use std::time::Duration;
 
@@ -45,19 +46,18 @@ pub fn check_nftables() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Tests whether nftables supports the shim of a family, in the network namespace of the calling
-/// thread. Creates no lasting object.
+/// Tests whether the kernel's nftables supports the shim of an IP family, in the network namespace
+/// of the calling thread. Leaves no object in the kernel.
 ///
 /// # Errors
 ///
-/// Names the refused object, with the reason.
+/// Fails if the kernel refuses an object. The error names the object and the reason.
 pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
     native::probe(family).map_err(OpenError::Nftables)
 }
 
 /// Loads IPVS like [`open`](super::NetlinkKernel::open), and sets the timeouts of idle connections
-/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Does not need iptables, and writes no
-/// rule.
+/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables and writes no rule.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS. If the kernel did not load the module itself, runs `modprobe ip_vs` once.
+/// Opens IPVS. If the kernel has not loaded the module by itself, runs `modprobe ip_vs` once.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {

@@ -1,8 +1,8 @@
 //! Tests whether a kernel supports all sets and rules of IPVS mode, before the node depends on them
 //! (`--init-only`).
 //!
-//! 1. The test creates a set of each type. In a chain that no packet reaches, it creates rules that
-//!    match the set.
+//! 1. The test creates a set of each type. It creates rules that match a set, in a chain that no
+//!    packet reaches.
 //! 2. The kernel loads the modules that these objects need.
 //! 3. The test removes all objects that it created.
 
@@ -15,7 +15,8 @@ use iptables::{
 };
 use proxy::IpFamily;
 
-/// Longest wait until the nft backend releases a set after its rules are removed.
+/// Longest wait until the nft backend releases a set, after the test removed the rules that match
+/// it.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Types of sets that the shim uses.
@@ -24,12 +25,12 @@ const TYPES: [SetType; 5] = [
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // The last type must be the one that the test rules match.
+    // This type must be last: the test rules match the set that is created last.
     SetType::HashIp,
 ];
 
-/// Returns rules that match an existing set. Together they use each match and target that all
-/// clusters need.
+/// Returns rules that match an existing set. Together, these rules use all matches and targets that
+/// every cluster needs.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -48,21 +49,22 @@ fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
 /// Name of a set that does not exist.
 const NO_SET: &str = "KUBE-PROXY-NO-SET";
 
-/// Feature that a kernel lacks.
+/// A feature of IPVS mode that this node lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// A set could not be created.
+    /// The test could not create a set.
     #[error("cannot make the sets of ipvs mode: {0}")]
     Set(#[from] ipset_netlink::Error),
-    /// A rule could not be written.
+    /// The test could not write a rule.
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
-    /// The kernel's sets have no marks.
+    /// The kernel's sets cannot store a packet mark for each member.
     #[error(
         "--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables (Linux 5.2 or newer): {0}"
     )]
     Marks(ipset_netlink::Error),
-    /// The kernel or the program lacks the target that copies a set's mark to a packet.
+    /// The kernel or the iptables program lacks the target that copies a set member's mark to a
+    /// packet.
     #[error(
         "--ipvs-semantics=exact needs rules with the target `SET --map-mark` in table mangle (iptables 1.6 and Linux 3.18, modules \
          xt_set and iptable_mangle, or newer), or --ipvs-shim=nftables: {0}"
@@ -70,12 +72,12 @@ pub enum ProbeError {
     MarkTarget(IptablesError),
 }
 
-/// Checks that sets and rules of iptables can give marks to packets. Writes nothing: the test's
-/// rule names a set that does not exist, so the program rejects the whole text.
+/// Checks that sets and iptables rules can set packet marks. Writes nothing: the test's rule names
+/// a set that does not exist, so `iptables-restore` rejects the whole input.
 ///
 /// # Errors
 ///
-/// Names the missing part. A failure that may be temporary does not count as an error.
+/// Names the missing feature. Ignores a failure that may be temporary.
 pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     const DST: &[Field] = &[Field::Destination, Field::Destination];
     let set_family = match family {
@@ -100,11 +102,11 @@ pub fn check_marks(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeErr
     }
 }
 
-/// Chain of the rule that is never written.
+/// Chain of the test's rule, which is never written.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// Runs the test in the network namespace of the calling thread, with an iptables backend that
-/// works there.
+/// Tests the sets and rules of IPVS mode in the network namespace of the calling thread. `iptables`
+/// must be a backend that works there.
 ///
 /// # Errors
 ///
@@ -115,8 +117,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules of an earlier, interrupted test may still match the set. This test first removes these
-    // rules together with its own, and then destroys the set.
+    // Rules of an earlier, interrupted test may still match the set. Writing and removing a rule in
+    // the test's chain removes those rules too, so the set can be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

@@ -1,4 +1,4 @@
-//! Descriptions of refused writes.
+//! Descriptions of writes that the kernel refused.
 
 use netlink_batch::{Error, Refusal};
 
@@ -27,7 +27,8 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// Returns the outcome of a refusal that the kernel or this node caused.
+/// Returns the outcome of a refusal whose cause is the kernel or this node, so other writes may
+/// fail too.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -35,8 +36,8 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that the entry caused. Either the entry is invalid, or this
-/// kernel does not support it.
+/// Returns the outcome of a refusal whose cause is the entry: the entry is invalid, or this kernel
+/// does not support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -44,7 +45,8 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal which shows that the tables do not match the kernel's state.
+/// Returns the outcome of a refusal that shows a difference between the proxy's tables and the
+/// kernel's state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -52,8 +54,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. The entry is the cause if the error is about its values or
-/// unsupported features. The node is the cause of all other errors.
+/// Returns the outcome of a refusal. The cause is the entry if the error is about invalid values or
+/// unsupported features. Otherwise, the cause is the node.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -66,8 +68,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name and the next step. For errors about permissions or
-/// memory, the next step is fixed. For all other errors, it is `next`.
+/// Formats the kernel's error with its name and the next step. Errors about permissions or memory
+/// have a fixed next step. For all other errors, the next step is `next`.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
@@ -81,7 +83,7 @@ pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     }
 }
 
-/// Returns the outcome of a write if its batch could not be sent, or got no reply.
+/// Returns the outcome of a write whose batch could not be sent or got no reply.
 pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),

@@ -1,12 +1,13 @@
-//! Tests whether the kernel has a scheduler. A start tests the node's scheduler, because every
-//! virtual server needs it. The read-only lane tests another scheduler when a Service first names
-//! it.
+//! Tests whether the kernel has a scheduler.
+//!
+//! - At its start, the proxy tests the node's scheduler (`--ipvs-scheduler`), because every virtual
+//!   server needs it.
+//! - The proxy's read-only worker thread tests another scheduler when a Service first names it.
+//! - A scheduler that an existing virtual server uses needs no test.
 //!
 //! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
-//! the scheduler. So, like upstream, the test creates and removes a virtual server. The address of
-//! this virtual server is reserved for documentation (RFC 5737): 198.51.100.0:20000.
-//!
-//! A scheduler that an existing virtual server uses needs no test.
+//! the scheduler. So, like upstream, the test creates and removes a virtual server. Its address is
+//! reserved for documentation (RFC 5737): 198.51.100.0:20000.
 
 use std::fs;
 use std::path::Path;
@@ -20,14 +21,15 @@ use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
 /// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
-/// calling thread. The kernel loads the module if it can. Also removes the virtual server that an
-/// interrupted test left.
+/// calling thread. During the test, the kernel loads the scheduler's module if it can. Also removes
+/// the virtual server that an interrupted test left.
 ///
 /// # Errors
 ///
 /// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock for the test's address, which both IP families share.
+    /// Lock that prevents two tests at the same time. The tests of both IP families use the same
+    /// address.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -41,7 +43,8 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Succeeds without a test: another program has a virtual server at the test's address.
+        // Skips the test and reports success, because another program has a virtual server at the
+        // test's address.
         _ => Ok(()),
     }
 }
@@ -85,9 +88,9 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Checks without a write whether the kernel has a scheduler. If the scheduler is missing, returns
-/// a clause with the reason. Returns `None` if the kernel has the scheduler or the result is
-/// unclear, as in a container without `/lib/modules`.
+/// Checks whether the kernel has a scheduler, without a write to the kernel. If the scheduler is
+/// missing, returns a clause with the reason. Returns `None` if the kernel has the scheduler or the
+/// result is unclear, as in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

@@ -1,4 +1,4 @@
-//! Virtual servers and their destinations of one family, over generic netlink.
+//! Virtual servers of one IP family and their destinations, over generic netlink.
 
 mod write;
 
@@ -24,7 +24,7 @@ pub(super) struct Servers {
     family: IpFamily,
     /// True if the kernel accepts the flag [`Properties::OWNED`], as all known kernels do.
     takes_notes: bool,
-    /// Counter of virtual servers. `None` for IPv6, for which the kernel has no counter.
+    /// Kernel's counter of virtual servers. `None` for IPv6, for which the kernel has no counter.
     counter: Option<ServiceCounter>,
 }
 
@@ -41,8 +41,8 @@ impl Servers {
         })
     }
 
-    /// Returns the number of virtual servers. If the kernel does not count them, reports whether
-    /// the virtual server `one` exists.
+    /// Returns the number of virtual servers. If the kernel has no counter for them, reports
+    /// whether the virtual server `one` exists.
     pub(super) fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Error> {
         if let Some(counter) = &self.counter
             && let Ok(count) = counter.count()
@@ -72,8 +72,8 @@ impl Servers {
             };
             let mut destinations: Vec<_> = destinations.iter().map(real_server).collect();
             destinations.sort_unstable();
-            // Removes duplicates: if the list changes during the read, it may contain a destination
-            // twice.
+            // Removes duplicates. If another program changes the list during the read, a
+            // destination may occur twice.
             destinations.dedup_by_key(|real| real.target);
             let name = service.scheduler.as_str();
             let scheduler = schedulers.get(name).cloned().unwrap_or_else(|| name.into());
@@ -88,7 +88,7 @@ impl Servers {
     }
 
     /// Returns the number of active and inactive connections, without persistence templates.
-    /// Upstream's drain waits until the same number is 0.
+    /// Upstream kube-proxy also drains a destination until this number is 0.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -126,7 +126,7 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations, in as many messages as necessary.
+    /// Writes virtual servers and destinations. Sends as many messages as necessary.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let (family, ipvs) = (self.ipvs.family(), &mut self.ipvs);
         let execute = |batch: &Batch| ipvs.execute(batch);
@@ -134,7 +134,8 @@ impl Servers {
     }
 
     /// Returns the destinations of a virtual server, or `None` if the virtual server does not
-    /// exist. The kernel's dump is empty in both cases, so a second query distinguishes them.
+    /// exist. The kernel's dump is also empty for a virtual server without destinations, so a
+    /// second query distinguishes the two cases.
     fn destinations(&mut self, key: &ServiceKey) -> Result<Option<Vec<DestinationEntry>>, Error> {
         let destinations = self.ipvs.destinations(key)?;
         if destinations.is_empty() && self.ipvs.service(key)?.is_none() {

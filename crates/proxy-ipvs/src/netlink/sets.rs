@@ -16,7 +16,7 @@ use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
-/// Access to the sets of one family.
+/// Access to the sets of one IP family.
 #[derive(Debug)]
 pub(super) struct Sets {
     ipset: Ipset,
@@ -38,8 +38,9 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits a set that
-    /// has our name but another type. The creation of our set then reports the reason.
+    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits a foreign
+    /// set that has our name but another type: the later attempt to create our set reports the
+    /// reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -62,7 +63,7 @@ impl Sets {
     }
 
     /// Returns other programs' sets that have our names but another type. This proxy does not
-    /// remove such sets.
+    /// remove such ipsets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -115,7 +116,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // The existing set has the same type and another size.
+            // The existing set has the wanted type, but another size.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -141,7 +142,7 @@ impl Sets {
     }
 
     /// Replaces a set with a larger set of the same entries, because the kernel cannot resize a
-    /// set. The kernel swaps both sets atomically, so rules see every member at all times.
+    /// set. The kernel swaps the two sets atomically, so rules see every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -161,7 +162,8 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Merges consecutive writes in one direction to one set into one change.
+        // Merges consecutive writes to the same set into one change, if all of them add or all of
+        // them remove.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -225,7 +227,7 @@ impl Sets {
 }
 
 /// Returns advice for removing a foreign set that has our name. The advice depends on whether rules
-/// use the set. Rules match sets by name, so even our own rules may use it.
+/// match the set. Rules match sets by name, so even our own rules may match it.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -257,7 +259,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// True if a set can hold the members of our set. Ignores the capacity.
+/// True if a kernel set has the right type for the members of our set. Ignores the capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))
@@ -333,8 +335,8 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // If the mark has another mask, reads the entry as a member that no Service wants. The
-        // removal of this member ignores the mark.
+        // Reads an entry whose mark has a wrong mask as a member without a mark, which no Service
+        // wants. So the proxy removes it, and the removal ignores the mark.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

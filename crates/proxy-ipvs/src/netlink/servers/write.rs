@@ -13,7 +13,7 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Writes to send one after the other, and the function that sends a batch and returns the replies.
+/// Writes in progress, and the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
@@ -21,7 +21,7 @@ pub(super) struct Writing<'a, E> {
     /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
     /// reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program created first. They get none of our destinations.
+    /// Virtual servers of other programs at our keys. They get none of our destinations.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -53,13 +53,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Performs a part of the writes that fits into one send.
+    /// Performs writes that fit into one send.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // Tries again without the optional flag, because the kernel refused it.
+        // Repeats the refused writes without the optional flag that marks our virtual servers.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -77,11 +77,11 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 
     /// Sends the writes once. Returns the outcome of each write, and the virtual servers that the
-    /// kernel may have refused because of the flag.
+    /// kernel may have refused because of the flag [`Properties::OWNED`].
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // Skips writes that a message cannot express.
+        // Skips writes that no netlink message can express.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -133,8 +133,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes our destinations from virtual servers which, according to the kernel's replies,
-    /// belong to another program.
+    /// Removes the destinations that this part has just added to another program's virtual servers.
+    /// The kernel's replies show that these virtual servers are not ours.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -152,8 +152,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // Ignores the replies. The proxy reads the virtual server again, because its state
-            // counts as unknown.
+            // Ignores the replies: the virtual server's state counts as unknown, so the proxy reads
+            // it again.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -186,18 +186,17 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 }
 
-/// Sorts consecutive removals by virtual server, in the reverse order of additions. The
-/// destinations of one virtual server already have that order in the plan.
+/// Sorts consecutive removals by virtual server, in the reverse order of additions. The plan has
+/// already sorted the destinations of each virtual server in that order.
 ///
-/// **Additions.** The kernel does not free a removed destination at once. It keeps the destination
-/// for two to three minutes in a trash list, with the latest at the head. For each added
-/// destination, the kernel searches this list from the head. In reverse order, destinations that
-/// return after an outage are near the head. 20,000 of them then take 0.03 s instead of 0.6 s, and
-/// the difference grows with the square. New destinations gain nothing from any order
-/// (`ipvs-netlink/examples/trash_cost.rs`).
+/// **Faster additions.** The kernel keeps a removed destination for two to three minutes in a trash
+/// list, with the latest at the head. For each added destination, it searches this list from the
+/// head. So destinations that return after an outage should be near the head: 20,000 additions then
+/// take 0.03 s instead of 0.6 s, and the difference grows with the square. New destinations gain
+/// nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
 ///
-/// **Removals.** The kernel searches a virtual server's destinations from the youngest, and this
-/// order removes the youngest first.
+/// **Faster removals.** The kernel searches a virtual server's destinations from the youngest, and
+/// this order removes the youngest first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) | Op::RemoveDestination(key, _) => Some(key),
@@ -208,13 +207,13 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     };
     for run in writes.chunk_by_mut(are_alike) {
         if run.first().is_some_and(|(op, _)| removed(op).is_some()) {
-            // Uses a stable sort, which keeps the order of the plan within a virtual server.
+            // Uses a stable sort to keep the plan's order of destinations within a virtual server.
             run.sort_by_key(|(op, _)| Reverse(removed(op)));
         }
     }
 }
 
-/// Returns the virtual server to which a write adds the flag, if any.
+/// Returns the virtual server that a write creates or changes with the ownership flag, if any.
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
@@ -224,7 +223,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// True if this error may mean that the kernel does not know the flag.
+/// True if this error may mean that the kernel does not know the ownership flag.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -323,10 +322,10 @@ mod tests {
     const NEW_DEST: u8 = 5;
     const DEL_DEST: u8 = 7;
 
-    /// Fake kernel that accepts only these flags.
+    /// Fake kernel that accepts only the flags in `known`.
     struct Strict {
         known: u32,
-        /// Attributes of each virtual server, with its flags.
+        /// Virtual servers: encoded attributes and flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -427,7 +426,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // The proxy stops using the flag.
+        // The proxy no longer sends the refused flag, so the next writes need only one send.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -439,7 +438,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // Refuses the first virtual server, because it already exists.
+            // Refuses the first virtual server, as if another program had created it before.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -456,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ownership_note_is_kept_by_the_kernel() {
+    fn the_kernel_keeps_the_ownership_flag() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
@@ -466,19 +465,19 @@ mod tests {
     }
 
     #[test]
-    fn unrelated_refusals_do_not_disable_the_ownership_note() {
+    fn refusals_for_other_reasons_do_not_disable_the_ownership_flag() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let mut ops = three();
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
             panic!("{ops:?}");
         };
-        // Makes the kernel refuse a flag that it does not support.
+        // Adds a flag that the fake kernel refuses, although it accepts the ownership flag.
         properties.flags |= Properties::HASH_PORT;
         kernel.known = Properties::OWNED;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // The second virtual server is missing in the kernel.
+        // The kernel lacks the second virtual server, as the proxy's tables say.
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,
@@ -492,11 +491,10 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// Attributes of a virtual server and of one of its destinations.
+    /// Encoded attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Lists of destinations as the kernel keeps them: it inserts at the head, and searches from
-    /// the head.
+    /// Fake lists of destinations. Like the kernel, inserts at the head and searches from the head.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
@@ -546,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_returning_destination_is_found_first_in_the_kernels_trash() {
+    fn the_kernel_finds_a_returning_destination_at_the_head_of_its_trash_list() {
         let target = |number: u16| Target {
             ip: [10, 244, 0, 1].into(),
             port: number,
@@ -577,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reordered_write_gets_its_own_outcome() {
+    fn each_write_gets_its_own_outcome_after_the_writes_are_reordered() {
         let mut ops = three();
         let keys: Vec<_> = ops.iter().filter_map(Op::server).copied().collect();
         ops.extend([keys[0], keys[2], keys[4]].map(Op::RemoveServer));
@@ -593,7 +591,7 @@ mod tests {
         };
         let outcomes = run(execute, &mut true, &ops);
         let refused = outcomes.iter().position(|one| *one != Outcome::Done);
-        // The destination with the highest port comes first.
+        // The virtual server with the highest port is removed first.
         assert_eq!(keys[2], key(30_080));
         assert_eq!(refused, Some(7));
     }
