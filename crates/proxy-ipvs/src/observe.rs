@@ -1,4 +1,4 @@
-//! Copies dumps into the tables, and records changes that other programs made.
+//! Copies the kernel's dumps into the tables, and records changes that other programs made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -42,7 +42,8 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // Aborts the running check, which compares with outdated tables.
+        // Aborts the running drift check, because it compares the kernel with the old content of
+        // the tables.
         self.drifts.abort();
     }
 
@@ -63,8 +64,8 @@ impl Ipvs {
             // The kernel may make a set larger than requested: a bitmap has room for every port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Sets and rules share a table, so both may have changed. Reads the rules
-                    // again, too.
+                    // Also reads the rules again: they are in the same nftables table as the sets,
+                    // so the other program may have changed both.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -131,8 +132,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // Expects a difference after a refused restore, because the kernel may have some of its
-        // rules.
+        // After a refused restore, the kernel may have some of its rules. So a difference then is
+        // not another program's change.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -140,7 +141,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // Reads the sets: a program that flushes the rules may remove the sets next.
+            // Also reads the sets: another program that flushes the rules may next remove the sets.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -186,7 +187,7 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Compiles Services again before the engine reports their own change, because the model may be
+    /// Recompiles Services before the engine reports their own change, because the model may be
     /// newer than the claims.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
@@ -194,9 +195,11 @@ impl Ipvs {
         self.hand_on(state, model, names, had);
     }
 
-    /// Compiles the Services again that may now own a released virtual server or its address. One
-    /// plan then changes the owner, without a removal in between. `had` are the virtual servers
-    /// that Services had before. The Services in `done` are up to date.
+    /// Recompiles the Services that may now own a released virtual server or its address. So a
+    /// single plan changes the owner, without a removal in between.
+    ///
+    /// - `had`: virtual servers that Services had before.
+    /// - `done`: Services that are up to date.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -233,8 +236,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts the virtual servers of an earlier run or of upstream. Called after all evidence has
-    /// been read, and before the first write.
+    /// Adopts the virtual servers of an earlier run or of upstream kube-proxy. Waits until the
+    /// proxy has read all evidence of ownership: virtual servers, sets and addresses. Runs before
+    /// the first write.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -249,7 +253,8 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Puts marks of the shim in use last, so that they replace marks of the former shim.
+            // Puts marks of the shim in use last, because a later mark of an address replaces an
+            // earlier one.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();
@@ -257,9 +262,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers whose evidence of ownership may be lost: those that a kube-proxy
-    /// would have created in the same way for a wanted address. Reports all other virtual servers
-    /// without evidence as foreign.
+    /// Adopts virtual servers that may have lost their evidence of ownership: those that a
+    /// kube-proxy would have created in the same way for a wanted address. Reports all other
+    /// virtual servers at wanted addresses as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -284,7 +289,7 @@ impl Ipvs {
         }
     }
 
-    /// Recompiles Services whose address another program took or released.
+    /// Recompiles Services at whose address another program created or removed a virtual server.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
@@ -309,7 +314,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that name or need a scheduler, if the set of known schedulers changed.
+    /// Recompiles Services that name or need a scheduler, if the proxy learned which schedulers the
+    /// kernel has.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         if !self.schedulers.has_news() {
             return;
@@ -340,7 +346,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that need a mark, once marks are available or become free.
+    /// Recompiles Services that need a packet mark, once the free marks are known or a mark becomes
+    /// free.
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
         let heirs = self.claims.marks.take_heirs();
         let names: Vec<NamespacedName> = if self.claims.marks.take_news() {
@@ -375,12 +382,12 @@ impl Ipvs {
 struct Free {
     /// Addresses of the released virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses on the link that no Service wants. Either all Services released the address, or
-    /// the node owns it.
+    /// Addresses on the link that no Service wants, because all Services released the address or
+    /// because the node owns it.
     addresses: HashSet<IpAddr>,
 }
 
-/// True if a Service claims one of these addresses, even if another Service wins it.
+/// True if a Service claims one of the released addresses, even if another Service owns it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

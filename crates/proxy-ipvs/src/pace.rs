@@ -1,11 +1,11 @@
-//! Limits the frequency of complete comparisons after kernel notifications.
+//! Limits how often kernel notifications cause a complete comparison with the kernel's state.
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two comparisons that notifications cause.
+/// Shortest time between two comparisons that kernel notifications cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and true if notifications arrived after it.
+/// Time of the last comparison, and whether notifications arrived after it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
@@ -14,8 +14,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Records a notification. Returns true if a comparison must begin now, and false if a later
-    /// comparison will include the change.
+    /// Records a notification. Returns true if a comparison must begin now. Otherwise, a later
+    /// comparison includes the change.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
@@ -53,7 +53,8 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The comparison begins late enough to include the change of the last notification.
+        // The comparison begins two seconds after the previous one, so it includes the change of
+        // the last notification.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -1,19 +1,20 @@
-//! Parts of the kernel that are read separately, and the lanes (worker threads) that read and write
-//! them.
+//! Parts of the kernel's state that the proxy reads separately. The lanes are the worker threads
+//! that read and write these parts.
 
 engine::parts! {
     lanes {
         /// Reads and writes virtual servers and sets.
         Services,
-        /// Reads and writes addresses, and the link that has them.
+        /// Reads and writes addresses, and the link `kube-ipvs0` that has them.
         Addresses,
         /// Reads and writes the rules.
         Rules,
-        /// Reads for the drift check, in parallel with the lanes that write. Never writes.
+        /// Reads for the drift check, in parallel with the other three worker threads. Never
+        /// writes.
         Reader,
     }
-    // Part names are the same for both carriers of sets and rules: ipset with iptables, and
-    // nftables.
+    // The same part names apply to both kernel interfaces for sets and rules: ipset with iptables,
+    // and nftables.
     parts {
         /// The virtual servers with their destinations.
         Servers on Services: "the virtual servers",

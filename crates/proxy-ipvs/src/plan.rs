@@ -24,8 +24,8 @@ pub enum Op {
     /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need a link that
     /// is up.
     CreateLink,
-    /// Creates a set with room for this number of members. If a smaller set exists, replaces it
-    /// with a larger set that has the same members.
+    /// Creates a set with room for this number of members. If a smaller set exists, replaces that
+    /// set with a larger one that has the same members.
     CreateSet(Set, u32),
     /// Removes an empty set that no rule matches.
     RemoveSet(Set),
@@ -33,8 +33,8 @@ pub enum Op {
     AddMember(Set, Member),
     /// Removes a member.
     RemoveMember(Set, Member),
-    /// Changes the shim from `installed` to `wanted`, with one `iptables-restore` or one nftables
-    /// transaction.
+    /// Changes the shim from `installed` to `wanted`, with one run of `iptables-restore` or one
+    /// nftables transaction.
     WriteRules {
         /// Shim after the write.
         wanted: Arc<Rules>,
@@ -43,30 +43,33 @@ pub enum Op {
     },
     /// Adds a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Changes scheduler, flags or timeout. Connections and destinations stay.
+    /// Changes scheduler, flags or timeout of a virtual server. The kernel keeps its connections
+    /// and destinations.
     SetServer(VirtualServerKey, Properties),
     /// Removes a virtual server with its destinations.
     RemoveServer(VirtualServerKey),
     /// Adds a destination.
     AddDestination(VirtualServerKey, RealServer),
-    /// Changes weight or thresholds of a destination. The destination's connections stay.
+    /// Changes weight or thresholds of a destination. The kernel keeps the destination's
+    /// connections.
     SetDestination(VirtualServerKey, RealServer),
     /// Removes a destination.
     RemoveDestination(VirtualServerKey, Target),
     /// Binds a service address to `kube-ipvs0`, as an address or a route according to
     /// `--ipvs-vip-mode`. The address has the full prefix length.
     BindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0` that `--ipvs-vip-mode` has bound.
+    /// Unbinds a service address from `kube-ipvs0`, if a run with the current `--ipvs-vip-mode`
+    /// bound it.
     UnbindAddress(IpAddr),
-    /// Unbinds a service address from `kube-ipvs0` that an earlier run with another
-    /// `--ipvs-vip-mode` bound.
+    /// Unbinds a service address from `kube-ipvs0`, if an earlier run with another
+    /// `--ipvs-vip-mode` bound it.
     UnbindOtherwise(IpAddr),
-    /// Makes the addresses of a network local, by a route on `kube-ipvs0`.
+    /// Makes all addresses of a network local, by a route on `kube-ipvs0`.
     BindRange(IpNet),
     /// Removes the route of a network from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Removes leftovers of another mode, or leftovers in the other iptables backend. Needs at most
-    /// one `iptables-restore`.
+    /// Removes leftovers of another mode, or leftovers in the iptables backend that is not in use.
+    /// Needs at most one run of `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
@@ -147,7 +150,7 @@ impl Op {
     }
 }
 
-/// Describes the write with the set names of IPv4. See [`Op::words`].
+/// Describes the write with the set names of IPv4. See [`Op::words`] for other families.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -218,7 +221,7 @@ impl fmt::Display for TargetText {
     }
 }
 
-/// Writes in the order of execution.
+/// List of writes in the order of execution.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Writes, in order.
@@ -247,7 +250,7 @@ impl fmt::Display for Plan {
 /// Outcome of one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The kernel has the wanted value. Removing a missing entry also counts as done.
+    /// The kernel has the wanted state. The removal of a missing entry also has this outcome.
     Done,
     /// The kernel refused the write.
     Refused {
@@ -256,7 +259,7 @@ pub enum Outcome {
         /// Cause of the refusal.
         fault: Fault,
     },
-    /// The acknowledgement was lost, so the kernel must be read again.
+    /// The kernel's reply was lost, so the proxy must read the kernel's state again.
     Unknown,
 }
 
@@ -266,11 +269,11 @@ pub enum Fault {
     /// The entry is invalid, or this kernel does not support it. The kernel still accepts other
     /// entries.
     Entry,
-    /// The kernel or this node has a problem that would affect other entries too.
+    /// The kernel or this node has a problem that also affects other entries.
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The tables were wrong: the kernel unexpectedly has the entry or lacks it. The proxy must
-    /// read the kernel again.
+    /// The proxy's tables were wrong: the kernel unexpectedly has or lacks the entry. The proxy
+    /// must read the kernel's state again.
     Belief,
 }

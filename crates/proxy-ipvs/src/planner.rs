@@ -1,7 +1,7 @@
 //! Planner: computes each lane's next plan from the tables. Pure.
 //!
 //! Three lanes (worker threads) write to the kernel in parallel. If an entry needs an entry of
-//! another lane, only that entry waits, not its lane:
+//! another lane, only that entry waits, and its lane continues with further entries:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! - Changes of existing virtual servers never wait.
-//! - A new virtual server waits for its rules. Without them, endpoints would reply to outside
-//!   clients from a wrong address, and source ranges would not apply.
+//! - A new virtual server waits for its rules. Without these rules, endpoints would reply to
+//!   outside clients from a wrong address, and source ranges would not apply.
 //! - Virtual servers of cluster IPs mostly need no rules, so they wait only briefly at the start
 //!   ([`Cover`]).
 //! - Rules of iptables mode match packets before IPVS does, and the shim replaces these rules. So
@@ -46,13 +46,13 @@ pub(crate) enum Turn {
     Make,
     /// Removes virtual servers and destinations.
     Break,
-    /// Removes two kinds of entries: set members that proved ownership of removed virtual servers,
-    /// and sets that only another `--ipvs-semantics` uses.
+    /// Removes set members that proved ownership of removed virtual servers. Also removes sets that
+    /// only another value of `--ipvs-semantics` uses.
     Forget,
 }
 
 impl Turn {
-    /// Returns the order of turns after `last`. Each turn gets its share of the writes.
+    /// Returns the next three turns after `last`. Each kind of turn gets its share of the writes.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -65,11 +65,13 @@ impl Turn {
 /// State of the lane that writes virtual servers and sets, between its plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budgets by turn. The kernel removes a destination more slowly than it adds one.
+    /// Budget of each turn. Separate, because the kernel removes a destination more slowly than it
+    /// adds one.
     budgets: [Budget; 3],
-    /// Last turn, if it still has pending writes. `None` otherwise.
+    /// Last turn, if writes of this turn are still pending.
     last: Option<Turn>,
-    /// Virtual server where the last plan exhausted its budget. The next plan begins after it.
+    /// Virtual server at which the last plan exhausted its budget. The next plan begins after this
+    /// virtual server.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -83,7 +85,7 @@ impl Default for Turns {
     }
 }
 
-/// Room for one more query in a plan.
+/// Room for a query beside the writes of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,
@@ -91,8 +93,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. The plan leaves room for a
-    /// query if it only adds entries and does not exhaust its budget.
+    /// Returns the next plan for virtual servers, destinations and sets. A query fits beside a plan
+    /// that only adds entries and does not exhaust its budget.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,
@@ -134,7 +136,7 @@ impl Turns {
         }
     }
 
-    /// Adjusts the last turn's budget to the time that its writes took.
+    /// Adjusts the budget of the last turn to the time that its writes took.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
         if let Some(turn) = self.last {
             *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());

@@ -43,7 +43,7 @@ use crate::takeover::TakeOver;
 /// Number of changed Services from which the tables reserve room in advance.
 const MANY: usize = 1_000;
 
-/// Number of writes in a plan from which the process returns unused memory afterwards.
+/// Number of writes in a plan from which the process returns unused memory after the plan.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
@@ -57,33 +57,34 @@ pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Virtual servers that the first read found, until their owners are known.
+    /// Virtual servers that the first read found. `None` once their owners are known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
     /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Ranges,
-    /// Inputs from which the ranges were computed, except the tables. `None` if the tables have
-    /// changed since that computation.
+    /// Inputs, other than the tables, from which the ranges were computed. `None` if the tables
+    /// have changed since that computation.
     pub(crate) range_ground: Option<RangeGround>,
-    /// Networks that get no range, as the log last reported them.
+    /// Networks that get no range, as last reported in the log.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit for comparisons of the nftables table that notifications cause.
+    /// Limit for the frequency of comparisons of the nftables table that kernel notifications
+    /// cause.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of rules and sets, which are in one nftables table.
+    /// Requests a comparison of rules and sets, which are in the same nftables table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
-    /// True if another mode's rules must stay because the proxy cannot read an object. Only an
-    /// operator can correct the object; a restart does not help.
+    /// True if another mode's rules must stay because the proxy cannot read a Kubernetes object.
+    /// Only an operator can correct the object. A restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
@@ -116,7 +117,7 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // The query for connections of draining destinations includes these virtual servers.
+        // Also queries the connections of the destinations that this plan begins to drain.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -134,7 +135,8 @@ impl Ipvs {
 
     /// Returns the next query for the read-only lane, if any.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // An existing virtual server that uses the scheduler makes a query unnecessary.
+        // Needs the virtual servers first: an existing virtual server with the scheduler makes the
+        // query unnecessary.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -161,8 +163,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Books the numbers of connections of draining destinations. Stops wanting a destination that
-    /// has no connections or has reached its timeout.
+    /// Stores the numbers of connections of draining destinations. Removes a destination from the
+    /// wanted entries if it has no connections or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -176,7 +178,8 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // A destination can still get new connections until its weight is 0.
+            // A destination drains only with weight 0. Until then, it can still get new
+            // connections.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -193,7 +196,7 @@ impl Ipvs {
     /// Handles a notification about a removed service address. Returns true if the caller must read
     /// all addresses.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // If service addresses are routes, a route may keep the address local.
+        // If service addresses are routes, the address may still be local by its route.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -208,7 +211,8 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // The address may have just been bound or read, but the result is not booked yet.
+        // Reads the addresses if a write or read is under way: it may have bound or read the
+        // address, and its result is not in the tables yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -290,7 +294,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // No drain ends while unwanted entries must stay.
+            // Reports no drains, because none can end while unwanted entries must stay.
             proxy::Drains::default()
         }
     }
@@ -323,8 +327,8 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // Also compiles the next owners of released addresses. Each of these Services may release
-        // further addresses.
+        // Also recompiles the Services that get the released addresses. Each of these Services may
+        // release further addresses.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -356,8 +360,8 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Skips the read if a lane has read the rules during this period, for example after a
-        // refused write.
+        // Skips the read of rules if the proxy has read them during this period, for example after
+        // a refused write.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
@@ -471,7 +475,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // Some entries of this plan may no longer be wanted.
+        // Entries of this plan may have become unwanted while it was executed.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {
@@ -492,8 +496,9 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // When a program sets the link down, the kernel removes IPv6 addresses. Also, bound
-            // addresses within --nodeport-addresses serve NodePorts.
+            // Reads the addresses again. If the write set the link down, the kernel removed its
+            // IPv6 addresses. If a bound address is within --nodeport-addresses, it serves
+            // NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

@@ -11,9 +11,8 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Largest number of addresses in one plan. If the link has very many addresses, the kernel may
-/// need half a millisecond for each new address. An urgent address waits until the running plan is
-/// written.
+/// Largest number of addresses in one plan. The kernel may need half a millisecond for each new
+/// address if the link has very many, and an urgent address waits for the end of the running plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.
@@ -44,13 +43,16 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // Delays a new range until all its addresses have their virtual servers. Without the range, a
-    // client's first packet is lost and the client repeats it. Without the virtual server, the node
-    // would refuse the connection, and the client would give up.
+    // Delays a new range until all its addresses have their virtual servers:
+    //
+    // - Without the range, a client's first packet is lost, and the client repeats it.
+    // - With the range but without the virtual server, the node would refuse the connection, and
+    //   the client would give up.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
-    // Adds addresses before it removes others. Taking turns would be fairer, but removals are rare.
+    // Removes addresses only if none is left to add. Alternating would be fairer, but removals are
+    // rare.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
@@ -72,9 +74,9 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Returns the ranges that may become local. A range waits for the rules that protect the node's
-/// processes at its addresses. It does not wait in two cases: the kernel refused these rules, or
-/// another mode's rules still serve.
+/// Returns the ranges that may become local now. A range waits for the rules that protect the
+/// node's processes at the range's addresses. It does not wait if the kernel refused these rules or
+/// if another mode's rules still serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {
@@ -85,8 +87,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// True if the range is unwanted and its route can be removed: every wanted address in the range is
-/// already local by another route.
+/// True if the proxy can remove the route of an unwanted range: every wanted address in the range
+/// is already local by another route.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {
@@ -100,14 +102,14 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in order, that may be written now. Their number is limited to one
-/// plan.
+/// Returns the first entries, in order, that may be written now. Returns at most as many as one
+/// plan can hold.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Selects the first entries without sorting all. Sorting 50,000 entries for each plan of 2,000
-    // would cost more than writing them.
+    // Selects the first entries without sorting all entries. Sorting 50,000 entries for each plan
+    // of 2,000 would cost more than writing them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -123,9 +125,8 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are still missing, except those whose write
-/// failed. Costs O(pending entries), because a single Service may have thousands of addresses and
-/// ports.
+/// Returns the addresses whose virtual server is still missing, unless its write failed. Costs
+/// O(pending entries), because a single Service may have thousands of addresses and ports.
 fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let missing = servers.pending().filter(|key| {

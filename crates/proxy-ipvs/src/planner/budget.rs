@@ -1,4 +1,4 @@
-//! Limit for the length of a plan.
+//! Limit for the number of writes in a plan.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ impl Budget {
     const LEAST: Self = Self(64);
     /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// Time limit for the writes of a plan. Each pending virtual server adds `LOOK` to it, because
-    /// the next plan must examine all pending virtual servers.
+    /// Time limit for the writes of a plan. Each pending virtual server adds `LOOK` to this limit,
+    /// because the next plan must examine all pending virtual servers.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
@@ -39,8 +39,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the number of writes that one Service or namespace may have before those of others.
-    /// Its further writes follow those of other Services.
+    /// Returns the largest number of writes that one Service or namespace may have before other
+    /// Services have theirs.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }

@@ -37,7 +37,8 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Examines all urgent entries. Examines only as many other entries as the plan can hold.
+    // Checks every urgent virtual server. Checks only as many of the other virtual servers as the
+    // plan can hold.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -67,16 +68,17 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The set that drops all other clients waits for the rules that admit the allowed clients. If
-    // the kernel refuses those rules, the set gets its members anyway: a closed port is safer than
-    // an open one.
+    // The firewall set drops clients that no other rule admits, so it waits for the rules that
+    // admit allowed clients. If the kernel refuses those rules, the set gets its members anyway: a
+    // closed port is safer than an open one.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // An exemption from masquerading waits until its virtual server has the right destinations.
+        // Adds a member that exempts packets from masquerading only after its virtual server has
+        // the right destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
@@ -91,14 +93,15 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
-        // Removes the old mark of an address before adding the new one. The kernel would refuse a
-        // second mark.
+        // Removes the old mark of an address before adding a new mark. The kernel would refuse a
+        // second mark for the address.
         if of.knows(Part::Servers) {
             let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
             ops.extend(unmarked);
         }
     }
-    // Urgent Services (the API server and DNS) get a separate plan, before all others.
+    // Gives urgent Services (the API server and DNS) a plan of their own, before all other
+    // Services.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -107,7 +110,7 @@ pub(super) fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
-    // Adds members that admit clients before members that drop all other clients.
+    // Adds members that admit clients first, then members that drop all remaining clients.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
@@ -129,9 +132,9 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Rotates the virtual servers of each rank, so that each rank begins after the last planned
-/// virtual server. So virtual servers with very many changes take turns with others. The order of
-/// the ranks stays.
+/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server that
+/// the last plan ended with. So a virtual server with very many changes does not delay all others.
+/// The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -149,7 +152,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// True if a virtual server must be created or changed, or lacks destinations.
+/// True if the proxy must create or change a virtual server, or add destinations to it.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -170,8 +173,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Writes a virtual server: first adds destinations, then lowers weights. So the virtual server
-/// always has a serving destination.
+/// Writes a virtual server: adds destinations before it lowers weights, so that a destination
+/// always serves.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -185,8 +188,9 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // If a foreign virtual server has the key, the kernel refuses this write. In that case,
-        // none of our destinations is added to the foreign virtual server.
+        // Adds destinations only in a later plan. If another program has a virtual server with this
+        // key, the kernel refuses this write, and that virtual server gets none of our
+        // destinations.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -244,9 +248,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server must keep its endpoints for now. Packets from outside do not
-/// have their mark yet, so they would also reach endpoints that only clients in the cluster may
-/// use.
+/// True if a virtual server must keep its endpoints for now. Until packets from outside get their
+/// mark, they would also reach endpoints that only clients in the cluster may use.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -266,13 +269,13 @@ pub(super) fn waits_for_outside(
         && !tables.rules.is_failing(&())
 }
 
-/// Reports whether a virtual server must wait until the free marks are known.
+/// True if a virtual server must wait until the proxy knows which packet marks are free.
 fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// Reports whether a virtual server without destinations must wait for rules. A virtual server that
-/// replaces a foreign one waits, too: no set contained its address, so its rules are still missing.
+/// True if a virtual server without destinations must wait for rules. A virtual server that
+/// replaces a foreign one waits too: no set contained its address, so its rules are still missing.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
@@ -333,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_plan_continues_after_the_last_virtual_server_per_rank() {
+    fn in_each_rank_the_next_plan_continues_after_the_last_virtual_server() {
         let key = |host| -> VirtualServerKey {
             ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };

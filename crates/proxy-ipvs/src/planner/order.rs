@@ -1,13 +1,13 @@
 //! Order in which a virtual server gets its destinations.
 //!
-//! The kernel puts a new destination at the head of its list. Schedulers that take turns begin at
-//! the head. Schedulers that compare loads take the first of several equal destinations. If all
-//! nodes had the same order, the first clients of all nodes would reach the same endpoint
-//! (k/k#121591).
+//! - The kernel puts a new destination at the head of its list. Schedulers that take turns begin at
+//!   the head. Schedulers that compare loads take the first of several equal destinations.
+//! - So if all nodes used the same order, the first clients of all nodes would reach the same
+//!   endpoint (k/k#121591).
+//! - Each node therefore has its own order, by a hash of node and endpoint.
 //!
-//! So each node has its own order, by a hash of node and endpoint. Only additions have an order, so
-//! a restart does not change the list. A single new endpoint is at the head of the list on each
-//! node.
+//! Only additions have an order, so a restart does not change the list. A single new endpoint is at
+//! the head of the list on each node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -16,23 +16,25 @@ use proxy::Target;
 
 use crate::server::Properties;
 
-/// Schedulers that prefer the head of the destination list, so each node uses another order for
-/// them. Excluded are `mh`, `sh` and `dh`: nodes must fill their tables in the same order to choose
-/// the same endpoint for a client. Also excluded are `fo` and `ovf`, which prefer one endpoint on
-/// purpose.
+/// Schedulers that prefer the head of the destination list. For them, each node uses its own order.
+/// Excluded are:
+///
+/// - `mh`, `sh` and `dh`: nodes must fill their tables in the same order to choose the same
+///   endpoint for a client.
+/// - `fo` and `ovf`: they prefer one endpoint on purpose.
 const FROM_THE_HEAD: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sed", "nq"];
 
 /// Order in which a virtual server's destinations are added on a node.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Order by a hash of the target and of the node's name. The hasher has already read the name.
+    /// Order by a hash of the node's name and the target. The hasher already contains the name.
     Node(DefaultHasher),
     /// Order by target, the same on all nodes.
     Target,
 }
 
 impl Order {
-    /// Returns the order for these properties on a node of this name.
+    /// Returns the order for virtual servers with these properties, on a node of this name.
     pub(super) fn of(properties: &Properties, node: &str) -> Self {
         if !FROM_THE_HEAD.contains(&&*properties.scheduler) {
             return Self::Target;
@@ -48,8 +50,8 @@ impl Order {
     }
 
     /// Sorts removed destinations into the reverse order of their additions. If a destination
-    /// returns, the kernel then finds it near the head of its trash list (see `order` of the
-    /// writes).
+    /// returns, the kernel then finds it near the head of its trash list (see `order` in
+    /// `netlink/servers/write.rs`).
     pub(super) fn sort_removed(&self, removed: &mut [Target]) {
         removed.sort_by_cached_key(|target| Reverse(self.place(*target)));
     }
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heads_of_a_thousand_nodes_are_spread_over_the_endpoints() {
+    fn a_thousand_nodes_spread_their_first_destination_over_all_endpoints() {
         let mut heads = BTreeMap::<Target, u32>::new();
         for node in 0..1_000 {
             let last = added("rr", &format!("node-{node}"));
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn hashing_schedulers_get_their_destinations_in_one_order_on_all_nodes() {
+    fn hashing_schedulers_get_destinations_in_the_same_order_on_all_nodes() {
         for scheduler in ["mh", "sh", "dh", "fo", "ovf"] {
             for node in ["a", "b"] {
                 assert_eq!(added(scheduler, node), targets(10), "{scheduler}");
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_reverse_the_order_of_additions() {
+    fn destinations_are_removed_in_the_reverse_order_of_their_addition() {
         for scheduler in ["rr", "mh"] {
             let mut removed = targets(10);
             order(scheduler, "a").sort_removed(&mut removed);

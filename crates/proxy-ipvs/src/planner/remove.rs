@@ -1,5 +1,5 @@
-//! Plans that remove destinations and virtual servers, and then the set members that proved their
-//! ownership.
+//! Plans that remove destinations and virtual servers. Later plans remove the set members that
+//! proved ownership of these virtual servers.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -17,13 +17,13 @@ use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
 /// Removes destinations and virtual servers, in the reverse order of their additions. If
-/// destinations return, the kernel then finds them near the head of its trash list (see `order` of
-/// the writes).
+/// destinations return, the kernel then finds them near the head of its trash list (see `order` in
+/// `netlink/servers/write.rs`).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // Skips virtual servers after a lost reply, because it is unknown which destinations still get
-    // packets.
+    // Skips virtual servers whose last write got no reply, because it is unknown which destinations
+    // still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -39,17 +39,17 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // Waits until the address is removed. While an address without its virtual server is
-            // local, clients' packets would reach another process of the node.
+            // Keeps the virtual server until its address is removed. Clients' packets to a local
+            // address without a virtual server would reach another process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: a Service that has not been read yet may want it.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
-            // Keeps the fwmark virtual server while rules still mark its packets. Without it, these
-            // packets would use the virtual server at their address.
+            // Keeps the fwmark virtual server while rules may still mark packets for it. Without
+            // it, these packets would reach the virtual server at their destination address.
             None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Waits until another step has added the missing destinations.
+            // Removes destinations only after another plan has added the missing destinations.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -69,7 +69,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// True if an address is on the link, as address or as route, and must be removed.
+/// True if an address must be removed from the link, where it still is an address or a route.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -77,26 +77,26 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members that proved ownership of removed virtual servers. If no such member remains,
-/// removes the sets that only another `--ipvs-semantics` uses.
+/// Removes set members that proved ownership of removed virtual servers. If no such member is left,
+/// removes the sets that only another value of `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Keeps members that filter or masquerade until their virtual servers are removed and no packet
-    // can arrive.
+    // Keeps members that filter or masquerade packets until their virtual servers and addresses are
+    // removed, so that no such packet can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
     {
         return Plan::default();
     }
-    // Ports of the unwanted virtual servers that still exist.
+    // Ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of these virtual servers whose member with the port is missing, because the kernel
-    // refused that member. Their only evidence is the set of addresses, so they stay in it. All
-    // other unwanted addresses are removed from that set now: rules reject packets to its members,
-    // and the node may own the address.
+    // Addresses of unwanted virtual servers for which the kernel refused the set member with
+    // address and port. Only the set of addresses still proves ownership of these virtual servers,
+    // so it keeps the addresses. All other unwanted addresses are removed from that set now: rules
+    // reject packets to its members, and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // Reports whether a member still proves ownership of a virtual server that exists.
+    // Reports whether a member still proves ownership of an unwanted virtual server that exists.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -118,7 +118,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // Another function removes these members together with the exemptions.
+            // Skips packet marks: `end_marks` removes them.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
@@ -140,7 +140,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets of another `--ipvs-semantics` that have no members and no matching rule.
+/// Returns the sets that only another value of `--ipvs-semantics` uses, if they have no members and
+/// no rule matches them.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));
@@ -152,10 +153,11 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// Reports whether a member must stay until another set or source range covers its virtual server.
-/// Otherwise the rules would reject or drop clients in the meantime.
+/// True if a member must stay until another set or source range covers its virtual server.
+/// Otherwise, the rules would reject or drop clients in the meantime.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall set admits no client. Without source ranges, its member would drop every client.
+    // Keeps no member of the firewall set: it admits no client, and without source ranges it would
+    // drop every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -179,7 +181,8 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // Does not wait for refused rules, because a withdrawn range must not stay admitted.
+        // Does not wait for rules that the kernel refused: a source range that was withdrawn must
+        // not admit clients any longer.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));
@@ -187,8 +190,8 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// True if a set contains the address and port of a virtual server, which proves that the proxy
-/// owns the virtual server.
+/// True if a set contains the address and port of a virtual server. This member proves that the
+/// proxy owns the virtual server.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -1,4 +1,4 @@
-//! Plans of writes to the shim, and of the removal of other modes' leftovers.
+//! Plans that write the shim and remove leftovers of other modes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::Set;
 use crate::tables::{Tables, sorted};
 
-/// Returns the next plan for the shim or leftovers.
+/// Returns the next plan that writes the shim or removes leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     // Waits for the sets: the kernel refuses a rule that names a missing set.
@@ -42,8 +42,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if the leftovers at a place can be removed: no Service needs them, and they prove no
-/// ownership of virtual servers.
+/// True if the leftovers at a place can be removed: no Service needs them, and they do not prove
+/// ownership of a virtual server.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
         // The shim has replaced these leftovers, or the process that needed them has ended.
@@ -53,8 +53,8 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
         }
-        // Sets of the former shim prove ownership of virtual servers until these virtual servers
-        // are removed.
+        // Sets of an earlier shim prove ownership of virtual servers, until the unwanted virtual
+        // servers are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers)
                 && of.has_taken_over
@@ -71,7 +71,8 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if each wanted set exists or could not be created. The rules name all wanted sets.
+/// True if the proxy has created each wanted set or failed to create it. The rules name all wanted
+/// sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -79,18 +80,19 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// True if the initial lists are complete and all serving entries exist, except failed ones.
+/// True if the initial lists are complete and all serving entries exist, except those that the
+/// kernel refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
-    // Ignores virtual servers that wait for rules, or wait for the removal of rules that mark their
-    // packets.
+    // Ignores virtual servers that wait for rules, or that wait until no rule marks their packets.
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)
             && (waits_for_outside(tables, key, of)
                 || (key.address().is_none() && tables.servers.wanted(key).is_none()))
     };
     let waiting = || tables.servers.pending().filter(waits).count();
-    // Also ignores the set members that exempt packets of such virtual servers from masquerading.
+    // Also ignores the set members that exempt packets of waiting virtual servers from
+    // masquerading.
     let may_wait = |set: Set| EXEMPT.contains(&set) && waiting() > 0;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
     of.claims.may_delete

@@ -1,4 +1,4 @@
-//! Context of plans, and queries that several planners use.
+//! Input of the planners besides the tables, and queries that several planners use.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,16 +15,17 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// Facts for a plan, in addition to the tables.
+/// Input of a plan, in addition to the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// State of each part of the kernel. The planner writes a part only after it has been read.
+    /// State of each part of the kernel. The planner plans writes of a part only after the part was
+    /// read.
     pub(crate) state: &'a State,
     /// True if the installed rules are unknown or differ from the wanted rules. False while another
     /// mode's rules serve.
     pub(crate) are_rules_pending: bool,
-    /// True if the owner of every virtual server found at the start is known.
+    /// True once the proxy knows the owner of each virtual server that it found at its start.
     pub(crate) has_taken_over: bool,
     /// True if no notification contradicts the addresses in the tables.
     pub(crate) has_all_addresses: bool,
@@ -42,8 +43,9 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the rank of a virtual server's writes in a plan, by the shares of its Service and
-/// namespace. An unwanted virtual server belongs to no Service, so no share limits its writes.
+/// Returns the order of a virtual server's writes in a plan, by the shares of its Service and
+/// namespace. No share limits the writes of an unwanted virtual server, because it belongs to no
+/// Service.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -71,7 +73,7 @@ pub(super) fn gone(
     gone
 }
 
-/// True if the installed rules have been read, and the kernel has not refused the wanted rules.
+/// True if the proxy has read the installed rules, and the kernel has not refused the wanted rules.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
@@ -79,7 +81,8 @@ pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
 /// Sets of the clients that a load balancer's firewall admits.
 pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// True if an unwanted virtual server is ours, or may be ours because a reply was lost.
+/// True if an unwanted virtual server is ours, or may be ours because the reply to its creation was
+/// lost.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
@@ -91,8 +94,8 @@ pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry. At the start, the API server's Service ranks first, and DNS
-/// second.
+/// Returns the rank of an entry's Service. At the start, the API server's Service ranks first, DNS
+/// second, and all other Services after them.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,
