@@ -4,13 +4,14 @@
 //! another lane, only that entry waits, and its lane continues with further entries:
 //!
 //! ```text
-//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations                 ╮ in turns: additions and changes,
-//!               destinations ─▶ virtual servers (once their addresses are removed) │ removals,
-//!               members (once their virtual servers are removed)                   ╯ proofs of ownership
+//!   services    1. sets ─▶ members ─▶ virtual servers ─▶ destinations
+//!               2. destinations ─▶ virtual servers (once their addresses are removed)
+//!               3. members (once their virtual servers are removed)
 //!   addresses   link ─▶ addresses (once their virtual servers exist) ─▶ removals
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
+//! - The first lane takes turns: additions and changes (1), removals (2), proofs of ownership (3).
 //! - Changes of existing virtual servers never wait.
 //! - A new virtual server waits for its rules. Without these rules, endpoints would reply to
 //!   outside clients from a wrong address, and source ranges would not apply.
