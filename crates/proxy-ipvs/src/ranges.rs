@@ -1,20 +1,20 @@
-//! Ranges of service addresses: networks that one local route each makes local
-//! (`--ipvs-vip-mode=range`).
+//! Ranges of service addresses (`--ipvs-vip-mode=range`). A range is a network that a single local
+//! route makes local.
 //!
 //! ```text
-//!   ServiceCIDRs, else the flag ─┐                            ┌─▶ routes: the networks without exceptions
-//!   networks of interfaces and   ├─▶ Ranges (nets, exceptions) ┼─▶ the shim: which packets to refuse
-//!   routes, API servers ─────────┘                            └─▶ compile: addresses that need no route of their own
+//!   ServiceCIDRs, else the flag ─┐                       ┌─▶ routes: networks without exceptions
+//!   networks of interfaces and   ├─▶ Ranges: networks, ──┼─▶ shim: packets to refuse
+//!   routes, API servers ─────────┘   exceptions          └─▶ compile: addresses without own route
 //! ```
 //!
 //! Exceptions are networks within a range that must keep their own routes. So a range with
-//! exceptions becomes several local routes around them.
+//! exceptions becomes several local routes around these networks.
 //!
-//! - A single route with `throw` routes for the exceptions is not possible. Without foreign routing
-//!   rules, the kernel keeps the tables local and main in one trie (`fib_trie_unmerge`). A `throw`
-//!   route there would end the whole look-up.
+//! - A single route for the range with `throw` routes for the exceptions is not possible. Without
+//!   foreign routing rules, the kernel keeps the tables local and main in one trie
+//!   (`fib_trie_unmerge`). A `throw` route in this trie would end the whole look-up.
 //! - In this trie, a more specific route of table main has precedence over a range. So the
-//!   destinations of such routes are exceptions, too.
+//!   destinations of such routes are also exceptions.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,49 +22,52 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// Maximum number of routes. Beyond it, each service address gets a route of its own.
+/// Maximum number of routes for ranges. If more are needed, each service address gets a route of
+/// its own instead.
 const MOST_ROUTES: usize = 512;
 
-/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: as
-/// a local route, it would cut the node off from other hosts.
+/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: a
+/// local route for such a large network would cut the node off from other hosts.
 const SHORTEST: (u8, u8) = (8, 32);
 
-/// Networks that no range may make local.
+/// Networks that ranges must not make local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
     /// Networks of the node's other interfaces, and addresses of API servers.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. If such a destination contains a range, the
-    /// route of the range has precedence.
+    /// Destinations of routes in the table `main`. A range within such a destination has precedence
+    /// over the route.
     pub routed: BTreeSet<IpNet>,
 }
 
-/// Source address of the node's own packets into a range, as its route names it.
+/// Source address in the route of a range. The node's own packets into the range get this source
+/// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeSource {
-    /// The source address that this mode sets now.
+    /// The source address that the proxy now sets in routes.
     Current,
-    /// Another source address, from an earlier run or an earlier address of the node.
+    /// Another source address. An earlier run set it, or the node's address has changed since.
     Former,
 }
 
-/// Networks that local routes make local as a whole.
+/// Networks that local routes make local as a whole, and exceptions within these networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
-    /// The networks. None lies within another one.
+    /// The networks. No network lies within another network of this list.
     pub nets: BTreeSet<IpNet>,
-    /// Networks inside of `nets` that stay excluded from the routes.
+    /// Networks inside of `nets` that our routes must not cover.
     pub except: BTreeSet<IpNet>,
 }
 
-/// Inputs from which the ranges are computed, besides the tables.
+/// Inputs, other than the tables, from which the ranges are computed.
 #[derive(PartialEq, Eq)]
 pub(crate) struct RangeGround {
     pub(crate) service_cidrs: Option<Vec<IpNet>>,
     pub(crate) api_servers: Vec<SocketAddr>,
 }
 
-/// A network without a range. Each service address in it has a route of its own.
+/// A service network that gets no range. Each service address in this network has a route of its
+/// own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SkippedRange {
     net: IpNet,
@@ -75,9 +78,9 @@ pub(crate) struct SkippedRange {
 enum Reason {
     /// The network is too large.
     Short,
-    /// Another network that contains this one.
+    /// The network lies within this network of one of the node's interfaces.
     Within(IpNet),
-    /// The range would need too many routes around other networks.
+    /// The range would need too many routes around its exceptions.
     Scattered,
 }
 
@@ -106,8 +109,8 @@ impl fmt::Display for SkippedRange {
 }
 
 impl Ranges {
-    /// Returns the ranges that cover `nets`, except the addresses in `others`. Also returns the
-    /// networks that get no range.
+    /// Returns the ranges for the service networks `nets`. Networks in `others` become exceptions.
+    /// Also returns the service networks that get no range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,
@@ -147,13 +150,14 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// True if a range makes an address local. Such an address needs no separate route.
+    /// True if a range contains the address, so that it needs no route of its own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)
     }
 
-    /// Returns the destinations of the routes: the networks, split around the exceptions.
+    /// Returns the destinations of the routes: the networks, divided so that they omit the
+    /// exceptions.
     pub fn routes(&self) -> Vec<IpNet> {
         let mut routes = Vec::new();
         let mut left: Vec<IpNet> = self.nets.iter().copied().collect();
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_surround_the_networks_of_others() {
+    fn the_routes_of_a_range_omit_the_networks_of_interfaces() {
         assert_eq!(
             routes(&["10.96.0.0/12"], &["172.16.0.0/12"]),
             ["10.96.0.0/12"]
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_within_the_nodes_network_is_skipped_and_reported() {
+    fn a_service_network_within_the_nodes_network_gets_no_range_and_is_reported() {
         for network in ["10.0.0.0/8", "10.96.0.0/12"] {
             let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&[network], &[]));
             assert_eq!(ranges, Ranges::default());
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_longer_routes_of_main_are_exceptions() {
+    fn only_routes_of_table_main_within_a_range_are_exceptions() {
         let main = ["10.0.0.0/8", "10.96.0.0/12", "10.100.0.0/16"];
         let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&[], &main));
         assert_eq!(ranges.except, ["10.100.0.0/16".parse().unwrap()].into());
@@ -240,19 +244,19 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_is_too_large_is_no_range() {
+    fn a_service_network_that_is_too_large_gets_no_range() {
         let (ranges, skipped) = both(&["0.0.0.0/0", "fd00::/8"], &networks(&[], &[]));
         assert_eq!((ranges, skipped.len()), (Ranges::default(), 2));
     }
 
     #[test]
-    fn a_range_within_another_is_no_second_route() {
+    fn a_service_network_within_another_needs_no_route_of_its_own() {
         let nets = ["10.96.0.0/12", "10.97.0.0/16", "10.128.0.0/16"];
         assert_eq!(routes(&nets, &[]), ["10.96.0.0/12", "10.128.0.0/16"]);
     }
 
     #[test]
-    fn too_many_exceptions_leave_single_addresses() {
+    fn a_service_network_with_too_many_exceptions_gets_no_range() {
         let others: Vec<String> = (0..100).map(|n| format!("10.96.{n}.1/32")).collect();
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&others, &[]));

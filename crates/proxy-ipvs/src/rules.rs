@@ -1,7 +1,8 @@
-//! The installed shim: iptables chains with rules and jumps, or the content of an nftables table.
+//! The installed shim: chains of iptables with their rules and jumps, or the content of an nftables
+//! table.
 //!
-//! Rules have the format of `iptables-save`. So the proxy can compare wanted rules with the
-//! kernel's rules as text.
+//! Rules of iptables have the format of `iptables-save`. So the proxy can compare wanted rules with
+//! the kernel's rules as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +15,13 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables that the shim uses, in the order of writing. The kernel replaces each table separately.
-/// Table mangle comes first: it gives packets their mark before rules in table nat let them pass to
-/// IPVS.
+/// Tables that the shim uses, in the order of writing, because the kernel replaces each table
+/// separately. Table mangle comes first: packets must have their mark before rules in table nat let
+/// them pass to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
-/// Chains of `--ipvs-semantics=exact`, which packets pass before IPVS. They are in table mangle,
-/// because IPVS comes before table filter at hook output.
+/// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. The chains are in table
+/// mangle, because at hook output, table filter comes after IPVS.
 pub(crate) const BEFORE_IPVS: &str = "KUBE-IPVS-BEFORE";
 pub(crate) const OUT_BEFORE_IPVS: &str = "KUBE-IPVS-OUT-BEFORE";
 pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
@@ -28,7 +29,7 @@ pub(crate) const EARLY_CHAINS: [(Table, &str); 2] = [
     (Table::Mangle, OUT_BEFORE_IPVS),
 ];
 
-/// All chains that a shim may have.
+/// All chains that a shim in iptables may have.
 #[allow(
     clippy::indexing_slicing,
     reason = "the compiler evaluates the constant"
@@ -59,9 +60,9 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains; some of them exist only when needed. The proxy inserts each
-/// missing jump at the head of its chain, in this order. So in a fresh table, the last jump is the
-/// first rule.
+/// Jumps from the built-in chains to our chains. Some jumps exist only when needed. The proxy
+/// inserts each missing jump at the head of its built-in chain, in this order. So in an empty
+/// chain, the last jump of this list becomes the first rule.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -85,25 +86,26 @@ pub(crate) const JUMPS: [Jump; 11] = {
     ]
 };
 
-/// Content of the shim in one family: chains with rules, and jumps, as lines of `iptables-save`.
+/// Content of the shim for one IP family: chains with rules, and jumps, as lines of
+/// `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Our chains, each with its rules in order. A rule begins with `-A`.
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
-    /// Existing jumps into our chains.
+    /// Jumps from built-in chains into our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// Content of the nftables table. Empty with other shims.
+    /// Content of the nftables table. Empty if the shim is in iptables.
     native: Content,
 }
 
-/// Chains of an iptables shim with their rules in order, and the jumps into these chains.
+/// Chains of a shim in iptables with their rules in order, and the jumps into these chains.
 pub(crate) struct Chains {
     pub(crate) chains: Vec<(Table, &'static str, Vec<Rule>)>,
     pub(crate) jumps: Vec<&'static Jump>,
 }
 
 impl Rules {
-    /// Renders the chains of a shim in iptables.
+    /// Renders the chains of a shim in iptables as lines of `iptables-save`.
     pub(crate) fn in_iptables(of: &Chains) -> Self {
         let chains = of.chains.iter().map(|(table, name, chain)| {
             let lines = chain.iter().map(|rule| rule.line(name)).collect();
@@ -117,7 +119,7 @@ impl Rules {
         }
     }
 
-    /// Returns rules of the nftables shim with this content.
+    /// Returns the rules of a shim in nftables with this content.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
             native,
@@ -125,7 +127,7 @@ impl Rules {
         }
     }
 
-    /// Returns the name of the program or table that carries the rules.
+    /// Returns the name of the iptables program or nftables table that has the rules.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -139,7 +141,7 @@ impl Rules {
         &self.native
     }
 
-    /// Returns the sets that these rules match but the installed rules do not.
+    /// Returns the sets that these wanted rules match but the installed rules do not match.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -157,8 +159,8 @@ impl Rules {
             .collect()
     }
 
-    /// Parses the shim from the output of `iptables-save` (or `ip6tables-save`). Ignores rules that
-    /// are not ours.
+    /// Parses the shim from the output of `iptables-save` or `ip6tables-save`. Ignores rules of
+    /// other programs.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
         for (table, entry) in entries(saved) {
@@ -187,11 +189,11 @@ impl Rules {
     }
 
     /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
-    /// these rules. The input does not name other chains, so these stay unchanged.
+    /// these rules. Chains of other programs stay unchanged, because the input does not name them.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Table mangle has our chains only while these chains have rules.
+                // Skips table mangle if neither the wanted nor the installed shim has chains there.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;
@@ -201,7 +203,7 @@ impl Rules {
                     chains.any(|(of, chain)| *of == table && chain == name)
                 };
                 restore.begin(table)?;
-                // Names each chain, which empties the chain. The same transaction fills it again.
+                // Declares each chain, which empties it. The same transaction adds its rules again.
                 let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
                 for (_, name) in chains.clone() {
                     if !is_on_demand || is_in(self, name) || is_in(installed, name) {
@@ -235,7 +237,8 @@ impl Rules {
         self.chains.keys().any(|(of, _)| *of == table)
     }
 
-    /// Lists the writes from `installed` to these rules, for operators, one per line.
+    /// Lists the writes that change the shim from `installed` to these rules, for operators, one
+    /// per line.
     pub fn differences(&self, installed: &Self) -> Vec<String> {
         self.compare(installed, &TO_DO)
     }
@@ -274,7 +277,7 @@ impl Rules {
         chains.chain(self.jumps.iter().cloned()).collect()
     }
 
-    /// Returns the rules, each with its table.
+    /// Returns the iptables rules, each with its table.
     pub fn rules(&self) -> impl Iterator<Item = (Table, &str)> {
         self.chains
             .iter()
@@ -288,7 +291,7 @@ impl Rules {
     }
 }
 
-/// Verbs for the list of differences between two sets of rules.
+/// Verbs for a list of differences, such as planned writes or another program's changes.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -343,15 +346,16 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // Skips targets that need no module: the kernel's built-in targets, and targets for
-                // bridges.
+                // Skips targets that need no module of their own: the kernel's built-in targets,
+                // and a match for bridges.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")
                 };
                 let mut seen = 0;
                 for name in of("-m").chain(of("-j")).filter(known) {
-                    // The modules xt_mark and xt_set provide both a match and a target.
+                    // Uses the match's name for a target, because xt_mark and xt_set provide both a
+                    // match and a target.
                     let name = name.replace("MARK", "mark").replace("SET", "set");
                     let alias = format!("ipt_{name}");
                     let mut loaded = iptables::MODULES.iter().chain(&crate::MODULES);
@@ -386,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_semantics_need_table_mangle_only_while_it_has_rules() {
+    fn with_exact_semantics_table_mangle_has_chains_only_while_they_have_rules() {
         let all: Vec<_> = Set::every().collect();
         for style in [ShimStyle::Upstream, ShimStyle::Lean] {
             let shim_of = |filled: &[Set], of: &Config| {
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uncovered_mark_is_found_in_the_target_of_its_rule() {
+    fn a_missing_set_of_marks_is_found_by_the_target_of_its_rule() {
         let family = IpFamily::V6;
         let rules = |filled: &[Set]| shim(family, filled).rules(&exact());
         let few = rules(&[Set::ClusterIp]);
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_chains_are_ignored() {
+    fn chains_of_other_programs_are_ignored() {
         let saved = "*nat\n:OTHER - [0:0]\n:KUBE-SERVICES - [0:0]\n-A OTHER -j RETURN\n-A POSTROUTING -j OTHER\n\
                      -A KUBE-SERVICES -d 9.9.9.9/32 -j RETURN\nCOMMIT\n*mangle\n:KUBE-SERVICES - [0:0]\nCOMMIT\n";
         let found = Rules::parse(saved);
@@ -463,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_differences_are_reported_line_by_line() {
+    fn differences_between_rules_are_reported_line_by_line() {
         let rules = |filled: &[Set]| shim(IpFamily::V4, filled).rules(&Config::default());
         let (few, more) = (rules(&[]), rules(&[Set::LoadBalancerLocal]));
         let line = "in table nat: -A KUBE-LOAD-BALANCER -m comment --comment \"Kubernetes service load balancer ip + port with \

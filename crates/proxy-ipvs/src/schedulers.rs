@@ -1,10 +1,10 @@
-//! Schedulers that Services request in addition to the node's scheduler, and their presence in the
-//! kernel.
+//! Schedulers that Services request besides the node's scheduler, and whether the kernel has them.
 //!
-//! When a virtual server names a scheduler, the kernel loads the scheduler's module. Meanwhile, it
-//! blocks all IPVS writes. So the write of a Service's virtual server must never cause that load:
+//! When a virtual server names a scheduler, the kernel loads the scheduler's module. During that
+//! time, the kernel blocks all IPVS writes. So no write of a Service's virtual server may cause
+//! such a load:
 //!
-//! 1. The read-only lane queries each scheduler once.
+//! 1. The proxy's read-only worker thread queries each scheduler once.
 //! 2. Until the kernel responds, the Service uses the node's scheduler.
 //! 3. A scheduler that an existing virtual server uses needs no query. So a restart changes no
 //!    scheduler.
@@ -19,7 +19,8 @@ use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before a missing scheduler is queried again. An operator may install its module meanwhile.
+/// Pause before the proxy queries a missing scheduler again. An operator may install its module in
+/// the meantime.
 const RETRY: Duration = Duration::from_mins(5);
 
 /// Schedulers that Services request.
@@ -28,18 +29,19 @@ pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
     /// True once session affinity has needed [`Scheduler::SOURCE_HASH`].
     is_source_hash_needed: bool,
-    /// True if a response has arrived since Services were compiled.
+    /// True if the kernel has responded to a query since Services were last compiled.
     has_answers: bool,
-    /// True if a response differs from the assumption under which Services were compiled.
+    /// True if a response of the kernel contradicts the assumption under which Services were
+    /// compiled.
     has_changed: bool,
 }
 
-/// Result of the query for one scheduler.
+/// A scheduler, and what the proxy knows about it from its query.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
     state: SchedulerState,
-    /// True if the kernel must be queried.
+    /// True if the proxy must query the kernel for this scheduler.
     is_due: bool,
 }
 
@@ -63,7 +65,8 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Returns the initial state, with the schedulers that the configuration already knows.
+    /// Returns the initial state, with the schedulers that earlier queries found
+    /// (`foreseen_schedulers`).
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
         for (scheduler, answer) in &config.foreseen_schedulers {
@@ -79,7 +82,8 @@ impl Schedulers {
         of.or_insert_with(|| SchedulerEntry::new(scheduler))
     }
 
-    /// Returns the scheduler that a Service gets.
+    /// Returns the scheduler that a Service gets: its own if the kernel has it, otherwise the
+    /// node's.
     fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
@@ -95,7 +99,8 @@ impl Schedulers {
         }
     }
 
-    /// Returns the schedulers for the virtual servers of a Service.
+    /// Returns the schedulers for the virtual servers of a Service: its own, and `sh` if the kernel
+    /// has it.
     pub(crate) fn all_of(&mut self, service: &Service, config: &Config) -> ServiceSchedulers {
         let is_there = |entry: &&SchedulerEntry| entry.state == SchedulerState::There;
         let by_source = if *config.scheduler == *Scheduler::SOURCE_HASH.name() {
@@ -110,13 +115,14 @@ impl Schedulers {
         }
     }
 
-    /// Requests a query of the scheduler that chooses by the client's address.
+    /// Requests a query of the scheduler `sh`, which chooses the destination by the client's
+    /// address.
     pub(crate) fn want_by_source(&mut self) {
         self.is_source_hash_needed = true;
         self.ask(Scheduler::SOURCE_HASH);
     }
 
-    /// Records that the kernel has the schedulers of existing virtual servers.
+    /// Records that the kernel has the schedulers that existing virtual servers use.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -137,7 +143,8 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Handles the kernel's response. An error states why the scheduler is missing.
+    /// Stores the kernel's response to a query. An error has the reason why the scheduler is
+    /// missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let is_needed = self.is_source_hash_needed && scheduler == Scheduler::SOURCE_HASH;
         let state = match answer {
@@ -160,8 +167,8 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the kernel responds, the proxy serves a Service as if the kernel lacked the
-        // Service's scheduler.
+        // Treats an unknown scheduler like a missing one: in both cases, the Service uses the
+        // node's scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);
     }
@@ -174,8 +181,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests another query of schedulers that have been missing for some time. The proxier calls
-    /// it once per sync period.
+    /// Requests another query of each scheduler that has been missing for [`RETRY`]. The proxier
+    /// calls this function once per sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let SchedulerState::Missing(_, since) = known.state {
@@ -184,13 +191,13 @@ impl Schedulers {
         }
     }
 
-    /// True if [`take_changed`](Self::take_changed) has changes to return.
+    /// True if a response has arrived since the last call of [`take_changed`](Self::take_changed).
     pub(crate) fn has_news(&self) -> bool {
         self.has_answers || self.has_changed
     }
 
-    /// Returns true if Services with their own scheduler must be compiled again. Forgets missing
-    /// schedulers that no Service names any more.
+    /// Returns true if the Services that request a scheduler must be compiled again. Forgets
+    /// missing schedulers that no Service requests any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing =
             |known: &SchedulerEntry| matches!(known.state, SchedulerState::Missing(..));

@@ -9,16 +9,16 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets, claims and evidence of ownership refer to
-/// service addresses, and each service address can be converted to a key.
+/// Identity of a virtual server in the kernel. Sets, claims and evidence of ownership contain
+/// service addresses instead, and each service address can be converted to this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Packets with this firewall mark, to any address. In plans, these virtual servers come first.
-    /// Without them, marked packets would use the virtual server at their address.
+    /// Packets with this firewall mark, to any address. Plans create these virtual servers first.
+    /// Without them, marked packets would use the virtual server at their destination address.
     Mark {
         /// Family of the packets.
         family: IpFamily,
-        /// The mark, which is never 0.
+        /// The packet mark, which is never 0.
         mark: u32,
     },
     /// Packets to this address and port.
@@ -26,7 +26,7 @@ pub enum VirtualServerKey {
 }
 
 impl VirtualServerKey {
-    /// Returns the service address. `None`: the key is a mark.
+    /// Returns the service address, or `None` if the key is a mark.
     pub fn address(&self) -> Option<ServiceAddress> {
         match *self {
             Self::Address(at) => Some(at),
@@ -74,8 +74,8 @@ impl From<VirtualServerKey> for ServiceKey {
 pub struct Properties {
     /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
-    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Does not contain
-    /// `HASHED`, which the kernel sets.
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Never contains `HASHED`,
+    /// which the kernel sets by itself.
     pub flags: u32,
     /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
@@ -93,8 +93,8 @@ impl Properties {
     /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Flag that marks a virtual server as created by a kube-proxy, where other evidence may be
-    /// missing:
+    /// Flag that marks a virtual server as created by a kube-proxy, because other evidence of
+    /// ownership may be missing:
     ///
     /// - Sets of NodePorts contain only ports. So a virtual server at an address that the node has
     ///   lost could belong to any program.
@@ -104,8 +104,8 @@ impl Properties {
     /// only the six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
     /// `/proc/net/ip_vs`), so the visible state equals upstream's.
     ///
-    /// When upstream takes over, it compares flags and writes such a virtual server once.
-    /// Destinations and connections stay.
+    /// If upstream kube-proxy takes over the node, it compares flags and writes such a virtual
+    /// server once. The kernel keeps the destinations and connections.
     ///
     /// Alternatives are worse:
     ///
@@ -113,14 +113,17 @@ impl Properties {
     /// - The timeout and the netmask are in use for session affinity.
     /// - A file can contradict the kernel after a reboot or another program's change.
     ///
-    /// A virtual server of upstream or of an earlier build lacks the bit and does not get it later.
-    /// Its address decides about ownership. If a kernel drops the bit, only this evidence is lost.
-    /// If a kernel refuses the bit, the proxy creates the virtual server without it.
+    /// Exceptions:
+    ///
+    /// - A virtual server of upstream or of an earlier build of this proxy lacks the bit and does
+    ///   not get it later. Its address decides who owns it.
+    /// - If a kernel drops the bit, only this evidence is lost.
+    /// - If a kernel refuses the bit, the proxy creates the virtual server without the bit.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns properties without persistence, for scheduler `sh`, which chooses the destination by
-    /// the client's address. IPVS' persistence by mark keeps the packet's port, so it fits only
-    /// endpoints with that port.
+    /// Returns these properties with scheduler `sh` instead of persistence. `sh` chooses the
+    /// destination by the client's address. IPVS' persistence by mark keeps the packet's port, so
+    /// it works only for endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
             scheduler: Arc::clone(scheduler),
@@ -129,7 +132,7 @@ impl Properties {
         }
     }
 
-    /// Returns properties without persistence.
+    /// Returns these properties without persistence.
     pub(crate) fn without_persistence(self) -> Self {
         Self {
             flags: self.flags & !Self::PERSISTENT,
@@ -138,15 +141,15 @@ impl Properties {
         }
     }
 
-    /// True if the flags say that a kube-proxy created the virtual server.
+    /// True if the flags contain [`OWNED`](Self::OWNED): a kube-proxy created the virtual server.
     pub fn is_owned(&self) -> bool {
         self.flags & Self::OWNED != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a kube-proxy could have created `found` for this wanted virtual server: both have a
-    /// destination in common. If `found` has no destinations, the properties must be equal.
+    /// True if a kube-proxy could have created `found` for this wanted virtual server: the two have
+    /// a common destination. If `found` has no destinations, the properties must be equal.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -163,7 +166,8 @@ impl PartialEq for Properties {
     }
 }
 
-/// Virtual server with its destinations. Cheap to clone, because clones share the list.
+/// Virtual server with its destinations. A clone is cheap, because it shares the list of
+/// destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler, flags, persistence.
@@ -184,14 +188,14 @@ impl VirtualServer {
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections; 0 during a drain. If the kernel has a larger weight than this type
-    /// can hold, the largest value of the type.
+    /// Share of new connections; 0 during a drain. If the kernel's weight is too large for this
+    /// type, the largest value of the type.
     pub weight: u16,
-    /// Number of connections at which IPVS stops sending new ones to the destination (`ipvsadm
-    /// -x`). 0: no limit.
+    /// Number of connections from which IPVS sends no new connections to the destination (`ipvsadm
+    /// -x`), or 0 for no limit.
     pub max_connections: u16,
-    /// True if all other attributes have this proxy's defaults: network address translation
-    /// (`ipvsadm -m`) and no lower threshold. Other values are not stored.
+    /// True if all other attributes have this proxy's values: network address translation (`ipvsadm
+    /// -m`) and no lower threshold. If false, the other values are unknown.
     pub is_plain: bool,
 }
 
@@ -207,23 +211,25 @@ impl RealServer {
         }
     }
 
-    /// Returns a copy with another weight.
+    /// Returns this destination with another weight.
     #[must_use]
     pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
     }
 }
 
-/// Destinations of a virtual server, sorted by target. Cheap to clone, because clones share the
-/// list. A large node has 500,000 destinations. Usually all are IPv4 and differ only in the
-/// address; each then takes 4 bytes.
+/// Destinations of a virtual server, sorted by target. A clone is cheap, because it shares the
+/// list.
+///
+/// A large node has 500,000 destinations. Usually, all destinations of a list are IPv4 and differ
+/// only in the address. Each destination then takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// Compact form for destinations that differ only in the IPv4 address. Every such nonempty list
-    /// has it.
+    /// Compact form of a nonempty list whose destinations are IPv4 and differ only in the address.
+    /// Such a list always has this form.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
@@ -253,8 +259,9 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists in one pass, because each plan merges thousands of lists. Returns each
-    /// target of either list, in order, with its entries in both lists (`None` if a list lacks it).
+    /// Merges two lists of destinations by target. Returns each target that is in at least one
+    /// list, in order, with its destination in each list (`None` if the list lacks the target).
+    /// Needs only one pass, because each plan merges thousands of lists.
     pub(crate) fn beside(
         &self,
         others: &Self,
@@ -420,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_servers_that_differ_in_the_ownership_note_are_equal() {
+    fn virtual_servers_that_differ_only_in_the_ownership_flag_are_equal() {
         let plain = Properties {
             scheduler: "rr".into(),
             flags: Properties::PERSISTENT,

@@ -1,9 +1,9 @@
 //! The `KUBE-*` sets: a table with upstream's name, type and comment of each set.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The comment is not stored in the
-//! set; it appears in the iptables rules that match the set. Names of IPv6 sets begin with
-//! `KUBE-6-` and are cut to the kernel's limit of 31 characters (`IPSET_MAXNAMELEN` without the
-//! final NUL).
+//! - Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`.
+//! - The comment is not stored in the set. It appears in the iptables rules that match the set.
+//! - Names of IPv6 sets begin with `KUBE-6-`. They are cut to the kernel's limit of 31 characters
+//!   (`IPSET_MAXNAMELEN` without the final NUL).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -53,8 +53,8 @@ pub enum SetKind {
     AddressPortNet,
     /// Ports (`bitmap:port` with range 0-65535).
     Port,
-    /// Addresses with a port, each mapped to the mark that packets to it get (`hash:ip,port` with
-    /// `skbinfo`).
+    /// Addresses with a port, each with the mark for packets to this address and port
+    /// (`hash:ip,port` with `skbinfo`).
     AddressPortMark,
 }
 
@@ -74,7 +74,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// Rows in the order of [`Set`]: a set's number is the index of its row.
+/// Table of all sets, in the order of [`Set`]. A set's number is the index of its row.
 const ROWS: [SetRow; 20] = [
     row(
         Set::LoopBack,
@@ -256,7 +256,7 @@ impl Set {
             .map_or("", String::as_str)
     }
 
-    /// Returns the set of ours that has this name in this family, if any.
+    /// Returns our set that has this name in this IP family, if any.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::every().find(|set| set.name(family) == name)
     }
@@ -271,7 +271,7 @@ impl Set {
         self.row().comment
     }
 
-    /// Returns the evidence that a member of this set gives about virtual servers or addresses.
+    /// Returns what a member of this set proves about virtual servers or addresses.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp
@@ -287,14 +287,14 @@ impl Set {
         }
     }
 
-    /// True if the set's members prove ownership of virtual servers. The proxy removes the virtual
-    /// server first, and then the member.
+    /// True if the set's members prove ownership of virtual servers. So the proxy removes a virtual
+    /// server before its members.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for members of two kinds of sets: a
-    /// loop-back member contains an endpoint, and a node port is served at several addresses.
+    /// Returns the service address of a member. Returns `None` for a member of two kinds: a
+    /// loop-back member contains an endpoint, and a NodePort is served at several addresses.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -308,7 +308,7 @@ impl Set {
         }
     }
 
-    /// Returns the set of NodePorts of a protocol.
+    /// Returns the set that contains the NodePorts of a protocol.
     pub fn node_port(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortTcp,
@@ -317,7 +317,7 @@ impl Set {
         }
     }
 
-    /// Returns the set of NodePorts with `externalTrafficPolicy: Local`.
+    /// Returns the set that contains a protocol's NodePorts with `externalTrafficPolicy: Local`.
     pub fn node_port_local(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortLocalTcp,
@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_set_number_equals_its_table_row() {
+    fn the_number_of_each_set_is_the_index_of_its_row() {
         for (index, set) in Set::every().enumerate() {
             assert_eq!(set as usize, index);
         }
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn set_members_are_displayed_as_by_ipset() {
+    fn set_members_are_displayed_in_the_format_of_ipset() {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         assert_eq!(
             Member::AddressPortAddress(ip, Protocol::Tcp, 80, ip).to_string(),

@@ -1,5 +1,5 @@
-//! The shim: the few rules that masquerade packets and filter them by sets. `--ipvs-shim` chooses
-//! one of three implementations with the same verdicts:
+//! The shim: the few rules beside IPVS that masquerade packets and filter them by sets.
+//! `--ipvs-shim` chooses one of three implementations with the same verdicts:
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -43,10 +43,11 @@ pub struct Shim {
     pub family: IpFamily,
     /// Sets with members.
     pub filled: BTreeSet<Set>,
-    /// Load-balancer addresses to which this node must not connect. See
+    /// Load-balancer addresses to which this node must not connect, because their source ranges
+    /// exclude it. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
-    /// Networks that one local route makes local as a whole.
+    /// Ranges of service addresses that a local route makes local as a whole.
     pub ranges: Ranges,
 }
 
@@ -56,8 +57,8 @@ impl Shim {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set contains
-    /// ranges of all prefix lengths.
+    /// Returns the rules if the source ranges have these prefix lengths. Only nftables needs the
+    /// lengths: in iptables, one set contains source ranges of all prefix lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -83,7 +84,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets whose values of these fields are a member of a set.
+    /// Matches packets if a set contains the packet's values of these fields.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -92,9 +93,9 @@ impl Shim {
         Match::NotInSet(set.name(self.family).into(), fields)
     }
 
-    /// Returns the rule that lets `ping` reach service addresses (`--ipvs-answer-ping`), or `None`
-    /// if no such rule is needed. The kernel replies to pings at every local address. Other rules
-    /// still reject pings to unused addresses of a range.
+    /// Returns the rule that accepts `ping` requests to service addresses (`--ipvs-answer-ping`),
+    /// or `None` if no such rule is needed. The kernel replies to pings at every local address.
+    /// Later rules still reject pings to unused addresses of a range.
     fn ping_rule(&self, config: &Config) -> Option<Rule> {
         let matches = [
             Match::Icmp(self.family),
@@ -109,9 +110,9 @@ impl Shim {
         config.answers_ping && self.is_filled(Set::IpvsIps)
     }
 
-    /// Returns the last rules of an access filter's chain. They reject packets to ranges, because
-    /// no set contains the addresses of a range. `exposed` matches packets to ports without a
-    /// Service.
+    /// Returns the last rules of a chain that filters access to the node. They match whole ranges,
+    /// because no set contains all addresses of a range. They reject packets to ports without a
+    /// Service, which `exposed` matches.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();
@@ -124,9 +125,9 @@ impl Shim {
         pass.chain(refuse).collect()
     }
 
-    /// Matches the node's own packets to the members of a set. With exact semantics, the node may
-    /// use all endpoints under any traffic policy, so these packets must be masqueraded. Returns
-    /// `None` if no rule is needed.
+    /// Returns matches for the node's own packets to the members of a set, if a rule must
+    /// masquerade them. With exact semantics, the node may use all endpoints under any traffic
+    /// policy, so it must. Returns `None` otherwise.
     fn own_packets_to(
         &self,
         set: Set,
@@ -162,10 +163,11 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Returns the condition for masquerading packets to a cluster IP: a match, and the fields that the
-/// rule looks up in the set. Without a detector of local traffic, rules masquerade only packets
-/// whose source is a service address. With exact semantics, no packet has such a source, so the
-/// result is `None` and no rule is needed.
+/// Returns the condition for masquerading packets to a cluster IP: a match, and the packet fields
+/// that the rule looks up in the set. Returns `None` if no rule is needed.
+///
+/// Without a detector of local traffic, rules masquerade only packets whose source is a service
+/// address. With exact semantics, no packet has such a source.
 fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
     Some(match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),

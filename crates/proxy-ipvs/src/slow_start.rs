@@ -1,15 +1,16 @@
 //! Slow start: an endpoint that is added to a serving virtual server begins with a tenth of its
 //! weight. The weight grows in steps.
 //!
-//! - **State**: a growing destination is an ordinary entry of the table. Its wanted weight is its
-//!   present weight.
+//! - **State**: a growing destination is an ordinary entry of the table of virtual servers. Its
+//!   wanted weight is its weight at the current step.
 //! - **Weights**: the kernel has only whole weights, so the option multiplies full weights by the
 //!   number of steps.
 //! - **Restart**: the weight in the kernel shows how far the destination has grown.
 //! - **Condition**: a destination grows only while another destination has its full weight. So if a
 //!   Service begins to serve, all its destinations have full weights at once.
 //! - **Cost**: each new destination needs at most nine more writes. All steps share one timer. It
-//!   fires once a second at most, or every 100 ms while a round is full.
+//!   fires once a second at most, or every 100 ms while more virtual servers are due than one round
+//!   handles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,29 +22,29 @@ use proxy::{Owner, Target};
 
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
-/// Number of weights that a growing destination has in turn, including the full weight.
+/// Number of weights that a growing destination has one after the other, including the full weight.
 const STEPS: u16 = 10;
-/// Largest weight that scheduler `mh` distinguishes from weight 1. It halves larger weights until
-/// they fit.
+/// Largest weight that scheduler `mh` distinguishes from weight 1. `mh` halves all weights until
+/// the largest fits.
 const MOST_OF_MH: u16 = 63;
 /// Shortest time between two rounds of steps.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Shortest time between two rounds while due virtual servers exceed one round.
+/// Shortest time between two rounds while more virtual servers are due than one round handles.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
 /// Largest number of virtual servers in one round.
 const SERVERS_AT_ONCE: usize = 512;
 
-/// Growth of the weights of a Service's new endpoints.
+/// Slow start of a Service's new endpoints: duration and number of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ramp {
     duration: Duration,
-    /// Number of weights, at least 2.
+    /// Number of weights that a destination has one after the other, at least 2.
     steps: u16,
 }
 
 impl Ramp {
-    /// Returns the growth for a scheduler and the largest weight of an endpoint. Returns `None` if
-    /// the scheduler could not distinguish the growing weights.
+    /// Returns the slow start for a scheduler and the largest weight of an endpoint. Returns `None`
+    /// if the scheduler could not distinguish the growing weights.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -73,7 +74,7 @@ impl Ramp {
         steps.find(|step| self.age_at(*step) <= age).unwrap_or(1)
     }
 
-    /// Returns the age of a destination with this weight in the kernel.
+    /// Returns the age of a growing destination, computed from its weight in the kernel.
     fn age(self, weight: u16, full: u16) -> Duration {
         let step = weight / self.first_weight(full);
         self.age_at(step.clamp(1, self.steps))
@@ -87,22 +88,23 @@ impl Ramp {
     }
 }
 
-/// A virtual server with the owner of its wanted destinations.
+/// A virtual server, and the Service port that wants its destinations.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) key: VirtualServerKey,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Virtual server as wanted so far. `None`: only the kernel's weights count.
+    /// Virtual server that was wanted before. If `None`, only the weights in the kernel decide
+    /// which destinations grow.
     pub(crate) before: Option<&'a VirtualServer>,
 }
 
 /// Destinations with a growing weight, by virtual server.
 #[derive(Debug)]
 pub(crate) struct Growths {
-    /// Slow starts of the Service ports with that option.
+    /// Slow start of each Service port that has this option.
     ramps: HashMap<Arc<Owner>, Ramp>,
     servers: BTreeMap<VirtualServerKey, Growth>,
-    /// Virtual servers by the time of their next step.
+    /// Virtual servers with growing destinations, sorted by the time of the next step.
     due: BTreeSet<(Instant, VirtualServerKey)>,
     /// Earliest time of the next round.
     next_round: Instant,
@@ -141,9 +143,9 @@ impl Growths {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if the port had no slow start before, as
-    /// at a start while the kernel's schedulers are unknown. In that case, the weights wanted so
-    /// far are not evidence of growth.
+    /// Sets the slow start of a Service port. Returns true if the port had none before, for example
+    /// at a start while the kernel's schedulers are unknown. The caller must then ignore the
+    /// weights wanted before: they do not show which destinations have grown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -158,7 +160,7 @@ impl Growths {
         targets.get(at.ok()?)
     }
 
-    /// Returns a wanted destination with its full weight.
+    /// Returns a wanted destination, but with its full weight.
     pub(crate) fn full(&self, key: &VirtualServerKey, real: RealServer) -> RealServer {
         match self.growing(key, real.target) {
             Some(growing) => real.with_weight(growing.full),
@@ -166,8 +168,8 @@ impl Growths {
         }
     }
 
-    /// Lowers the weights of a virtual server's growing destinations. In `wanted`, each destination
-    /// drains or has its full weight.
+    /// Lowers the weights of a virtual server's growing destinations. In the argument `wanted`,
+    /// each destination drains or has its full weight.
     pub(crate) fn apply(
         &mut self,
         place: &Place<'_>,
@@ -221,8 +223,8 @@ impl Growths {
         }
     }
 
-    /// Returns the time at which a destination began to grow, or `None` if it gets its full weight
-    /// at once.
+    /// Returns the time at which a destination began to grow. Returns `None` if the destination
+    /// gets its full weight at once.
     fn since(
         &self,
         place: &Place<'_>,
@@ -236,9 +238,8 @@ impl Growths {
         let before = place
             .before
             .and_then(|before| before.destination(real.target));
-        // The kernel may lack a destination that was already wanted: its write is pending, or
-        // another program removed the destination. In both cases, the destination does not grow
-        // again.
+        // A destination that was already wanted does not grow again. The kernel may still lack it:
+        // its write is pending, or another program removed it.
         if there >= real.weight || before.is_some_and(|before| before.weight > 0) {
             return None;
         }
@@ -253,8 +254,8 @@ impl Growths {
         }
     }
 
-    /// Removes the virtual servers whose next step is due from the queue, up to the limit of a
-    /// round. Returns them.
+    /// Takes the virtual servers whose next step is due from the queue, and returns them. Takes at
+    /// most as many as one round handles.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {
@@ -286,7 +287,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_mins(1);
 
     #[test]
-    fn a_weight_grows_in_equal_steps_and_shows_its_age() {
+    fn a_weight_grows_in_equal_steps_and_shows_the_age_of_its_destination() {
         let ramp = Ramp::new(MINUTE, "wrr", 1).unwrap();
         let at = |seconds: u64| ramp.weight(Duration::from_secs(seconds), 10);
         let weights: Vec<u16> = [0, 6, 7, 13, 14, 53, 54, 59, 60, 61].map(at).into();
@@ -296,18 +297,18 @@ mod tests {
             for step in 1..=ramp.steps() {
                 let weight = base * step;
                 assert_eq!(ramp.weight(ramp.age(weight, full), full), weight);
-                // A weight between two steps belongs to the lower one.
+                // A weight between two steps counts as the lower step.
                 let next = ramp.age(weight + base - 1, full);
                 assert_eq!(next, ramp.age(weight, full));
             }
         }
         assert_eq!(ramp.age(0, 10), Duration::ZERO);
-        // A full weight of 1 has no smaller step, so the destination has its full weight at once.
+        // A full weight of 1 has no smaller weight, so the destination has its full weight at once.
         assert_eq!(ramp.weight(Duration::ZERO, 1), 1);
     }
 
     #[test]
-    fn scheduler_mh_gets_as_many_steps_as_its_table_has_weights() {
+    fn scheduler_mh_gets_only_as_many_steps_as_it_distinguishes_weights() {
         let steps = |scheduler, largest| Ramp::new(MINUTE, scheduler, largest).map(Ramp::steps);
         let of_mh = [1, 6, 7, 31, 32, 100].map(|largest| steps("mh", largest));
         assert_eq!(of_mh, [Some(10), Some(10), Some(9), Some(2), None, None]);

@@ -22,36 +22,37 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set, in members, as upstream creates it. If a set has more members, the proxy
-/// gives it a larger capacity.
+/// Capacity of a set, in members, with which upstream creates it. If a set has more members, the
+/// proxy gives the set a larger capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Needed capacity of each set that the configured semantics use. The proxy always wants these
-    /// sets.
+    /// Capacity that each set needs. Contains only sets of the configured semantics, which the
+    /// proxy always wants.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
-    /// Leftovers of other modes. None is wanted.
+    /// Leftovers of other modes, which the proxy never wants.
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Service addresses that another `--ipvs-vip-mode` bound. None of them is wanted.
+    /// Service addresses that a run with another `--ipvs-vip-mode` bound. The proxy never wants
+    /// them.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Networks that one local route makes local as a whole.
+    /// Ranges of service addresses: networks that a single local route makes local.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
-    /// Networks that no range may make local.
+    /// Networks that ranges must not make local.
     pub(crate) networks: Networks,
     /// Virtual servers whose creation the kernel has not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: ForeignServers,
 }
 
-/// Lists every table with the kernel part that it describes.
+/// Iterates over all tables, each with the kernel part that it describes.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -71,7 +72,8 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Returns tables that want the link and the sets, with no knowledge of the kernel yet.
+    /// Returns tables in which only the link and the sets are wanted, and the kernel's state is
+    /// unknown.
     pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -105,7 +107,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. While removals are held back, they do not.
+    /// Sets whether unwanted entries count as late. They do not count while removals are held back.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
@@ -133,9 +135,8 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// True if the kernel has every entry that an owner claims. An invalid destination may be
-    /// missing, because the proxy has reported it and the virtual server's other destinations
-    /// serve.
+    /// True if the kernel has every entry that an owner claims. An exception is an invalid
+    /// destination that the proxy has reported: it may be missing if its virtual server exists.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -152,7 +153,7 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// True if the address of a virtual server is local, or needs no range to become local.
+    /// True if the address of a virtual server is local, or if no missing range contains it.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {
@@ -160,29 +161,30 @@ impl Tables {
         })
     }
 
-    /// True if the kernel has every wanted range that contains the address.
+    /// True if the kernel has every wanted range that contains this address.
     pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
         let mut missing = self.ranges.pending();
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
-    /// True if this proxy created or adopted a virtual server. Also true if it may have created the
-    /// virtual server but the kernel's reply was lost.
+    /// True if this proxy created or adopted a virtual server. Also true if the reply to its
+    /// creation was lost, because the proxy may have created it.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the weights of a virtual server may be lowered. False after a lost reply, because
-    /// the kernel may lack the new destinations.
+    /// True if the proxy may lower the weights of a virtual server. False after a lost reply,
+    /// because the kernel may lack the virtual server's new destinations.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
     /// True if another mode's rules still serve packets.
     ///
-    /// - In iptables, the shim's chains jump into the other mode's rules until they are rewritten.
+    /// - In iptables, the shim's chains have the same names as the other mode's chains. They jump
+    ///   into the other mode's rules until the proxy rewrites them.
     /// - In nftables, the shim comes before other modes' rules and tables. So packets no longer
-    ///   reach these.
+    ///   reach the other modes' rules.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -198,14 +200,14 @@ impl Tables {
         })
     }
 
-    /// True if some set wants no members but still has some.
+    /// True if a set still has members, but the proxy wants none in it.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Sets the wanted capacity of each set: room for all its members, including members that are
-    /// about to be removed. Sets never shrink.
+    /// Sets the wanted capacity of each set. The set needs room for all its members, including
+    /// those that the proxy will remove. Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {
             if self.sets.wanted(&set).is_none() {

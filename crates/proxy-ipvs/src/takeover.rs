@@ -10,11 +10,11 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Evidence of ownership that the kernel had before the first write.
+/// Evidence of ownership that the kernel had before the proxy's first write.
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
-    /// Marks of addresses, from the sets of the former shim.
+    /// Packet marks of service addresses, from the sets of the former shim.
     former_marks: BTreeSet<Member>,
 }
 
@@ -32,8 +32,8 @@ impl TakeOver {
         }
     }
 
-    /// Returns the marks that another shim assigned in an earlier run. This run keeps the marks, so
-    /// that no virtual server changes.
+    /// Returns the packet marks that another shim assigned to addresses in an earlier run. This run
+    /// keeps these marks, so that no virtual server changes.
     pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
         self.former_marks.clone()
     }
@@ -46,8 +46,9 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Adopts virtual servers of an earlier run or of upstream. Called once all evidence has been
-    /// read. Virtual servers in the `excluded` networks count as foreign.
+    /// Adopts virtual servers of an earlier run or of upstream kube-proxy. The caller must first
+    /// read all evidence of ownership. Virtual servers in the networks of `excluded` count as
+    /// foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -1,5 +1,5 @@
-//! Rules for the first packet of each flow, before IPVS handles the packet
-//! (`--ipvs-semantics=exact`). iptables and nftables render the same list.
+//! Rules for the first packet of each flow that apply before IPVS handles the packet
+//! (`--ipvs-semantics=exact`). The shims in iptables and nftables render the same list.
 
 use iptables::{Match, Rule, Table, Target};
 
@@ -17,22 +17,24 @@ pub(super) enum EarlyHook {
     Out,
 }
 
-/// Loopback interface. At hook input, its packets come from the node itself.
+/// Loopback interface. At hook input, packets from this interface are the node's own.
 pub(super) const LOOPBACK: &str = "lo";
 
 /// Clients whose packets a rule handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
-    /// Clients that are not pods of this node. [`EarlyRule::SkipNode`] excludes the node itself.
+    /// Clients that are not pods of this node. The node itself is also excluded, by
+    /// [`EarlyRule::SkipNode`].
     Outside,
 }
 
-/// Action on packets whose destination is a member of the set.
+/// Action on packets whose destination is a member of the rule's set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replaces the packet's mark with the member's mark. IPVS compares the whole mark.
+    /// Replaces the packet's whole mark with the member's mark, because IPVS compares the whole
+    /// mark.
     Mark,
 }
 
@@ -40,10 +42,10 @@ pub(super) enum EarlyAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
     /// Exempts the node's own packets from the rules for clients outside the cluster. Usually, IPVS
-    /// handles such packets at hook output. They reach hook input only if their virtual server is
-    /// missing.
+    /// handles the node's packets at hook output. Such a packet reaches hook input only if its
+    /// virtual server is missing.
     SkipNode,
-    /// Acts on the first packets of flows to the members of a set.
+    /// Applies an action to the first packet of each flow to a member of a set.
     To {
         clients: Clients,
         set: Set,
@@ -52,7 +54,7 @@ pub(super) enum EarlyRule {
 }
 
 impl Shim {
-    /// Returns the rules of a hook in order. Omits rules of empty sets.
+    /// Returns the rules of a hook in order. Omits rules whose set is empty.
     pub(super) fn early_rules(&self, hook: EarlyHook, config: &Config) -> Vec<EarlyRule> {
         use EarlyAction::{Drop, Mark};
         if !config.semantics.is_exact() {
@@ -81,9 +83,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the chains in iptables, without empty chains. Table mangle comes before IPVS at both
-    /// hooks. Table filter comes after IPVS at hook output, so the source ranges for the node's own
-    /// packets are in table mangle, too.
+    /// Renders the rules as chains of iptables, without empty chains. Also adds the source ranges
+    /// for the node's own packets. The chains are in table mangle, which comes before IPVS at both
+    /// hooks. Table filter comes after IPVS at hook output.
     pub(super) fn early_chains(
         &self,
         config: &Config,

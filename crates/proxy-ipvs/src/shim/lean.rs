@@ -1,14 +1,14 @@
-//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in the same chains, with less work for the
-//! first packet of a flow.
+//! `--ipvs-shim=lean`: gives packets the same verdicts as upstream's rules, in the same chains,
+//! with less work for the first packet of a flow.
 //!
 //! - Jumps lead only to chains that have rules.
 //! - Rules for cluster IPs come first and need a single look-up, because most packets to Services
 //!   have such a destination.
-//! - One rule replaces each of upstream's chains of RETURNs. It has all conditions, the most
-//!   selective one first.
-//! - Packets of established flows leave the access filter at its first condition.
+//! - Upstream has chains of several RETURN rules. Here, one rule with all conditions replaces each
+//!   such chain. The most selective condition comes first.
+//! - Packets of established flows leave the chain KUBE-IPVS-FILTER at its first condition.
 //! - Rules do not look up empty sets. They use the routing table (`addrtype`) only for possible
-//!   node ports, and never use bridges (`physdev`).
+//!   NodePorts, and never use bridges (`physdev`).
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules and the two packets that differ.
 
@@ -52,7 +52,8 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Network plug-ins also jump into this chain.
+            // Creates this chain even without our jumps, because network plug-ins also jump into
+            // it.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -111,8 +112,8 @@ impl Shim {
         chain
     }
 
-    /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
-    /// the cheapest, and the look-up of the address in the routing table the most expensive.
+    /// Returns the rules for NodePorts. Their conditions are ordered by cost: first the look-up of
+    /// the port, which is cheapest, and last the look-up of the address in the routing table.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -137,8 +138,8 @@ impl Shim {
         filled.flat_map(rule_of).collect()
     }
 
-    /// Returns the rules of the firewall. They also match packets of established flows, so
-    /// withdrawing a source range ends its flows.
+    /// Returns the firewall rules for source ranges of load balancers. These rules also match
+    /// packets of established flows, so the withdrawal of a source range ends its flows.
     pub(super) fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -179,8 +180,8 @@ impl Shim {
         chain
     }
 
-    /// Matches packets that are not in a set. Returns `None` for an empty set, which needs no
-    /// look-up.
+    /// Returns a match for packets that are not in a set, or `None` for an empty set, which needs
+    /// no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }
@@ -191,7 +192,7 @@ impl Shim {
 }
 
 /// Returns two rules that accept forwarded packets. Nearly all packets belong to established flows
-/// and match the first rule.
+/// and need only the first rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();

@@ -1,20 +1,21 @@
-//! The rules of the shim on nftables: upstream's verdicts, with as little work as possible for the
-//! first packet of a flow.
+//! The rules of the shim in nftables. They give packets the same verdicts as upstream's rules, with
+//! as little work as possible for the first packet of a flow.
 //!
 //! ```text
-//!  prerouting ─ nat-prerouting ─┬─▶ input ─ filter-input ─ IPVS ─┬─ filter-input-behind-ipvs ─▶ the node
-//!                               │                                └─▶ nat-postrouting ─▶ an endpoint
-//!                               └─▶ forward ─ filter-forward ─▶ nat-postrouting
-//!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
+//! prerouting ─ nat-prerouting ─┬─▶ input ─ filter-input ─ IPVS ─┬─ filter-input-behind-ipvs ▶ node
+//!                              │                                └─▶ nat-postrouting ─▶ endpoint
+//!                              └─▶ forward ─ filter-forward ─▶ nat-postrouting
+//! output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ endpoint
 //! ```
 //!
 //! - **Hook input**: IPVS handles its packets here. Rules that reject packets, for example to a
 //!   port without a Service, come after IPVS. Packets that IPVS forwards never reach these rules.
-//! - **nat**: unlike in iptables, an accepted packet still passes other programs' chains. If a rule
-//!   translates a destination to itself, later rules cannot translate it. So our nat chains come
-//!   just before other programs' chains, at one less than the usual priority.
-//! - **FORWARD**: upstream's rules there have no counterpart, because our accept could not overrule
-//!   another program's drop.
+//! - **nat**: in nftables, other programs' chains can still translate a packet that our chains
+//!   accepted. If our rule translates a destination to itself, later rules cannot translate it. So
+//!   our nat chains come just before other programs' chains: their priority is one less than the
+//!   usual priority.
+//! - **FORWARD**: upstream's rules in this chain have no counterpart here, because our accept could
+//!   not overrule another program's drop.
 //! - **Omitted**: chains without rules, and look-ups in empty sets.
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules and the packets that differ.
@@ -46,16 +47,16 @@ const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
 /// Priorities just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
-/// The kernel's own translation keeps its priority.
+/// The priority at which the kernel translates addresses stays the same.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// Priority of the filter chains (`NF_IP_PRI_FILTER`).
 const FILTER: i32 = 0;
-/// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's own
+/// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's address
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, but after other programs' filters. So these filters see the
-/// packet's original mark.
+/// Priority before IPVS at hook input, but after other programs' filters, which so see the packet's
+/// original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
@@ -68,7 +69,8 @@ enum NatHook {
 }
 
 impl Shim {
-    /// Returns the chains and the forbidden addresses of this shim.
+    /// Returns the chains of this shim, and the load-balancer addresses to which the node must not
+    /// connect.
     pub(crate) fn native(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Content {
         let mut content = Content {
             chains: [
@@ -116,8 +118,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
-            // With exact semantics, the source ranges alone decide, so the node has no forbidden
-            // addresses.
+            // With exact semantics, the source ranges alone decide about the node's own packets, so
+            // no separate list of forbidden addresses is needed.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -136,7 +138,7 @@ impl Shim {
         set.name(self.family).into()
     }
 
-    /// Matches packets to a member of a set.
+    /// Matches packets to the members of a set.
     fn packet_to(&self, set: Set) -> Clause {
         in_set(self.family, TO, self.set_name(set), Sense::Is)
     }
@@ -145,8 +147,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks packets to service addresses for masquerading, and exempts them from other programs'
-    /// nat rules.
+    /// Returns the nat rules of a hook. They mark packets to service addresses for masquerading,
+    /// and exempt these packets from other programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -156,7 +158,8 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
-        // The node's own packets may use all endpoints under any traffic policy.
+        // With exact semantics, the node's own packets may use all endpoints under any traffic
+        // policy, so all of them are marked.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();
@@ -183,8 +186,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // The node itself sent a packet with such a source address, so the packet has already
-        // passed the output hook.
+        // Skips the node's packets from localhost: this rule is in hook output, which only the
+        // node's own packets pass.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -193,13 +196,15 @@ impl Shim {
         rules
     }
 
-    /// Marks packets to cluster IPs for masquerading unless a local pod sent them. The node's own
-    /// packets have no input interface.
+    /// Returns the rule that marks packets to cluster IPs for masquerading, unless a local pod sent
+    /// them. A detector by interface cannot match the node's own packets, because they have no
+    /// input interface.
     fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // Only the node itself sends packets whose source is a service address.
+            // No rule is needed: only the node itself sends packets whose source is a service
+            // address.
             LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
                 return None;
             }
@@ -208,7 +213,8 @@ impl Shim {
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // This network contains every source address, so all packets count as local.
+            // No rule is needed: this network contains every source address, so all packets count
+            // as local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
@@ -241,8 +247,8 @@ impl Shim {
         ]
     }
 
-    /// Returns the rules for NodePorts. Conditions are ordered by cost: the look-up of the port is
-    /// the cheapest, and the look-up of the address in the routing table the most expensive.
+    /// Returns the rules for NodePorts. Their conditions are ordered by cost: first the look-up of
+    /// the port, which is cheapest, and last the look-up of the address in the routing table.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }
@@ -270,7 +276,8 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Masquerades marked packets, and packets of pods that connect to themselves.
+    /// Returns the rules that masquerade marked packets, and packets of pods that connect to
+    /// themselves.
     fn nat_postrouting(&self, config: &Config) -> Vec<Rule> {
         let mut rules = Vec::new();
         if self.has(Set::LoopBack) {
@@ -292,8 +299,8 @@ impl Shim {
         rules
     }
 
-    /// Returns the rules of the firewall. They also match packets of established flows, so
-    /// withdrawing a source range ends its flows.
+    /// Returns the firewall rules for source ranges of load balancers. These rules also match
+    /// packets of established flows, so the withdrawal of a source range ends its flows.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -349,8 +356,8 @@ impl Shim {
         rules
     }
 
-    /// Protects the node's own processes. Service addresses are local, so packets to a port without
-    /// a Service would reach these processes (k/k#72236).
+    /// Returns the rules that protect the node's own processes. Service addresses are local, so
+    /// packets to a port without a Service would reach these processes (k/k#72236).
     fn native_access_filter(&self, config: &Config) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();
@@ -372,7 +379,8 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // A set of ports applies to these protocols only, as in iptables.
+            // Checks only TCP and UDP ports, because a set of ports in iptables also applies only
+            // to these protocols.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -388,7 +396,7 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules of exact semantics before IPVS.
+    /// Renders the rules of exact semantics that apply before IPVS.
     fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
         let rules = self.early_rules(hook, config).into_iter();
         let render = |of: EarlyRule| {
@@ -416,16 +424,16 @@ impl Shim {
         rules.map(render).collect()
     }
 
-    /// Filters the node's own packets. With exact semantics, their source is a node address, so the
-    /// source ranges alone decide.
+    /// Returns the rules that filter the node's own packets. With exact semantics, the source of
+    /// these packets is a node address, so the source ranges alone decide.
     fn filter_output(&self, config: &Config) -> Vec<Rule> {
         if !config.semantics.is_exact() {
             return self.forbid();
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // Restores the marks of other programs after IPVS. Calico's rules choose network policies
-        // by such marks.
+        // Restores other programs' marks after IPVS has used our mark. Calico's rules choose
+        // network policies by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
             let why = "IPVS has used our mark, so the former one returns";
@@ -446,8 +454,8 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that a family's table may contain, except the sets of
-/// source ranges. Names of those depend on the prefix lengths.
+/// Returns the names of all chains and sets that a family's table may contain. Omits the sets of
+/// source ranges, because their names depend on the prefix lengths.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());

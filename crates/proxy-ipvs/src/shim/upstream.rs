@@ -1,4 +1,4 @@
-//! `--ipvs-shim=upstream`: the same chains, order and rules as upstream
+//! `--ipvs-shim=upstream`: has the same chains and rules as upstream, in the same order
 //! (`pkg/proxy/ipvs/proxier.go`).
 
 use iptables::{Jump, Match, Rule, SourcePort, Table, Target};
@@ -48,8 +48,8 @@ impl Shim {
         }
     }
 
-    /// Renders the nat chain KUBE-SERVICES. The chain marks packets for masquerading, and accepts
-    /// other packets to service addresses.
+    /// Renders the nat chain KUBE-SERVICES. The chain marks some packets to service addresses for
+    /// masquerading, and accepts the others.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -82,8 +82,8 @@ impl Shim {
         chain
     }
 
-    /// Returns rules that accept packets to external IPs in two cases: the destination is local, or
-    /// the sender is neither a bridged pod nor the node.
+    /// Returns two rules that accept packets to external IPs: one for packets whose sender is
+    /// neither a bridged pod nor the node, and one for packets whose destination is local.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -170,7 +170,7 @@ impl Shim {
     }
 
     /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics the chain is empty,
-    /// because rules check source ranges before IPVS.
+    /// because other rules check source ranges before IPVS.
     pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
         if config.semantics.is_exact() {
             return Vec::new();

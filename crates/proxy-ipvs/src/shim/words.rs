@@ -6,7 +6,8 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Key fields: destination, protocol and port; and the same fields after the source.
+/// Key fields for look-ups in sets. `TO`: destination, protocol and port. `FROM_TO`: source, then
+/// the fields of `TO`.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
 /// Key fields: source, protocol and destination port.
@@ -20,12 +21,13 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Returns a clause that is the same in both families.
+/// Returns a clause that is the same for IPv4 and IPv6.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
 
-/// Matches address, protocol and port: `ip daddr . meta l4proto . th dport @SET`.
+/// Matches packets whose fields are in a set or not, such as `ip daddr . meta l4proto . th dport
+/// @SET`.
 pub(super) fn in_set(family: IpFamily, fields: &[Field], set: Name, sense: Sense) -> Clause {
     clause(family, |line| line.in_set(fields, sense, set))
 }
@@ -49,8 +51,8 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// Matches destination ports outside a set: `th dport != @SET`. The rule must match the protocol
-/// first.
+/// Matches destination ports that are not in a set: `th dport != @SET`. An earlier clause of the
+/// rule must match the protocol.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
@@ -103,13 +105,14 @@ pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
-/// Sets the packet's mark to the one in a map, if the map has an entry: `meta mark set ip daddr .
-/// meta l4proto . th dport map @MAP`.
+/// Sets the packet's mark to the mark for its destination in a map, if the map has an entry: `meta
+/// mark set ip daddr . meta l4proto . th dport map @MAP`.
 pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Restores the former mark of packets that IPVS forwards, if their mark has only bits of `bits`.
+/// Restores the earlier mark of packets that IPVS forwards, if the current mark has only bits of
+/// `bits`.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }

@@ -9,7 +9,7 @@ use crate::config::{MarkBits, Semantics, ShimStyle};
 use crate::ranges::Ranges;
 use crate::rules::Rules;
 
-/// The properties of a packet that rules match.
+/// Packet, with the properties that rules match.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -25,11 +25,11 @@ struct Packet {
     /// True if the packet's source is a service address.
     is_from_cluster_ip: bool,
     is_source_in_range: bool,
-    /// Sets that contain the packet's destination, alone or together with its source.
+    /// Sets that contain the packet's destination, alone or together with the packet's source.
     sets: BTreeSet<Set>,
     through: Option<ServiceAddress>,
     is_marked: bool,
-    /// True if the packet has the mark of a set member.
+    /// True if a rule has given the packet the mark of a set member.
     is_numbered: bool,
 }
 
@@ -40,7 +40,7 @@ impl Packet {
             (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
                 self.is_source_in_range && self.sets.contains(&set)
             }
-            // Each of these sets contains ports of only one protocol.
+            // These two sets contain only ports of UDP.
             (Set::NodePortUdp | Set::NodePortLocalUdp, _) => {
                 self.protocol == Protocol::Udp && self.sets.contains(&set)
             }
@@ -108,8 +108,8 @@ impl ShimRules {
         }
     }
 
-    /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation, or
-    /// `None` if no rule ends it.
+    /// Evaluates a packet in one hook of a table. Returns the target of the rule that ends the
+    /// evaluation, or `None` if no rule ends it.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
         jumps
@@ -117,8 +117,8 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns the verdicts for a packet in all hooks. The packet keeps its mark from the first
-    /// hook to the last.
+    /// Returns the verdicts for a packet in all hooks, in order. A mark that a rule sets in one
+    /// hook stays for the later hooks.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
         let is_sent_here = packet.in_interface.is_empty();
@@ -181,7 +181,8 @@ fn set(name: &str) -> Set {
     Set::by_name(name, IpFamily::V4).unwrap()
 }
 
-/// Returns kinds of destinations: sets, and true if the address is a node address.
+/// Returns kinds of destinations. Each has the sets that contain the destination, and true if the
+/// address is local.
 fn destinations() -> Vec<(Vec<Set>, bool)> {
     use Set::*;
     let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -189,7 +190,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
         (vec![], false),
         (vec![], true),
         (vec![LoopBack], false),
-        // No Service has the port of this packet.
+        // Service address with a port that no Service has.
         (vec![IpvsIps], true),
         (vec![ClusterIp, IpvsIps], true),
         (vec![ClusterIp, LoopBack, IpvsIps], true),
@@ -202,7 +203,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
             vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
             true,
         ),
-        // Another interface has this service address.
+        // Service address that is on another interface instead of kube-ipvs0.
         (vec![ExternalIp], true),
         (vec![LoadBalancer], true),
         (vec![HealthCheckNodePort], true),
@@ -228,21 +229,20 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
         for is_local in [true, false] {
             all.push((vec![port], is_local));
             all.push((vec![port, local], is_local));
-            // A NodePort at a service address.
+            // NodePort at a service address.
             all.push((vec![port, IpvsIps], is_local));
         }
     }
     all
 }
 
-/// Returns packets from every kind of source to a destination.
+/// Returns packets to a destination, from every kind of source.
 fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
     let sources = [
         ("10.244.1.9", "cni0", true, false),
         ("10.244.1.9", "vethab12", false, false),
         ("172.35.0.9", "eth0", false, false),
-        // Packets that the node sends: from its own address, from a Service's address, and from
-        // localhost.
+        // The node's own packets: from its own address, from a service address, and from localhost.
         ("172.35.0.100", "", false, false),
         ("10.96.0.10", "", false, true),
         ("127.0.0.1", "", false, false),
@@ -307,8 +307,8 @@ fn configs() -> Vec<(Config, Config)> {
     all.map(|[upstream, lean]| (upstream, lean)).collect()
 }
 
-/// Both shims are compared twice: with members in all sets, and with members only in the sets of
-/// the packet.
+/// Compares the lean shim with upstream's shim twice: with members in all sets, and with members
+/// only in the sets of the packet.
 #[test]
 fn the_lean_shim_gives_each_packet_upstreams_verdict() {
     let everything: BTreeSet<Set> = Set::every().collect();
@@ -359,7 +359,7 @@ fn texts(filled: &[Set]) -> [Rules; 2] {
 }
 
 #[test]
-fn the_lean_shim_has_few_rules_for_a_cluster_ip() {
+fn the_lean_shim_has_at_most_a_few_rules_for_a_cluster_ip() {
     let [_, lean] = texts(&[Set::ClusterIp, Set::IpvsIps, Set::LoopBack]);
     let text = lean.restore_text(&Rules::default());
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(':')).collect();
@@ -391,7 +391,7 @@ fn the_lean_shim_has_few_rules_for_a_cluster_ip() {
 }
 
 #[test]
-fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
+fn one_restore_replaces_upstreams_shim_with_the_lean_shim() {
     let all: Vec<_> = Set::all().collect();
     let [upstream, lean] = texts(&[Set::ClusterIp, Set::IpvsIps]);
     let jumps = |text: &str, verb: &str| -> Vec<String> {
@@ -415,7 +415,7 @@ fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
         (jumps(&back, "-D "), jumps(&back, "-I ")),
         (vec![], unused.map(str::to_owned).to_vec())
     );
-    // The lean shim has only chains and jumps that upstream's shim also has.
+    // Each chain and jump of the lean shim also exists in upstream's shim.
     let [upstream, lean] = texts(&all);
     assert!(lean.jumps.is_subset(&upstream.jumps));
     assert!(lean.chains.keys().eq(upstream.chains.keys()));
@@ -423,9 +423,10 @@ fn one_restore_replaces_upstreams_shim_by_the_lean_shim() {
     assert_eq!(Rules::parse(&text), lean);
 }
 
-/// With `--ipvs-answer-ping`, one more rule precedes the first rule that rejects packets.
+/// With `--ipvs-answer-ping`, the shim has one more rule. It comes before the first rule that
+/// rejects packets.
 #[test]
-fn only_echo_requests_to_service_addresses_pass_the_access_filter() {
+fn the_ping_option_admits_only_echo_requests_to_service_addresses() {
     for (family, net, rule) in [
         (
             IpFamily::V4,
@@ -467,7 +468,7 @@ fn only_echo_requests_to_service_addresses_pass_the_access_filter() {
             let at = expected.iter().position(rejects).unwrap();
             expected.insert(at, rule.to_owned());
             assert_eq!(lines(shim, &filled, true), expected);
-            // A node without service addresses replies to no ping.
+            // Without service addresses, the option adds no rule.
             assert_eq!(lines(shim, &[], true), lines(shim, &[], false));
         }
     }
