@@ -1,9 +1,9 @@
 //! Tests of the proxier on the real kernel: netlink, ipset, iptables. The tests read the results
 //! with `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
-//! Each test is a node in its own network namespace, with the single interface `eth0`
-//! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has the dumps of upstream's kube-proxy
-//! 1.36.2 for the same objects on the same node.
+//! Each test simulates a node in its own network namespace, with the single interface `eth0`
+//! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has dumps of the state that upstream's
+//! kube-proxy 1.36.2 writes for the same objects on the same node.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -33,7 +33,7 @@ use support::{
     DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
 };
 
-/// Runs a test on a separate thread and node.
+/// Runs a test in a separate thread with its own simulated node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -53,12 +53,12 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A node: both proxiers, and their daemon's state.
+/// A simulated node: both proxiers, and the state of the daemon that drives them.
 struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<CountingKernel>>,
-    /// Number of netlink messages that the writes of both families sent.
+    /// Number of netlink messages that the proxiers of both IP families sent for writes.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
@@ -123,12 +123,13 @@ impl Node {
         Self::with(|_| {})
     }
 
-    /// Starts a daemon with complete and empty lists.
+    /// Starts a simulated daemon whose initial lists are complete and empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
         Self::in_vip_mode(VipMode::Address, change)
     }
 
-    /// Starts a daemon with complete and empty lists in a `--ipvs-vip-mode`.
+    /// Starts a simulated daemon with this `--ipvs-vip-mode`. Its initial lists are complete and
+    /// empty.
     fn in_vip_mode(vip_mode: VipMode, change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
         let sent = Arc::new(AtomicU32::new(0));
@@ -174,7 +175,7 @@ impl Node {
         self.model.apply(Event::ServiceApplied(service));
     }
 
-    /// Replaces the EndpointSlice of one family.
+    /// Replaces the EndpointSlice of one IP family.
     fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
         let at = format!("{}/{}", of.name.namespace(), of.name.name());
         let mut slice = slice(&at, endpoints);
@@ -187,7 +188,7 @@ impl Node {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs all events, as the daemon does. Returns a summary for each family.
+    /// Syncs all events, as the daemon does. Returns a summary for each IP family.
     fn sync(&mut self) -> Vec<SyncSummary> {
         let changes = self.model.take_changes();
         let model = &self.model;
@@ -211,14 +212,16 @@ impl Node {
         all.iter().map(|synced| synced.written).sum()
     }
 
-    /// Syncs until no write is pending, and returns the number of netlink messages.
+    /// Syncs until no write is pending. Returns the number of netlink messages that the writes
+    /// sent.
     fn messages(&mut self) -> u32 {
         self.sent.store(0, Ordering::Relaxed);
         self.settle();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Checks the kernel, including rules, and repairs it. Returns the number of writes.
+    /// Compares the kernel's state, including rules, with the wanted state, and repairs it. Returns
+    /// the number of writes.
     fn resettle(&mut self) -> usize {
         self.now += Duration::from_secs(31);
         for proxier in &mut self.proxiers {
@@ -273,7 +276,8 @@ fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(without_chance).collect()
 }
 
-/// Returns the rules of our chains and of nonempty built-in chains by `TABLE CHAIN`, in order.
+/// Returns the rules of our chains and of nonempty built-in chains, in order, by table and chain
+/// (`TABLE CHAIN`).
 fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
     let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
     for line in saved.lines() {
@@ -305,7 +309,7 @@ fn kubernetes() -> Service {
     service("default/kubernetes", "10.96.0.1", 443)
 }
 
-/// Returns the Service of the golden case: every kind of address, both families.
+/// Returns the Service of the golden case: it has every kind of address, in both IP families.
 fn web() -> Service {
     let mut web = service("default/web", "10.96.10.10", 80);
     web.cluster_ips.push(ip("fd00:96::10"));
@@ -322,7 +326,7 @@ fn web() -> Service {
 const PODS: [&str; 3] = ["10.244.1.5@node1", "10.244.2.5@node2", "10.244.3.5@node2"];
 const PODS6: [&str; 2] = ["fd00:244:1::5@node1", "fd00:244:2::5@node2"];
 
-/// Returns a node that serves the golden case.
+/// Returns a simulated node that serves the golden case.
 fn golden_node() -> Node {
     serving_golden(Node::new())
 }
@@ -336,7 +340,7 @@ fn serving_golden(mut node: Node) -> Node {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_kernel_state_equals_upstreams() {
+fn the_kernel_state_equals_the_state_that_upstream_writes() {
     on_a_node(|| {
         let mut node = golden_node();
         let (found, golden) = (node.dump(), golden());
@@ -369,14 +373,15 @@ fn each_changed_entry_costs_one_netlink_message() {
         pods.push("10.244.1.6@node1");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
-        // The endpoint has no connections, so it gets weight 0 and is removed immediately. Its
-        // member of the loopback set is removed, too.
+        // The removed endpoint has no connections, so it gets weight 0 and is removed immediately.
+        // Its member of the loop-back set is also removed.
         pods.pop();
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
         let new = service("default/new", "10.96.10.20", 80);
         node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
-        // Two members, the virtual server, two destinations, the address, and a query of its link.
+        // A new Service costs seven messages: two set members, the virtual server, two
+        // destinations, the address, and a query of the address's link.
         assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
         assert_eq!(node.messages(), 0);
         node.resettle();
@@ -435,7 +440,7 @@ fn protocols_affinity_and_schedulers_reach_the_kernel() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn each_written_rule_reads_back_unchanged() {
+fn each_rule_that_the_proxier_wrote_reads_back_unchanged() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         for family in IpFamily::ALL {
@@ -494,7 +499,7 @@ fn assert_done(outcomes: &[Outcome]) {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_removal_of_all_services_keeps_foreign_entries() {
+fn the_removal_of_all_services_keeps_entries_of_other_programs() {
     on_a_node(|| {
         let mut node = golden_node();
         let backend = node.iptables.backend();
@@ -542,8 +547,8 @@ fn the_removal_of_all_services_keeps_foreign_entries() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // The proxier reads and counts an fwmark virtual server like any other. It removes the
-        // virtual server if it has our flag.
+        // The proxier reads and counts fwmark virtual servers like all others, and recognizes our
+        // flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -601,7 +606,7 @@ impl Node {
     }
 }
 
-/// Returns the service addresses that are routes.
+/// Returns the service addresses that local routes make local.
 fn routes() -> BTreeSet<String> {
     let routes = "route show table local dev kube-ipvs0 proto 107";
     let routes = sh(&format!("ip -4 {routes}; ip -6 {routes}"));
@@ -609,7 +614,7 @@ fn routes() -> BTreeSet<String> {
     routes.lines().filter_map(address).collect()
 }
 
-/// Checks that these addresses lead to this node during all of `happens`.
+/// Checks that the kernel routes these addresses to this node at all times while `happens` runs.
 fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
     let mut asking = Command::new("ip")
         .args(["-batch", "-"])
@@ -648,7 +653,7 @@ fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T)
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_restart_switches_between_bound_addresses_and_local_routes() {
+fn a_restart_changes_bound_addresses_to_local_routes_and_back() {
     on_a_node(|| {
         let addressed = golden_node().dump();
         let bound = addressed.bound.iter();
@@ -683,8 +688,8 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // A route with another protocol or on another link is not ours. It is no evidence that a
-        // virtual server is ours.
+        // A route with another protocol number or on another link is not ours. Such a route does
+        // not prove that the proxy owns a virtual server.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
             ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
@@ -718,8 +723,8 @@ fn a_restart_switches_between_bound_addresses_and_local_routes() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // Addresses of the node replace those of pods here, because IPVS forwards to node addresses
-        // as well.
+        // The endpoints have addresses of the node instead of pods, because IPVS also forwards to
+        // node addresses.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -807,8 +812,9 @@ fn two_thousand_services_are_programmed_in_one_sync() {
     });
 }
 
-/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If so, a
-/// broadcast address counts as local, and a neighbour's address does not.
+/// Reports whether the kernel looks up the source of packets from eth0 in its routing table. If so,
+/// the kernel rejects packets whose source is the broadcast address, because that address counts as
+/// local.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -820,10 +826,10 @@ fn looks_up_sources() -> bool {
 }
 
 /// On a node with many addresses, the proxier makes the kernel look up each packet's source in the
-/// routing table. The kernel's default search takes more steps with each address.
+/// routing table. The kernel's default search would take more steps with each address.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
+fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
     on_a_node(|| {
         sh(
             "echo 0 | tee /proc/sys/net/ipv4/conf/all/rp_filter > /proc/sys/net/ipv4/conf/eth0/rp_filter",
@@ -844,7 +850,8 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // Each call first queries the link.
+        // The call queries the link with one message, and then binds the address and adds the
+        // landmark route.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -870,8 +877,8 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // The kernel removes the route together with the link. It keeps the flag
-        // `fib_has_custom_local_routes`.
+        // The kernel removes the route together with the link, but keeps looking up sources
+        // (`fib_has_custom_local_routes`).
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
         );
@@ -879,7 +886,7 @@ fn many_bound_addresses_enable_source_lookups_in_the_routing_table() {
     });
 }
 
-/// Returns the outcome of one write.
+/// Executes a plan of these writes, and returns their outcomes.
 fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
     let plan = Plan { ops: ops.into() };
     let outcomes = kernel.apply(&plan);
@@ -916,7 +923,7 @@ fn open(family: IpFamily) -> NetlinkKernel {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn each_refused_write_has_a_reason_and_the_rest_succeed() {
+fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let (good, bad, long) = (
@@ -950,8 +957,8 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // The recorded state is wrong, so these writes add existing entries and delete missing
-        // ones.
+        // These writes assume a wrong kernel state: they add existing entries, and change missing
+        // entries.
         let outcomes = apply(
             &mut kernel,
             [
@@ -973,10 +980,10 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // Another program has just removed the virtual server. The write does not count as failed,
-        // but its outcome is unknown, so the proxier reads the virtual servers again.
+        // The link is missing, as if another program had just removed it. The outcome of the write
+        // is unknown, so the proxier reads the addresses again.
         assert_eq!(*without_link, Outcome::Unknown);
-        // SetServer distinguishes a missing scheduler from a missing virtual server.
+        // The outcome of SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
@@ -1005,7 +1012,7 @@ fn each_refused_write_has_a_reason_and_the_rest_succeed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_set_of_another_type_is_reported_with_the_fix() {
+fn a_foreign_set_of_another_type_is_reported_with_advice() {
     on_a_node(|| {
         sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet
             ipset create KUBE-LOOP-BACK hash:ip,port,ip timeout 60; ipset create KUBE-NODE-PORT-TCP bitmap:port range 1-9
@@ -1059,7 +1066,7 @@ fn a_set_of_another_type_is_reported_with_the_fix() {
             "{reason}"
         );
 
-        // The set cannot be destroyed while a rule uses it.
+        // A rule uses the set, so the kernel refuses to destroy it.
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(
             "iptables-{backend} -A INPUT -m set --match-set KUBE-LOOP-BACK dst,dst,src -j RETURN"
@@ -1082,7 +1089,7 @@ fn a_set_of_another_type_is_reported_with_the_fix() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_full_set_is_swapped_for_a_larger_one_under_its_rules() {
+fn a_full_set_is_swapped_for_a_larger_one_while_rules_match_it() {
     on_a_node(|| {
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(
@@ -1117,7 +1124,7 @@ fn a_full_set_is_swapped_for_a_larger_one_under_its_rules() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn both_ip_families_grow_their_sets_at_the_same_time() {
+fn the_proxiers_of_both_ip_families_grow_their_sets_at_the_same_time() {
     const MEMBERS: u16 = 4_000;
     on_a_node(|| {
         let together = Arc::new(std::sync::Barrier::new(2));
@@ -1135,7 +1142,8 @@ fn both_ip_families_grow_their_sets_at_the_same_time() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // Each of the two threads waits for the other at the barrier.
+                // At the barrier, each thread waits for the other one, so both grow their sets at
+                // the same time.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1164,8 +1172,8 @@ fn a_set_of_upstreams_size_accepts_its_full_capacity() {
         let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
         ops.extend((0..65_536).map(add));
         assert_done(&apply(&mut kernel, ops));
-        // Adds all members again, and some more. Since Linux 5.6, a set accepts a few members
-        // beyond its capacity while parts of its hash table are not full.
+        // Adds all members again, and some new members. Since Linux 5.6, a set accepts a few
+        // members beyond its capacity while parts of its hash table are not full.
         let all: Vec<Op> = (0..70_000).map(add).collect();
         let outcomes = apply(&mut kernel, all.clone());
         assert_done(&outcomes[..65_536]);
@@ -1185,7 +1193,7 @@ fn a_set_of_upstreams_size_accepts_its_full_capacity() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
+fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
     on_a_node(|| {
         for (family, address) in [
             (IpFamily::V4, "192.168.99.10"),
@@ -1208,7 +1216,8 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                     timeout,
                 }
             };
-            // The kernel may choose the order and size of its hash table, and rebuild it.
+            // Sorts lines and ignores sizes, because the kernel may choose the order and size of
+            // its hash table, and rebuild it.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1236,8 +1245,8 @@ fn the_kernel_keeps_the_ownership_note_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Our own changes keep the flag. Upstream does not know the flag; its change removes
-            // only the flag.
+            // Changes by this proxy keep the ownership flag. A change by upstream removes the flag,
+            // which upstream does not know, and nothing else.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1270,8 +1279,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // The probe removes the virtual server that a crashed process left. It does so even if the
-        // kernel needs no new query.
+        // The probe removes the virtual server that a crashed process left, even if no new probe of
+        // the kernel is necessary.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(
@@ -1281,7 +1290,7 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
             probe_scheduler(wanted).unwrap();
             assert_eq!(servers(), there, "{wanted}");
         }
-        // Another program has a virtual server at the test address.
+        // Another program has a virtual server at the test address, so the probe changes nothing.
         sh("ipvsadm -C; ipvsadm -A -t 198.51.100.0:20000 -s wlc
             ipvsadm -a -t 198.51.100.0:20000 -r 10.0.0.1:80 -m");
         let before = servers();
@@ -1318,7 +1327,7 @@ fn a_missing_scheduler_does_not_affect_sets_and_rules() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_refused_rule_is_reported_with_its_line() {
+fn a_rule_that_the_kernel_refused_is_reported_with_its_line() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let shim = Shim {
@@ -1358,7 +1367,8 @@ fn an_existing_link_of_another_type_is_used() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn packets_to_a_bound_address_stay_on_the_node() {
     on_a_node(|| {
-        // On the lab's only CPU, kworker threads of the kernel run only while this thread waits.
+        // Keeps the CPU of the lab for this thread: the kernel's kworker threads run only while
+        // this thread waits.
         let thread = rustix::thread::gettid().as_raw_nonzero();
         sh(&format!("chrt --fifo --pid 1 {thread}"));
         let mut rtnetlink = Rtnetlink::open().unwrap();
@@ -1388,7 +1398,7 @@ fn packets_to_a_bound_address_stay_on_the_node() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
+fn the_link_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
     for (count, stays_up) in [(3, false), (1_500, true)] {
         on_a_node(move || {
             let [mut four, mut six] = [IpFamily::V4, IpFamily::V6].map(open);
@@ -1400,7 +1410,7 @@ fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
             let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
             sh("ip link set kube-ipvs0 up");
             assert!(is_up() && !own().is_empty());
-            // Only the lane of IPv6 addresses sets the link down.
+            // Only the proxier of IPv6 sets the link down, so only it finds the link not ready.
             assert!(four.read_addresses().unwrap().has_link);
             assert!(!six.read_addresses().unwrap().has_link);
             assert_done(&apply(&mut six, [Op::CreateLink]));
@@ -1408,8 +1418,8 @@ fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // The link has no link-local address after it was set down and up again, even if it
-            // stayed up before.
+            // A link that stayed up gets no link-local address when it is next set down and up
+            // again.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });
@@ -1429,7 +1439,7 @@ fn a_link_is_set_down_unless_many_ipv6_addresses_would_be_lost() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn each_ipv6_address_is_reported_if_ipv6_is_disabled() {
+fn each_ipv6_address_is_reported_if_the_node_has_ipv6_disabled() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V6);
         assert_done(&apply(&mut kernel, [Op::CreateLink]));
@@ -1464,7 +1474,7 @@ fn each_ipv6_address_is_reported_if_ipv6_is_disabled() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn errors_name_the_missing_capability() {
+fn errors_without_capabilities_name_the_missing_capability() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         let mut kernel = open(IpFamily::V4);
@@ -1501,7 +1511,7 @@ fn errors_name_the_missing_capability() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_ipvs_timeouts_are_written() {
+fn the_configured_ipvs_timeouts_are_written() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V4);
         let seconds = Duration::from_secs;

@@ -1,5 +1,5 @@
-//! Compares the strict fake kernel with the real kernel. Equal writes must have equal outcomes and
-//! result in equal states.
+//! Compares the strict fake kernel of the tests with the real kernel. The same writes must have the
+//! same outcomes and result in the same state.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// Number of consecutive writes in each family.
+/// Number of random writes for each IP family, one after the other.
 const WRITES: u64 = 2_000;
 /// Capacity of each set, in members.
 const ROOM: u32 = 8;
@@ -33,7 +33,7 @@ struct Writes {
     chance: Chance,
 }
 
-/// Returns one of a few numbered addresses of a family.
+/// Returns the address of a family with this number. Writes use only a few numbers.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -42,7 +42,7 @@ fn numbered(family: IpFamily, number: u8) -> IpAddr {
 }
 
 impl Writes {
-    /// Returns a service address, sometimes of the other family.
+    /// Returns a random service address, sometimes of the wrong IP family.
     fn address(&mut self) -> IpAddr {
         let family = match (self.chance.small(25), self.family) {
             (0, IpFamily::V4) => IpFamily::V6,
@@ -97,7 +97,7 @@ impl Writes {
     }
 
     fn member(&mut self, set: Set) -> Member {
-        // Sometimes gives the member another type than the set.
+        // Sometimes takes the member of another set, whose type may differ.
         let set = if self.chance.small(12) == 0 {
             self.set()
         } else {
@@ -137,7 +137,7 @@ impl Writes {
     }
 }
 
-/// Performs a write. Returns its outcome, without the message.
+/// Performs a write. Returns its outcome without the error text.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],

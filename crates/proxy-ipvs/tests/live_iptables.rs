@@ -1,9 +1,9 @@
-//! Tests of iptables on the running kernel, each in its own network namespace. They test the choice
-//! of the backend, and that rules are read back unchanged. The kernel determines which backends
+//! Tests of iptables on the running kernel, each in its own network namespace. They check the
+//! choice of the backend, and that rules read back unchanged. The kernel determines which backends
 //! work: in Debian's User Mode Linux, nft does not.
 //!
-//! The tests need root, `iptables` and `ipset`, but not IPVS. The rule that matches IPVS
-//! connections is tested by `live.rs` instead.
+//! The tests need root, `iptables` and `ipset`, but not IPVS. Only `live.rs` tests the rule that
+//! matches IPVS connections.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{
     Backend, Config, Iptables, MarkBits, Rules, Semantics, Set, SetKind, Shim, check_marks,
 };
-/// Runs a command with `input`. Returns its output. Returns an error if the command failed.
+/// Runs a command with `input`. Returns its output, or an error if the command failed.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
     let (program, arguments) = words.split_first().unwrap();
@@ -51,9 +51,9 @@ fn works(backend: Backend) -> bool {
 }
 
 #[test]
-fn kubelet_hints_then_chains_then_rules_choose_the_iptables_backend() {
+fn the_iptables_backend_is_chosen_by_kubelet_hints_then_chains_then_rules() {
     in_namespace(|| {
-        // A preview reports the backend that the daemon will choose.
+        // The preview must report the same backend that the daemon chooses.
         let chosen = || {
             let looked_at = Iptables::look(None).unwrap().backend();
             let chosen = Iptables::choose(None).unwrap().backend();
@@ -111,7 +111,7 @@ fn probing_iptables_leaves_no_chains() {
 }
 
 #[test]
-fn written_rules_read_back_unchanged_with_each_iptables_backend() {
+fn each_iptables_backend_reads_back_the_written_rules_unchanged() {
     in_namespace(|| {
         let backends: Vec<_> = [Backend::Nft, Backend::Legacy]
             .into_iter()
@@ -153,7 +153,8 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
                 ];
                 let exact = Semantics::Exact(MarkBits::DEFAULT);
                 let all = detectors.iter().flat_map(|detector| {
-                    // Leaving exact semantics removes the chains of exact semantics.
+                    // The change from exact to upstream's semantics removes the chains of exact
+                    // semantics.
                     [exact, Semantics::Upstream].map(|semantics| (detector, semantics))
                 });
                 for (detector, semantics) in all {
@@ -183,7 +184,7 @@ fn written_rules_read_back_unchanged_with_each_iptables_backend() {
 }
 
 #[test]
-fn support_for_marks_is_found_without_a_write() {
+fn the_check_for_packet_marks_writes_nothing() {
     in_namespace(|| {
         for family in IpFamily::ALL {
             let iptables = Iptables::choose(None).unwrap();
