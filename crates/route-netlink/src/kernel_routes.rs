@@ -18,8 +18,8 @@ const ROUTE_BYTES: usize = 1_024;
 /// Bytes of the receive buffer to reserve for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Time to wait without notifications after some were lost. A dump then replaces the lost
-/// notifications.
+/// Time to wait without notifications after some notifications were lost. A dump then replaces the
+/// lost notifications.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes.
@@ -60,8 +60,8 @@ impl KernelRoutes {
     }
 
     /// Waits until the kernel has created the routes of the IPv6 addresses in `missing`. Removes
-    /// each address that has its route from `missing`. Ends early if no route arrives for the time
-    /// `patience`.
+    /// each address that has its route from `missing`. Ends early if no further route arrives
+    /// within `patience`.
     ///
     /// # Errors
     ///
@@ -122,7 +122,8 @@ impl KernelRoutes {
                 .and_then(|()| self.0.recv_from_full());
             return match received {
                 Ok((datagram, _)) => Ok(added(&datagram)),
-                // The kernel interrupts a read with a timeout at signals, also at a stop (signal(7)).
+                // A signal interrupts a read that has a timeout, and so does a stop of the process
+                // (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),
                 Err(error) if is_timeout(&error) => Ok(Received::Timeout),
@@ -169,7 +170,8 @@ mod tests {
 
     use super::*;
 
-    /// A stop of the process interrupts a read that has a timeout (signal(7)).
+    /// Checks that a wait continues after a stop of the process. The stop interrupts a read that
+    /// has a timeout (signal(7)).
     #[test]
     fn a_stop_of_the_process_does_not_end_a_wait() {
         let routes = KernelRoutes::subscribe(0).unwrap();
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_new_host_routes_of_the_kernel_count() {
+    fn only_new_host_routes_created_by_the_kernel_are_returned() {
         let to = |text: &str, prefix, protocol| LocalRoute {
             prefix,
             ..LocalRoute::host(7, text.parse().unwrap(), protocol)

@@ -67,8 +67,8 @@ impl Link {
     }
 }
 
-/// Returns a message that names a link. Shortens a very long name to a length that is still too
-/// long for the kernel, which then rejects it.
+/// Returns a message that names a link. Shortens a very long name to a length that the kernel still
+/// rejects as too long.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();
@@ -137,7 +137,7 @@ mod tests {
         let dummy = payload(0x83, |message| {
             message.nest(IFLA_LINKINFO, |info| {
                 info.attr_str(IFLA_INFO_KIND, "dummy");
-                // The data of this attribute belong to another type of link.
+                // IFLA_INFO_DATA, with the data of another link type.
                 info.attr(2, &[1]);
             });
         });
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_too_long_link_name_is_cut_to_an_invalid_length() {
+    fn a_very_long_link_name_is_cut_to_an_invalid_length() {
         let message = named(&"x".repeat(100_000));
         let LinkAttribute::IfName(name) = &message.attributes[0] else {
             panic!("{message:?}");

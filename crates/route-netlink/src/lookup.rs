@@ -48,7 +48,7 @@ pub struct Lookup {
     pub mark: u32,
 }
 
-/// Route that the kernel chooses for a packet.
+/// The route that the kernel chooses for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PacketRoute {
     /// Type of the route (`RTN_*` of linux/rtnetlink.h): 1 to another host, 2 to this node, 3
@@ -62,7 +62,7 @@ pub struct PacketRoute {
     pub source: Option<IpAddr>,
 }
 
-/// Reason for which the kernel has no route for a packet.
+/// Reason why the kernel has no route for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteRefusal {
     /// No route matches the packet (`ENETUNREACH`).
@@ -76,7 +76,7 @@ pub enum RouteRefusal {
     /// The arriving packet has an invalid source or destination (`EINVAL`): a loopback address, or
     /// an address of this node as the source.
     Martian,
-    /// Another error of the kernel, by its number.
+    /// Another error of the kernel, with its error number.
     Other(i32),
 }
 

@@ -1,4 +1,4 @@
-//! Encodes typed messages, and reads attributes.
+//! Encodes typed netlink messages, and reads their attributes.
 
 use netlink_batch::{Batch, Malformed, Writer};
 use netlink_packet_core::{NetlinkSerializable, NlaBuffer, NlasIterator};
@@ -16,8 +16,8 @@ pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// Returns the attributes of these kinds that follow a header of `header` bytes. Does not parse any
-/// other attribute.
+/// Returns the attributes of these kinds that follow a header of `header` bytes. Does not parse
+/// attributes of other kinds.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

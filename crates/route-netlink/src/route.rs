@@ -14,8 +14,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local in the table `local`, to an address or a network. For each address of a
-/// link, the kernel itself creates such a route.
+/// A route of type local in the table `local`, to an address or a network. The kernel creates such
+/// a route for each address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
     /// Index of the link.
@@ -142,7 +142,7 @@ impl LocalRoute {
 /// Destination of a route in the table `main`. The route may have any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MainRoute {
-    /// Index of the route's link, or `None` unless the route has exactly one.
+    /// Index of the route's link. `None` if the route has no link or several links.
     pub link: Option<u32>,
     /// First address of the destination.
     pub address: IpAddr,
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(parse(batch.get(1).unwrap().payload), Ok(Some(range)));
         assert_eq!(LocalRoute::parse(payload, Family::Inet, 2), Ok(None));
         assert_eq!(LocalRoute::parse(payload, Family::Inet6, 107), Ok(None));
-        // Changes the table of the route, and then its type.
+        // The first case changes the table of the route. The second case changes its type.
         for (at, value) in [(4, 254), (7, 1)] {
             let mut other = payload.to_vec();
             other[at] = value;

@@ -215,7 +215,7 @@ fn a_dummy_link_is_created_and_deleted() {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn the_address_generation_mode_decides_a_links_own_address() {
+fn the_address_generation_mode_decides_whether_a_link_gets_a_link_local_address() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         for (name, generation, expected) in [
@@ -298,7 +298,7 @@ fn a_tentative_address_is_no_source_until_it_has_its_route() {
         rtnetlink.create_dummy(DUMMY).unwrap();
         let link = rtnetlink.link(DUMMY).unwrap().unwrap();
         assert!(!link.resolves_neighbours);
-        // The lab has one CPU, so the kernel's workers run only while this thread waits.
+        // With one CPU, as in the lab, the kernel's workers run only while this thread waits.
         let script = "ip link set lo up; ip link add name dummy8 up type dummy
             ip address add fd35::1/64 dev dummy8 nodad; ip -6 route add default dev dummy8
             exec chrt --fifo --pid 1";
@@ -321,7 +321,7 @@ fn a_tentative_address_is_no_source_until_it_has_its_route() {
                     LocalRoute::KERNEL,
                 )
             };
-            // With several CPUs, the route may exist at once.
+            // With several CPUs, the kernel may have created the route already.
             assert!(before == ip("fd35::1") || local().contains(&address));
             let mut missing = BTreeSet::from([address]);
             let patience = Duration::from_secs(5);
@@ -359,7 +359,7 @@ fn the_wait_for_routes_survives_lost_notifications() {
             .wait(&mut rtnetlink, &mut missing, patience)
             .unwrap();
         assert_eq!(missing.len(), 0);
-        // An address without a route prolongs the wait only by the given time.
+        // For an address that gets no route, the wait lasts only for the given time.
         let mut missing = BTreeSet::from([ip("fd97::1")]);
         let patience = Duration::from_millis(20);
         subscription
@@ -386,7 +386,7 @@ fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Ve
 }
 
 #[test]
-fn address_events_exclude_the_given_link() {
+fn address_events_of_the_given_link_are_not_received() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         assert_eq!(

@@ -1,6 +1,7 @@
-//! Traffic counters of Services. The kernel keeps them, or, in userspace mode, the relay. Observers
-//! read them through separate blocking sockets, so that a mode's worker threads (kernel I/O) do not
-//! wait for a read.
+//! Traffic counters of Services. The kernel counts, or the relay in userspace mode.
+//!
+//! Observers read the counters through their own blocking sockets. So a mode's worker threads
+//! (kernel I/O) never wait for such a read.
 //!
 //! | mode | by | connections | packets, bytes | active |
 //! |---|---|---|---|---|
@@ -42,15 +43,15 @@ pub struct CounterSamples {
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters by firewall mark: virtual servers of other programs, in IPVS mode. Connections by a
-    /// mark of this program count at an address of their Service.
+    /// Counters of other programs' virtual servers, by firewall mark, in IPVS mode. Connections by
+    /// a mark of this program count at an address of their Service instead.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
-    /// Service ports, whatever the selection.
+    /// Service ports, regardless of the selection.
     pub ports: HashMap<ServicePortName, Count>,
     /// Counters by Service port and endpoint, in userspace mode.
     pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
-    /// Note for the reader about counters that this mode does not have, with the reason.
+    /// Note for the reader about counters that this mode lacks, with the reason.
     pub note: Option<&'static str>,
 }
 
@@ -129,8 +130,8 @@ pub enum CounterSample<'a> {
     PortEndpoint(&'a ServicePortName, Listener, SocketAddr, Count),
 }
 
-/// Number of a listening port among all that this process has opened. A Service port may have
-/// several.
+/// Number that identifies a listening port in this process. A Service port may have several
+/// listening ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u64);
 
@@ -158,14 +159,14 @@ pub trait ReadCounters: Send {
         take: &mut dyn FnMut(CounterSample<'_>),
     ) -> Result<()>;
 
-    /// Returns true if [`CounterSelection::Of`] gives more counters of an address than
+    /// Returns true if [`CounterSelection::Of`] returns more counters of an address than
     /// [`CounterSelection::Addresses`]. Callers should then request only the addresses that they
-    /// need. If false, [`CounterSelection::All`] is not slower.
+    /// need. If false, callers may request [`CounterSelection::All`], which is not slower.
     fn tells_more_of_single(&self) -> bool {
         false
     }
 
-    /// Returns a note about counters that this mode does not have, with the reason.
+    /// Returns a note about counters that this mode lacks, with the reason.
     fn note(&self) -> Option<&'static str> {
         None
     }
@@ -244,19 +245,20 @@ impl Counters {
         }
     }
 
-    /// Returns the mode's note about counters that it does not have.
+    /// Returns the mode's note about counters that the mode lacks.
     pub fn note(&self) -> Option<String> {
         self.with(|reader| reader.note().map(str::to_owned))
             .flatten()
     }
 
-    /// Runs `work` with the reader, for one caller at a time. Blocks. Returns `None` before the
-    /// first mode has set its reader.
+    /// Runs `work` with the reader. Blocks while another caller uses the reader. Returns `None`
+    /// before the first mode has set its reader.
     pub fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
-        // Drops the old mode's reader, if the mode has changed, which closes its sockets.
+        // If the mode has changed meanwhile, drops the old mode's reader. This closes the reader's
+        // sockets.
         self.0.take_over(&mut held);
         done
     }

@@ -2,7 +2,8 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A fake reader. Its note is its name, and its read lasts until the channel ends it.
+/// A fake reader. Its note is its name. A read waits until the test sends a message to the channel,
+/// if the reader has one.
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {
@@ -23,7 +24,7 @@ impl ReadCounters for NamedReader {
 }
 
 #[test]
-fn the_last_mode_set_during_a_read_is_read_next() {
+fn the_next_read_uses_the_last_mode_that_was_set_during_a_read() {
     let counters = Counters::default();
     let (go_on, waits) = mpsc::channel();
     counters.set(Box::new(NamedReader("first", Some(waits))));
