@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   kubeconfig ── an address that is given ──────┐
-//!   resolver ──── the addresses of a name ───────┼─▶ Addresses ─▶ the model, which refuses them to Services
+//!   resolver ──── the addresses of a name ───────┼─▶ Addresses ─▶ the model
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! A Service with one of these addresses would cut the node off from the API server. The correction
-//! of the Service would then never arrive. So the model receives each address before the first
-//! connection to it. The program can also remove Services from the address first
-//! ([`ConnectHooks`]).
+//! The model refuses these addresses to Services. A Service with such an address would cut the node
+//! off from the API server. The correction of the Service would then never arrive.
 //!
+//! - The model receives each address before the first connection to it. The program can also remove
+//!   Services from the address first ([`ConnectHooks`]).
 //! - Each new connection resolves the name. The name is also resolved every [`RESOLVE_PERIOD`],
 //!   because a connection lives for hours and the addresses may change meanwhile.
 //! - An address stays for [`KEPT`] after the name has lost it. Many names rotate through more
@@ -43,8 +43,8 @@ use super::backoff::up_to;
 
 /// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the look-ups of nodes that started
-/// together.
+/// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started together do
+/// not resolve the name together.
 const SPREAD: Duration = Duration::from_secs(5);
 /// Time for which an address stays after the name has lost it and its last connection was closed.
 const KEPT: Duration = Duration::from_mins(15);
@@ -160,7 +160,7 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Reasons why an address is kept.
+/// Reasons why an address stays known.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
@@ -334,7 +334,7 @@ impl Service<Name> for Resolver {
                 ports.map(|port| SocketAddr::new(*ip, *port)).collect()
             };
             addresses.clear(found.iter().flat_map(at).collect()).await;
-            // The connector replaces the port, so any port works here.
+            // The connector replaces the port, so any port number works here.
             let found: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
             Ok(found.into_iter())
         })
@@ -379,8 +379,8 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // The connector itself resolves a name and then prepares the node. Only an address in
-            // the URL must be prepared here.
+            // For a name, the connector itself resolves the name and prepares the node. For an
+            // address in the URL, this code prepares the node.
             let given = ServerPeer::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;

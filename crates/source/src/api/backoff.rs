@@ -1,10 +1,10 @@
-//! Waits between attempts to reach the API server.
+//! Computes the waits between attempts to reach the API server.
 //!
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|
-//! | no connection: refused, no route, no reply, or the proxy has no connection either | 0.8 s | 5 s |
-//! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
-//! | the server does not serve an optional kind | 0.8 s | 5 min |
+//! | connecting: refused, no route, no reply, or no connection by the proxy | 0.8 s | 5 s |
+//! | a connected server: refuses (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
+//! | a server that does not serve an optional kind | 0.8 s | 5 min |
 //!
 //! - **Random**: each wait is between half and all of the listed time. So nodes that lost the
 //!   server together do not return together.
@@ -34,7 +34,7 @@ const FIRST: Duration = Duration::from_millis(800);
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 /// Longest wait for a server that accepts connections.
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
-/// Longest wait for an optional kind.
+/// Longest wait for a server that does not serve an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// Time without a failure after which a row begins again with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
@@ -50,7 +50,7 @@ pub enum Cost {
     Optional,
 }
 
-/// Waits of one watch, or of an attempt to send one event.
+/// Waits between the attempts of one watch, or between attempts to send one event.
 #[derive(Debug, Default)]
 pub struct Backoff {
     unconnected: Steps,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_waits_double_up_to_a_limit_per_failure() {
+    fn a_retry_wait_doubles_with_each_failure_up_to_a_limit() {
         let (mut backoff, now) = (Backoff::default(), Instant::now());
         let mut longest = |cost| backoff.longest(cost, now).as_millis();
         let mut of = |cost| [(); 8].map(|()| longest(cost));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_waits_are_spread_randomly_over_half_their_length() {
+    fn retry_waits_are_random_between_half_and_all_of_their_length() {
         let now = Instant::now();
         let waits: Vec<_> = (0..1000)
             .map(|_| Backoff::default().next(Cost::Nothing, now))

@@ -1,12 +1,12 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! **Files.** Requests are few, so this module reads a kubeconfig's files before each one, like the
-//! token.
+//! **Files.** Requests are few, so this module reads a kubeconfig's files before each request, like
+//! the token.
 //!
 //! - If a file changed, new requests use new connections with the new content. An open watch ends
 //!   within minutes in any case.
-//! - If the content is invalid (a certificate without its key, a missing file), the log reports it,
-//!   and the previous content stays in use.
+//! - If the content is invalid (a certificate without its key, a missing file), the log reports
+//!   this, and the previous content stays in use.
 //! - client-go checks its files every five minutes, and then closes open connections.
 //!
 //! **Silent peers.** The kernel probes a silent peer by TCP keep-alive. If a watch's peer vanishes,
@@ -15,8 +15,8 @@
 //! **HTTP/1.1.** `kube` offers no other version (its ALPN is empty). Three watches need few
 //! connections.
 //!
-//! `kube` also builds a client, but without keep-alive. It reloads only a Pod's CA, and reports an
-//! untrusted server as unreachable.
+//! **Difference from `kube`.** The client that `kube` builds has no keep-alive, reloads only a
+//! Pod's CA, and reports an untrusted server as unreachable.
 
 use std::fs;
 use std::path::PathBuf;
@@ -52,8 +52,8 @@ const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
 /// Time without any acknowledgement after which a connection counts as dead, even if it is in use.
 const GONE: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed. On a connection whose peer has vanished, the next
-/// request would wait for [`GONE`] before it is repeated.
+/// Time after which an idle connection is closed. If the peer of an idle connection has vanished,
+/// the next request on the connection waits for [`GONE`] before it is repeated.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_http_proxy_is_chosen_as_by_go() {
+    fn the_http_proxy_is_chosen_as_in_go_programs() {
         let server = "https://10.0.0.1:6443";
         let https = ("HTTPS_PROXY", "http://proxy:3128");
         let no = |list| [https, ("NO_PROXY", list)];
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn proxy_urls_are_parsed_as_by_go() {
+    fn proxy_urls_are_parsed_as_in_go_programs() {
         let read = |text: &str| {
             let proxy = Proxy::parse(text).unwrap();
             format!("{proxy} at {}", proxy.url)
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn socks_credentials_that_are_too_long_are_rejected() {
+    fn too_long_socks_credentials_are_rejected() {
         let with = |length| {
             chosen(
                 Some(&format!("socks5://me:{}@s", "x".repeat(length))),

@@ -8,12 +8,12 @@
 //!
 //! The cost of a list for the server depends on the request:
 //!
-//! | list | request | source |
+//! | list | request | source of the response |
 //! |---|---|---|
-//! | the first | `resourceVersion=0`, with a limit | the watch cache, whole; in pages from a server without one |
-//! | a further one | not older than the last seen version | the watch cache, whole, once it is that new |
-//! | after "too large resource version" or "gone" | the newest | the watch cache or etcd, as the server decides |
-//! | streamed, if configured | `sendInitialEvents` | the watch cache, as the beginning of a watch |
+//! | first list | `resourceVersion=0`, a limit | watch cache, unpaged; without a cache, paged |
+//! | later list | at least the last seen version | watch cache, unpaged, once it is that new |
+//! | after "too large resource version" or "gone" | the newest | cache or etcd (server decides) |
+//! | streamed, if configured | `sendInitialEvents` | watch cache, at the start of a watch |
 //!
 //! So the first list may be stale, as in upstream. Later lists never go back in time.
 //!
@@ -22,7 +22,7 @@
 //! misses all changes before it. So:
 //!
 //! 1. After a failure, the first request asks whether the server has reached the last seen version.
-//! 2. If the server has not reached it, or has lost the changes since, a list follows at once.
+//! 2. If the server has not reached it, or has lost later changes, a list follows at once.
 //! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
 //!
 //! No other failure causes a list. After a refusal (429, 5xx), a timeout or a broken connection,
@@ -81,14 +81,14 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields to the other tasks of a connection before the next request
-/// on it. Each task (the reader, the waiter for the end, the owner) must run in turn.
+/// Number of times that this task yields before the next request on a connection. The connection's
+/// other tasks (the reader, the waiter for the end, the owner) must each run in turn.
 const HANDOVER: usize = 4;
-/// Number of times in a row that a watch may break at an unreadable event without progress. Then a
-/// list replaces the watch, because a list skips the event.
+/// Number of consecutive times that a watch may break at an unreadable event without progress. Then
+/// a list replaces the watch, because a list skips the unreadable event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of consecutive responses with status 500 to requests with a minimum version. After that,
-/// the next request has no version, because the server may be unable to read the version.
+/// Number of consecutive responses with status 500 to requests with a minimum version. The next
+/// request then has no minimum version, because the server may be unable to read that version.
 const REFUSALS_MAX: u32 = 2;
 /// Largest number of bytes that are read from an unneeded response. The connection can be reused
 /// only after its response has been read.
@@ -205,7 +205,7 @@ impl ListWatch {
             may_list |= is_settled;
             let mut cost = Cost::Something;
             match result {
-                // The watch broke after it had lasted long enough to count as successful.
+                // The watch broke, but had lasted long enough to count as successful.
                 Ok(()) if is_settled && self.is_in_doubt => {
                     sleep(up_to(SPREAD)).await;
                     continue;
@@ -332,7 +332,7 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Ends the list, although it may lack objects. Otherwise consumers would wait for the list.
+        // Ends the list, although it may lack objects: consumers wait for the end of the list.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
@@ -357,8 +357,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses only the requested version. It must have refused often
-    /// enough, and must accept a request without a version.
+    /// Reports whether the server refuses only the requested version. The server must have refused
+    /// often enough, and must accept a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -462,13 +462,13 @@ impl ListWatch {
                 Ok(Ok(NextMessage::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
-                // Not even a bookmark arrived. This server's resource versions may be lower than
-                // the watch's version.
+                // Not even a bookmark arrived. The server's resource versions may be lower than the
+                // watch's version.
                 Err(_) => {
                     self.is_in_doubt = true;
                     return Ok(());
                 }
-                // The next connection will show whether the server is away.
+                // The next connection will show whether the server is down.
                 Ok(Ok(NextMessage::End)) => return Ok(()),
                 Ok(Ok(NextMessage::Event)) => {}
             }

@@ -108,7 +108,7 @@ impl Outage {
         }
     }
 
-    /// Records a failure. Logs a warning unless the log has already reported this outage.
+    /// Records a failure. Logs a warning unless the outage was logged before.
     pub(super) fn begin(&self, kind: Kind, failure: Failure) {
         match self.news(kind, failure) {
             Ok(line) => warn!("{line}"),
@@ -124,7 +124,7 @@ impl Outage {
         }
     }
 
-    /// Waits until an outage ends. The server may then have another version.
+    /// Waits until an outage ends. The server may then run another version.
     pub(super) async fn over(&self) {
         self.over.notified().await;
     }

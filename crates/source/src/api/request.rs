@@ -69,7 +69,8 @@ pub(super) enum Paging<'a> {
     Whole,
     /// The first page.
     First,
-    /// The page after an earlier one. The value is that page's `continue` token.
+    /// The page that follows an earlier page. The value is the `continue` token of the earlier
+    /// page.
     After(&'a str),
 }
 

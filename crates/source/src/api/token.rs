@@ -2,9 +2,9 @@
 //! rotates.
 //!
 //! This module reads the file for each request. Requests are few, because a watch lasts for
-//! minutes. So the source uses a new token at once, also after the server refused the old one
-//! (401), and no cache can be stale. As in client-go, the file has precedence over a token in the
-//! kubeconfig.
+//! minutes. So the source uses a new token at once, even after the server has refused the old token
+//! (401). No cached token can be stale. As in client-go, the file has precedence over a token in
+//! the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use http::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
 use kube::config::AuthInfo;
 use tower::{BoxError, Layer, Service};
 
-/// Layer that adds the token from a file to each request. Without a file, it adds nothing.
+/// Layer that adds the token from a file to each request. Without a file, the layer adds nothing.
 #[derive(Debug, Clone)]
 pub(super) struct FromFile<S = ()> {
     inner: S,
@@ -33,8 +33,8 @@ struct TokenError {
 }
 
 impl FromFile {
-    /// Removes the token file from the user's settings, and returns the layer that reads it. Also
-    /// removes the inline token, which is for programs that cannot read the file.
+    /// Removes the token file from the user's settings, and returns the layer that reads this file.
+    /// Also removes the inline token, which is for programs that cannot read the file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {

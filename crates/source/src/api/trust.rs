@@ -1,10 +1,10 @@
-//! Errors of trust between client, server and proxy, and advice for them.
+//! Explains why client, server or proxy do not trust a certificate, with advice for the operator.
 
 use std::path::PathBuf;
 
 use rustls::{AlertDescription, CertificateError};
 
-/// The server or the client does not trust the other's certificate.
+/// Error of a server or client that does not trust its peer's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct Untrusted {
@@ -18,7 +18,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
-    // Checks the inner error of an I/O error first, because its `source` skips that error.
+    // Checks the inner error of an I/O error first, because the I/O error's `source` skips it.
     let within = error.downcast_ref::<std::io::Error>();
     let within = within.and_then(std::io::Error::get_ref);
     tls(match within {

@@ -7,16 +7,16 @@
 //! ```
 //!
 //! **Certificates.** This module checks the proxy's certificate as client-go does: with the
-//! kubeconfig's authorities if it names any, and otherwise with the system's. The certificate must
-//! be valid for the proxy's host. `tls-server-name` applies only to the server. (client-go also
-//! applies it to the proxy.)
+//! kubeconfig's authorities if the kubeconfig names any, and otherwise with the system's
+//! authorities. The certificate must be valid for the proxy's host. `tls-server-name` applies only
+//! to the server. (client-go also applies it to the proxy.)
 //!
-//! **`hyper-util`.** This module uses only its SOCKS client, for two reasons:
+//! **`hyper-util`.** This module uses only the SOCKS client of `hyper-util`, for two reasons:
 //!
-//! - Its `CONNECT` does not distinguish a proxy that forbids the target from a proxy that cannot
-//!   reach the server.
-//! - Its SOCKS client does not return why it cannot reach the proxy. So this module connects to the
-//!   proxy itself.
+//! - The `CONNECT` client of `hyper-util` does not distinguish a proxy that forbids the target from
+//!   a proxy that cannot reach the server.
+//! - The SOCKS client does not return the reason why it cannot reach the proxy. So this module
+//!   connects to the proxy itself.
 
 use std::future::ready;
 use std::pin::pin;
@@ -71,7 +71,7 @@ pub(super) struct ProxyError {
 
 /// Timeout for opening a tunnel, including TLS with the proxy.
 const OPENING: Duration = Duration::from_secs(30);
-/// Error text of the SOCKS library if a proxy accepts none of the offered login methods.
+/// Error text of the SOCKS library for a proxy that accepts none of the offered login methods.
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
@@ -186,7 +186,7 @@ impl ProxyRoute {
             let opened = upgrade::on(answer).await;
             opened.map_err(|error| broken(&error))
         };
-        // Polls both futures, because `connection` performs the exchange.
+        // Polls both futures: the exchange makes progress only while `connection` is polled.
         let connection = pin!(connection.with_upgrades());
         let opened = match select(pin!(exchange), connection).await {
             Either::Left((opened, _)) => opened?,

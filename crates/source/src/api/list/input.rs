@@ -13,7 +13,8 @@ use super::super::end::End;
 
 /// Longest pause between two bytes of a response.
 const STILL: Duration = Duration::from_mins(1);
-/// Longest time for the whole list. After five minutes, a server forgets the position in a list.
+/// Longest time for the whole list. After five minutes, the server no longer knows the position in
+/// a list.
 const WHOLE: Duration = Duration::from_mins(5);
 
 /// Body of a response, with the time at which reading began.
@@ -30,8 +31,8 @@ impl Input {
         }
     }
 
-    /// Returns the bytes that have arrived and are not consumed yet: at least one byte, for which
-    /// it waits if necessary. Returns an empty slice at the end of the body.
+    /// Returns the bytes that have arrived and are not consumed yet. Waits until there is at least
+    /// one byte. Returns an empty slice at the end of the body.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
@@ -45,9 +46,10 @@ impl Input {
                 }
             }
         };
-        // Returns the error here: a reader returns an error only once, and after that the end.
+        // Returns the error now, because the reader reports an error only once. The next read would
+        // report the end of the body.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
-        // The bytes have arrived, so this returns at once.
+        // The bytes have arrived, so this call returns at once.
         let held = self.body.fill_buf().await;
         held.map_err(|error| End::unreachable(&error))
     }

@@ -1,8 +1,8 @@
 //! Reads a list in JSON, with only one or two objects in memory at a time.
 //!
 //! The parser handles the text value by value. If the text ends inside a value, this module reads
-//! until the text has doubled, and then parses that value again. So it never parses a value many
-//! times.
+//! until the text has doubled, and then parses the value again. So this module never parses a value
+//! many times.
 
 use std::collections::VecDeque;
 use std::mem;

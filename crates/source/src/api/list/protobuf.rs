@@ -116,7 +116,8 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // Reads the rest, which has no content, so that gzip verifies its checksum.
+                // Reads the body to its end, so that gzip verifies its checksum. The remaining
+                // bytes have no content.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
@@ -169,7 +170,7 @@ impl ProtobufList {
             self.input.take(length);
             return Ok(read);
         }
-        // Grows the buffer with the bytes that arrive, not to the claimed length.
+        // Grows the buffer as bytes arrive, because the length in the message may be wrong.
         self.buffer.clear();
         loop {
             let piece = self.input.held().await?;

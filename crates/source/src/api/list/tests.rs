@@ -103,7 +103,7 @@ fn json_and_protobuf_lists_of_upstream_decode_equally() {
     assert!(wrong.problems.len() > 5, "{wrong:?}");
 }
 
-/// Reads the events of a watch up to the first incomplete one.
+/// Reads the events of a watch up to the first incomplete event.
 fn watched(
     kind: Kind,
     format: Format,
@@ -155,7 +155,7 @@ fn json_and_protobuf_watches_of_upstream_decode_equally() {
     }
 }
 
-/// The reader can decode each flushed event before the server sends the next one.
+/// Checks that the reader can decode each flushed event before the server sends the next event.
 #[test]
 fn a_compressed_watch_is_decoded_event_by_event() {
     for (format, event) in [
@@ -225,7 +225,7 @@ fn a_list_of_another_kind_is_rejected() {
     }
 }
 
-/// The reader allocates no memory for a claimed length of 4 GB.
+/// Checks that the reader allocates no memory for a claimed length of 4 GB.
 #[test]
 fn a_wrong_protobuf_length_allocates_no_memory() {
     let mut list = vector!("empty.pb")[..4].to_vec();
@@ -308,7 +308,7 @@ fn an_empty_list_needs_a_kind() {
     assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
 }
 
-/// The test mixes long and short objects, and cuts the text at any byte.
+/// Checks a mix of long and short objects. The text arrives in pieces that end at any byte.
 #[test]
 fn objects_of_any_length_are_decoded() {
     let long = |name: &str, length: usize| {

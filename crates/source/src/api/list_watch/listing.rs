@@ -23,8 +23,9 @@ impl ListWatch {
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option replies Invalid. But a proxy in front of the
-            // server may reply any status. The excluded statuses would affect a plain list as well.
+            // A server that does not know streamed lists replies Invalid, but a proxy in front of
+            // the server may reply any status. A plain list would fail with the excluded statuses,
+            // too.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -87,15 +88,15 @@ impl ListWatch {
     /// Begins a list. The version of a list may be known before its objects.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
-        // If this list breaks off, requires that the next one is not older.
+        // If this list breaks off, the next list must not be older.
         if let (Age::Any, Some(version)) = (age, version) {
             self.next_list = Age::NotOlderThan(version.to_owned());
         }
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. If it is older, because the server ignored the
-    /// requested version, the next list requests the newest version.
+    /// Checks that a list is as new as requested. A list is older if the server ignored the
+    /// requested version. The next list then requests the newest version.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
