@@ -9,9 +9,11 @@ pub struct Line {
     pub name: String,
     /// Index of the line's colour and dash pattern. A name has the same index in all charts.
     pub look: usize,
-    /// Points of the line. x is the number of Services or the minutes, y the median or the value.
+    /// Points of the line. In a benchmark chart, x is the number of Services and y the median. In a
+    /// soak chart, x is the time in minutes and y the value.
     pub points: Vec<(f64, f64)>,
-    /// Sizes without a result: the number of Services, and the time limit that was exceeded.
+    /// Numbers of Services for which the benchmark gave no result, each with the time limit that
+    /// the benchmark exceeded.
     pub over: Vec<(f64, f64)>,
 }
 
@@ -23,8 +25,8 @@ pub(crate) const TOP: f64 = 52.0;
 pub(crate) const BOTTOM: f64 = 346.0;
 /// Minimum vertical distance between the names at the ends of lines, in pixels.
 pub(crate) const NAME_HEIGHT: f64 = 17.0;
-/// Seven colours that people with colour blindness can distinguish (after Okabe and Ito). Further
-/// lines repeat the colours with dashes.
+/// Seven colours that people with colour blindness can distinguish (after Okabe and Ito). From the
+/// eighth line on, lines use these colours again, with dashes.
 pub(crate) const COLOURS: [&str; 7] = [
     "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
 ];
@@ -78,7 +80,7 @@ pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(
     );
 }
 
-/// Draws the names of lines at their ends. Moves names that would overlap.
+/// Draws the names of lines at their ends. If names overlap, moves them apart.
 pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
     let mut ends: Vec<(f64, &str, &str)> = lines
         .iter()
@@ -94,7 +96,7 @@ pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
         end.0 = end.0.max(lowest);
         lowest = end.0 + NAME_HEIGHT;
     }
-    // Moves names up again if the lowest name is below the sheet.
+    // If the lowest name is below the sheet, moves the names up.
     let mut highest = BOTTOM;
     for end in ends.iter_mut().rev() {
         end.0 = end.0.min(highest);

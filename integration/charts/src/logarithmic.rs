@@ -64,8 +64,8 @@ impl Scale {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Returns the values of the ticks: 1, 2, 5, 10, ..., or only powers of ten if those are too
-    /// many.
+    /// Returns the values of the ticks: 1, 2, 5, 10, ... On a wide scale, returns only powers of
+    /// ten.
     fn ticks(&self) -> Vec<f64> {
         let is_wide = self.high / self.low > 1_000.0;
         let mut ticks = Vec::new();
@@ -147,7 +147,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
 /// Draws horizontal bars with names and values on a linear scale from 0.
 pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
-    /// Maximum number of characters that a name shows.
+    /// Maximum number of characters of a name. A longer name is cut.
     const NAME: usize = 58;
     const FROM: f64 = 470.0;
     const TO: f64 = 690.0;

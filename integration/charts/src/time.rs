@@ -46,8 +46,8 @@ impl Linear {
     }
 }
 
-/// Draws lines over minutes. Returns `None` if no line has a point. Marks the time before
-/// `settled`, in minutes, as not judged.
+/// Draws lines over minutes. A grey area marks the time before `settled` (in minutes), which is not
+/// judged. Returns `None` if no line has a point.
 pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Option<String> {
     let all = || lines.iter().flat_map(|line| &line.points);
     all().next()?;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_drawn_over_time() {
+    fn a_chart_over_time_shows_lines_and_the_time_before_judgement() {
         let line = Line {
             name: "resident".into(),
             points: vec![(0.0, 20.0), (40.0, 21.0)],

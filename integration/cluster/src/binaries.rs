@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_programs_are_named_with_their_source() {
+    fn an_error_names_each_missing_program_and_its_source() {
         let missing = Binaries::find(None, &[E2E]).unwrap_err();
         for name in ["kube-apiserver", "etcd", "kubelet", "kubeadm", "e2e.test"] {
             let line = missing
@@ -124,7 +124,7 @@ mod tests {
                 "{missing:?}"
             );
         }
-        // The entry has the name of a program, but is a folder.
+        // Creates a folder with the name of a program. A folder does not count as a program.
         let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("kubelet")).unwrap();
         std::fs::write(folder.join("etcd"), "").unwrap();

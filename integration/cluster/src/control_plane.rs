@@ -16,7 +16,7 @@ use crate::run::Kubectl;
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
-/// Names that kubeadm gives to the group of administrators and to its role binding.
+/// Name that kubeadm gives to the group of administrators and to its ClusterRoleBinding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
 /// A running control plane.
@@ -68,7 +68,7 @@ impl ControlPlane {
             program,
             config,
         };
-        // Removes the files of a previous run, because kubeadm would reuse them.
+        // Removes the files that a previous run wrote, because kubeadm would reuse them.
         let _ = std::fs::remove_dir_all("/etc/kubernetes");
         for phase in [
             ["certs", "all"],
@@ -97,13 +97,13 @@ impl ControlPlane {
         programs
             .until("the API server is ready", SERVES_WITHIN, is_ready)
             .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
-        // These programs wait ten seconds for the API server and for their roles, and then exit. In
-        // this cluster, no supervisor restarts them.
+        // Both programs exit after ten seconds without the API server or without their roles. In
+        // this cluster, no supervisor would restart them.
         run("kube-controller-manager")?;
         run("kube-scheduler")?;
-        // Binds roles as `kubeadm init` does between its phases. For `kubectl exec`, the API server
-        // must be allowed to connect to kubelets. Its certificate names a group or, if it has no
-        // group (1.36), a user.
+        // Binds roles as `kubeadm init` does between its phases. `kubectl exec` works only if the
+        // API server may connect to kubelets. The API server's client certificate names a group or,
+        // in Kubernetes 1.36, only a user.
         for (name, role, who) in [
             (ADMINS, "cluster-admin", format!("--group={ADMINS}")),
             (
@@ -138,7 +138,8 @@ impl ControlPlane {
     }
 }
 
-/// Returns kubeadm's configuration: two families, and pod ranges that the nodes provide themselves.
+/// Returns kubeadm's configuration. The cluster has both IP families. The controller manager
+/// allocates no pod ranges, because the nodes have their own.
 fn configuration(version: &str, mode: &str) -> String {
     let host = FIRST;
     format!(

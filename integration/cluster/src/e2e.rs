@@ -23,9 +23,12 @@ pub(crate) struct Results {
 
 /// Pattern of the specs to run: the network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
-/// Pattern of the specs to skip: those that need what the lab's VM lacks (a cloud, external hosts,
-/// network policies, a DNS server, time). Of the features, it keeps only those whose names begin
-/// with `IPv` (dual-stack), because ginkgo's expressions cannot exclude a word.
+/// Pattern of the specs to skip: specs that need a cloud, external hosts, network policies, a DNS
+/// server, or much time. The lab's VM lacks these.
+///
+/// Specs with a `Feature` label are skipped unless the feature's name begins with `IPv`
+/// (dual-stack). The pattern excludes these letters one by one, because ginkgo's expressions cannot
+/// exclude a word.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:([^I]|I[^P]|IP[^v])|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
 /// Returns the command line of `e2e.test`. After `limit`, the program starts no further spec and
@@ -54,8 +57,8 @@ pub(crate) fn command(
 }
 
 /// Reads the JUnit report of `e2e.test`, and the number of chosen specs from its log. If the log
-/// lacks the number, all specs count as started. The exit status of `e2e.test` then shows the
-/// failure.
+/// lacks this number, all chosen specs count as started. A failure then shows only in the exit
+/// status of `e2e.test`.
 ///
 /// # Errors
 /// Fails if one of the files does not exist.
@@ -74,9 +77,11 @@ fn chosen(log: &str) -> Option<usize> {
     rest.split(' ').next()?.parse().ok()
 }
 
-/// Parses the elements `testcase` of ginkgo's report. The report marks two kinds of specs as
-/// skipped without a reason: specs that were not chosen, and chosen specs that did not start. Of
-/// the second kind, the results have only the number.
+/// Parses the `testcase` elements of ginkgo's report. The report marks two kinds of specs as
+/// skipped without a reason:
+///
+/// - specs that were not chosen: the results exclude them;
+/// - chosen specs that did not start: the results contain only their number.
 fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {
@@ -87,8 +92,8 @@ fn parse(text: &str, chosen: usize) -> Results {
             continue;
         }
         let name = name.trim_start_matches("[It] ").to_owned();
-        // If the attribute `message` is missing, the reason is the first line of the element's
-        // text.
+        // The reason is the attribute `message` or, if this is missing, the first line of the
+        // element's text.
         let reason = |element: &str| {
             let (_, rest) = case.split_once(&format!("<{element}"))?;
             let message = attribute(rest, "message").unwrap_or_default();
@@ -116,8 +121,8 @@ fn parse(text: &str, chosen: usize) -> Results {
             _ => {
                 let why = reason("failure").or_else(|| reason("error"));
                 let why = why.unwrap_or_default();
-                // ginkgo's message at the time limit of the whole suite. A timeout of one spec or
-                // node has another message.
+                // ginkgo writes this message when the whole suite exceeds its time limit. A timeout
+                // of one spec or node has another message.
                 if why.contains("A suite timeout occurred") {
                     results.cut_off.push(name);
                 } else {
@@ -246,7 +251,7 @@ mod tests {
   </testsuites>"#;
 
     #[test]
-    fn dual_stack_specs_are_among_the_defaults() {
+    fn the_default_patterns_select_dual_stack_specs() {
         let is_skipped = |spec: &str| {
             let mut grep = std::process::Command::new("sh");
             grep.args([

@@ -1,4 +1,5 @@
-//! Clients of the Service `web`: one opens new connections, another keeps one connection.
+//! Clients of the Service `web`. One client opens new connections, the other client keeps one
+//! connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -10,8 +11,8 @@ use lab::{Failure, Place, http};
 /// Pause between two requests.
 const REST: Duration = Duration::from_millis(50);
 
-/// Starts two clients. One opens a connection for each request, the other keeps its connection
-/// open.
+/// Starts two clients. One client opens a connection for each request. The other client keeps its
+/// connection open.
 pub(crate) fn start(traffic: &mut Traffic, from: &Place, to: SocketAddr) {
     for (is_kept, kind) in [(false, "new connections"), (true, "one connection")] {
         let account = format!("{} to {to}, {kind}", from.name());

@@ -1,15 +1,15 @@
-//! Runs a Kubernetes cluster in one VM of the lab. It has real kubelets, and our image in kubeadm's
-//! DaemonSet.
+//! Runs a Kubernetes cluster in one VM of the lab. The cluster has real kubelets, and kubeadm's
+//! DaemonSet of kube-proxy with our image.
 //!
 //! ```text
-//!  host                     │ VM
-//!  KUBERNETES=DIR, images ──┼─▶ node1: etcd, API server, controllers, scheduler │ containerd, kubelet ─ pods
-//!                           │   node2, node3:                                   │ containerd, kubelet ─ pods
-//!  logs, reports ◀──────────┼── outside: connects to node ports
+//!  host              │ VM
+//!  programs, images ─┼─▶ node1: the control plane; containerd, kubelet, pods
+//!                    │   node2, node3: containerd, kubelet, pods
+//!  logs, reports ◀───┼── outside: connects to node ports
 //! ```
 //!
-//! The user provides Kubernetes' programs. If some are missing, `make cluster` lists them and the
-//! places to get them.
+//! The user provides Kubernetes' programs in a folder (`KUBERNETES=DIR`). If programs are missing,
+//! `make cluster` lists them and the places to get them.
 
 mod binaries;
 mod control_plane;
@@ -38,13 +38,15 @@ use proxy::{Image, Proxy};
 /// Exit status if programs are missing.
 const MISSING: u8 = 2;
 
-/// Time that e2e.test gets for writing its report before the time limit.
+/// Time that `e2e.test` has for its report, between the last spec and the time limit.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
-/// Script that loads the modules that a node loads at boot, as Kubernetes' documentation of IPVS
-/// mode requires. Upstream's kube-proxy exits if a conntrack sysctl is missing. In a container that
-/// mounts `/lib/modules`, the VM's link to the kernel's modules is broken, so a folder replaces the
-/// link.
+/// Script that prepares the kernel modules:
+///
+/// - It loads the modules that Kubernetes' documentation of IPVS mode requires at boot. Upstream's
+///   kube-proxy exits if a conntrack sysctl is missing.
+/// - It replaces the VM's link to the module folder with a folder. In a container that mounts
+///   `/lib/modules`, the link would be broken.
 const MODULES: &str = "
 modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
 release=/lib/modules/$(uname -r)
@@ -246,8 +248,9 @@ impl Cluster {
         let mut world = World::new("cluster")?;
         let places = nodes::lay(&mut world, arguments.nodes)?;
         let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
-        // Adds a default route, as on any node. In modes other than IPVS, Service addresses are not
-        // bound on the node. Its packets to a Service need a route before rules translate them.
+        // Adds a default route, as on any node. Outside IPVS mode, the node has no local Service
+        // addresses. The node's own packets to a Service then need a route, because rules translate
+        // them only after the route lookup.
         for place in &places {
             world.route(place, "0.0.0.0/0 ::/0", &outside)?;
         }
@@ -350,7 +353,7 @@ impl Cluster {
                 "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
             );
         }
-        // Time limit of the specs. It leaves time for writing the report.
+        // Time limit for the specs, so that time is left for the report.
         let limit = Duration::from_secs(arguments.minutes * 60);
         let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(
@@ -388,7 +391,7 @@ impl Cluster {
         })
     }
 
-    /// Migrates from one image to the other and back, while clients send requests.
+    /// Migrates from one image to another and back, while clients send requests.
     fn migrate(
         &self,
         first: &Image,

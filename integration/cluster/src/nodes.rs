@@ -26,10 +26,11 @@ pub(crate) struct Kubelet {
 /// Folders in the VM that a node's programs use.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
-    /// Folder for the programs' state. It is in memory, because an overlay cannot be the upper
-    /// layer of another overlay.
+    /// Folder for the programs' state, in memory. Containers use an overlay file system in this
+    /// folder. Linux does not accept the VM's root as its upper layer, because the root is an
+    /// overlay, too.
     pub(crate) state: PathBuf,
-    /// Folder for the programs' logs. The host keeps it.
+    /// Folder for the programs' logs. The logs stay on the host after the VM has ended.
     pub(crate) logs: PathBuf,
 }
 
@@ -46,7 +47,7 @@ pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// Starts containerd on a node, imports these images, and starts the kubelet.
+/// Starts containerd on a node, imports the images, and starts the kubelet.
 pub(crate) fn start(
     node: &Node,
     binaries: &Binaries,
@@ -70,8 +71,8 @@ pub(crate) fn start(
         "kubelet.yaml",
         kubelet(&state, &run, &folders.logs.join("pods").join(name)),
     )?;
-    // No host has this address (RFC 5737). CoreDNS forwards external names there. With a loopback
-    // address, CoreDNS would query itself, detect the loop, and exit.
+    // CoreDNS forwards external names to this address, which no host has (RFC 5737). With a
+    // loopback address, CoreDNS would query itself, detect the loop, and exit.
     write("resolv.conf", "nameserver 192.0.2.53\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;
@@ -133,7 +134,7 @@ fn is_ready(object: &Value) -> bool {
     })
 }
 
-/// Returns containerd's configuration. Containers have no cgroups of their own, because a VM lacks
+/// Returns containerd's configuration. Containers get no cgroups of their own, because a VM lacks
 /// some cgroup controllers.
 fn containerd(state: &Path, run: &Path) -> String {
     let (state, run) = (state.display(), run.display());
@@ -217,7 +218,7 @@ mod tests {
 
     /// Runs `node.sh` as root of a mount namespace, with stand-ins for containerd and the kubelet.
     #[test]
-    fn a_kubelet_that_ends_stops_the_wait_with_its_last_lines() {
+    fn a_wait_fails_with_the_last_log_lines_of_an_exited_kubelet() {
         let namespaces = ["--mount", "--uts"];
         let is_possible = Command::new("unshare")
             .args(namespaces)

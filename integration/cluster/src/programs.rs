@@ -1,4 +1,4 @@
-//! Programs that must run as long as the cluster.
+//! Programs that must keep running as long as the cluster.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,8 +69,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. An error of the condition counts as false, and the timeout's
-    /// error quotes it. Fails at once if a program has ended.
+    /// Waits until a condition holds. A condition that fails with an error does not hold yet, and a
+    /// timeout returns its last error. If a program has ended, fails at once.
     pub(crate) fn until(
         &self,
         what: &str,
@@ -115,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_ends_stops_the_wait_with_its_last_lines() {
+    fn a_wait_fails_with_the_last_output_of_an_exited_program() {
         let programs = Programs::default();
         let mut command = Command::new("sleep");
         command.arg("60");
         programs.add("etcd", Running::start(command).unwrap());
         let mut command = Command::new("sh");
-        // The program writes only one stream, because the order of lines in two streams is not
-        // kept.
+        // The program writes only to stdout. Between stdout and stderr, the order of lines would be
+        // lost.
         command.args(["-c", "seq 100; echo no certificate; exit 3"]);
         programs.add("kube-apiserver", Running::start(command).unwrap());
         let started = Instant::now();

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::load::ask_once;
 use crate::run::Kubectl;
 
-/// Path of the patch in the manifests that users apply.
+/// Path of the DaemonSet patch, which users apply from the manifests folder.
 const PATCH: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../manifests/kubeadm-patch/kubeproxydaemonset.yaml"
@@ -103,8 +103,8 @@ impl Proxy<'_> {
             .run(&[&["-n", "kube-system"], arguments].concat())
     }
 
-    /// Puts our image into the DaemonSet, by the steps in the manifests' README and with the name
-    /// from the archive.
+    /// Puts our image into the DaemonSet, by the steps in the manifests' README. Takes the image's
+    /// name from the archive.
     pub(crate) fn patch(&self, image: &Image) -> Result<()> {
         self.of_system(&["patch", "daemonset", "kube-proxy", "--patch-file", PATCH])?;
         self.swap(image)

@@ -39,7 +39,8 @@ impl Kubectl {
             .with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// Creates the objects of a YAML text. Skips the validation, because the text is our own.
+    /// Creates the objects of a YAML text. Skips kubectl's validation, because this program wrote
+    /// the text.
     pub(crate) fn create(&self, folder: &Path, name: &str, yaml: &str) -> Result<()> {
         let file = folder.join(name);
         std::fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;

@@ -3,7 +3,8 @@
 //! and an endpoint change take, with and without concurrent scrapes.
 //!
 //! ```text
-//! cargo build --release -p kube-proxy -p lab && cargo build --release -p dashboard --example scrape_cost
+//! cargo build --release -p kube-proxy -p lab
+//! cargo build --release -p dashboard --example scrape_cost
 //! target/release/lab run --memory 3G -- target/release/examples/scrape_cost [10_000]
 //! ```
 #![allow(clippy::print_stdout, reason = "a measurement")]
@@ -62,7 +63,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     let meanwhile = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // Ignores errors: the other measurements notice a daemon that does not respond.
+                // Ignores errors. If the daemon does not respond, the other measurements fail.
                 drop(scrape(c));
             }
         });

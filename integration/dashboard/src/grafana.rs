@@ -174,8 +174,8 @@ impl<'a> Target<'a> {
         text(self.0, "/legendFormat")
     }
 
-    /// Returns the query with Grafana's variables replaced. `instance` is a pattern, as Grafana
-    /// derives it from the chosen nodes.
+    /// Returns the query with Grafana's variables replaced. `instance` is the pattern that Grafana
+    /// builds from the chosen nodes.
     ///
     /// # Errors
     ///
@@ -214,7 +214,7 @@ mod tests {
          "fieldConfig": {"defaults": {"thresholds": {"steps": [{"color": "green", "value": null}, {"color": "red", "value": 1}]}}}}]}]}"#;
 
     #[test]
-    fn dashboard_variables_are_replaced_or_an_error() {
+    fn a_query_expands_dashboard_variables_and_rejects_unknown_ones() {
         let dashboard = Dashboard::read(FILE).unwrap();
         let panels = dashboard.panels();
         assert_eq!([panels[0].title(), panels[1].title()], ["r", "s"]);

@@ -6,8 +6,8 @@
 //!                            └── rules.yaml ──▶ alerts that are pending or firing
 //! ```
 //!
-//! Debian has no Grafana. Instead, [`Dashboard`] replaces the variables of queries, and [`picture`]
-//! draws the panels at their positions. Grafana itself is not tested.
+//! Grafana itself is not tested, because Debian has no package of Grafana. Instead, [`Dashboard`]
+//! replaces the variables of queries, and [`picture`] draws the panels at their positions.
 
 pub mod picture;
 

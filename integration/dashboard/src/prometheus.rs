@@ -17,7 +17,7 @@ use crate::grafana::Range;
 const ADDRESS: &str = "127.0.0.1:9090";
 /// Timeout of a request.
 const RESPONSE: Duration = Duration::from_secs(10);
-/// Timeout of the server's start.
+/// Timeout for the start of the server.
 const START: Duration = Duration::from_secs(20);
 /// Text that Prometheus sends for a sample without a value.
 const NONE: &str = "NaN";

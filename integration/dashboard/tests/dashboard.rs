@@ -1,7 +1,8 @@
 //! Tests the dashboard and the alert rules with a real Prometheus that scrapes a daemon in the lab.
-//! Every panel must have data, and each fault must raise its own alert and no other.
+//! Every panel must have data. Each fault must raise its own alert and no other alert.
 //!
-//! With `BROWSER_SHOTS=FOLDER`, draws the dashboard there, as `dashboard.html` and `dashboard.png`.
+//! If `BROWSER_SHOTS=FOLDER` is set, draws the dashboard there, as `dashboard.html` and
+//! `dashboard.png`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,9 +26,10 @@ const JOB: &str = "kube-proxy";
 /// Pattern by which Grafana selects all nodes.
 const ALL: &str = ".*";
 
-/// Parts of queries that have no data on a healthy node. Another query of the same panel has data.
+/// Parts of the queries that return no data on a healthy node. Each panel of these queries has
+/// another query, which returns data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
-    // The panel's series by subsystem are empty. Their sum has data.
+    // The query per subsystem returns no data. The panel's query for the sum returns data.
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];
@@ -96,7 +98,7 @@ fn read_by_prometheus(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// Waits until each of these alerts has this state.
+/// Waits until each alert in `alerts` has the state `state`.
 fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> Result<()> {
     for alert in alerts {
         c.until(&format!("{alert} is {state}"), || {
@@ -157,7 +159,8 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
                     kept.push(open);
                 }
             }
-            // Lets the removed endpoint drain. Later, adds an endpoint with a trigger time.
+            // Round 4 removes an endpoint that has open connections, so that it drains. Round 6
+            // adds an endpoint with a trigger time.
             4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
             6 => add_and_remove_endpoint(c, api)?,
             _ => {}
@@ -170,8 +173,8 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     Ok(())
 }
 
-/// Adds an EndpointSlice with a trigger time, waits until the daemon has programmed it, and deletes
-/// it.
+/// Adds an EndpointSlice with the annotation `last-change-trigger-time`, waits until the daemon has
+/// programmed the slice, and deletes it.
 fn add_and_remove_endpoint(c: &Cluster, api: &ApiServer) -> Result<()> {
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
     api.apply(&format!(
@@ -205,7 +208,7 @@ fn variables_have_values(prometheus: &Prometheus, dashboard: &Dashboard) -> Resu
     Ok(())
 }
 
-/// Checks that Prometheus has loaded all rules, and that exactly these alerts are active.
+/// Checks that Prometheus has loaded all rules, and that the active alerts are exactly `wanted`.
 fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     let alerts = prometheus.alerts()?;
     ensure!(
@@ -241,8 +244,8 @@ impl<'a> Panels<'a> {
         for panel in dashboard.panels() {
             let mut found = Vec::new();
             for target in panel.targets() {
-                // There is one node, so selecting this node gives as many series as selecting all
-                // nodes.
+                // The cluster has one node. The queries for this node and for all nodes must return
+                // equally many series.
                 let [all, one] = [ALL, "127\\\\.0\\\\.0\\\\.1:10249"].map(|instance| {
                     let query = target.expand(JOB, instance, &range)?;
                     let answer = if target.is_instant() {
@@ -265,8 +268,11 @@ impl<'a> Panels<'a> {
         })
     }
 
-    /// Checks every query that contains no part of `but`. A query must have data, its series must
-    /// have the labels of the legend, and the panel must have the unit of its metric.
+    /// Checks the queries of all panels. Skips queries that contain a part from `but`.
+    ///
+    /// - The query returns data.
+    /// - The series have the labels of the legend.
+    /// - The panel's unit is the unit of the metric.
     fn have_data(&self, but: &[&str]) -> Result<()> {
         for (panel, found) in &self.results {
             for (target, series) in found {

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Timeout for the daemon to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
-/// The report: the number of claims that held, and the claims that failed.
+/// Report of the demo: the number of claims that held, and the claims that failed.
 pub(crate) struct Account {
     seen: usize,
     failures: Vec<String>,
@@ -77,7 +77,7 @@ impl Account {
         println!();
     }
 
-    /// Prints a claim, and whether it holds.
+    /// Prints a claim, and reports whether the claim holds.
     pub(crate) fn claim(&mut self, claim: &str, is_so: bool, seen: &str) {
         if is_so {
             self.seen += 1;
@@ -233,7 +233,7 @@ pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
         .join(", ")
 }
 
-/// Copies the files of a folder into another folder. Creates the other folder if necessary.
+/// Copies the files of a folder into another folder, which it creates if necessary.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn truncated_output_states_the_missing_lines() {
+    fn truncated_output_states_the_number_of_omitted_lines() {
         assert_eq!(cut("one\ntwo\n", 2), "one\ntwo\n");
         assert_eq!(cut("one  \ntwo\nthree\n", 1), "one\n… (2 more lines)\n");
         assert_eq!(cut("", 5), "");

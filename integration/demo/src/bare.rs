@@ -8,8 +8,8 @@ use lab::Place;
 
 use crate::account::Account;
 
-/// Script that hides these programs: a folder with all other programs replaces their folder. The
-/// VM, and with it this change, ends with the demo.
+/// Script that hides the programs of iptables and ipset. It mounts a folder with all other programs
+/// over `/usr/sbin`. The mount lasts until the VM ends with the demo.
 const HIDE: &str = "real=$(mktemp -d) bare=$(mktemp -d)
 mount --bind /usr/sbin $real
 for program in $real/*; do

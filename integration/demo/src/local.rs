@@ -1,5 +1,6 @@
-//! Third example: a Service with `externalTrafficPolicy: Local`, reached from inside and from
-//! outside. Only `--ipvs-semantics=exact` serves both as Kubernetes defines it.
+//! Third example: a Service with `externalTrafficPolicy: Local`. Clients in the cluster and outside
+//! of it send requests. Only `--ipvs-semantics=exact` serves both kinds of clients as Kubernetes
+//! defines.
 
 use std::time::Duration;
 

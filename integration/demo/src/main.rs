@@ -17,7 +17,8 @@ use account::Account;
 use anyhow::Context as _;
 use clap::Parser;
 
-/// Time limit. The whole demo, boot included, takes well under a minute, so a longer run hangs.
+/// Time limit of the demo. A run takes well under a minute, boot included. A run that reaches the
+/// limit hangs.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// Shows Services carried by kernel IPVS, programmed by kube-proxy from a folder of manifests.

@@ -1,5 +1,5 @@
-//! First example: a ClusterIP, a NodePort and a LoadBalancer Service. All of them lead to three
-//! nginx pods, one of which runs on the node.
+//! First example: a ClusterIP, a NodePort and a LoadBalancer Service. All three Services select the
+//! same three nginx pods, one of which runs on the node.
 
 use std::time::Duration;
 

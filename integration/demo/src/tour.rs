@@ -27,7 +27,7 @@ const DRAINED: &str = "10.200.0.9:80";
 /// Address of the endpoint that the Service at `DRAINED` loses while a connection to it is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time after which IPVS has surely updated its counters. It updates them every two seconds.
+/// Time after which IPVS has surely updated its counters. IPVS updates them every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to damage the kernel's state. An attempt fails if the daemon repairs
 /// the damage before `diff` sees it.
@@ -62,7 +62,8 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     page.close()
 }
 
-/// Two nodes, three server pods, one client pod, two external hosts, and the daemon on node1.
+/// Cluster of the page: two nodes, three server pods, one client pod, two external hosts, and the
+/// daemon on node1.
 struct Stage {
     _world: World,
     node1: Node,
@@ -120,7 +121,7 @@ impl Stage {
         ]
     }
 
-    /// Opens a connection to the leaving pod, and then removes the pod's endpoint.
+    /// Opens a connection to the pod at [`LEAVING`], and then removes the pod's endpoint.
     fn drain(&mut self) -> Result<Connection> {
         let mut kept = None;
         for _ in 0..4 {
@@ -143,7 +144,8 @@ impl Stage {
         Ok(kept)
     }
 
-    /// Removes a destination from the kernel, and shows how `diff` reports it.
+    /// Removes a destination from the kernel, and shows that `diff` reports the missing
+    /// destination.
     fn break_until_seen(&self, page: &mut Page<'_>) -> Result<()> {
         for _ in 0..BREAKS {
             let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];

@@ -1,4 +1,4 @@
-//! Changes endpoints in the background of a fault.
+//! Changes endpoints in the background while a fault happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,8 +36,8 @@ fn name_of_slice(service: &str) -> String {
     format!("{service}-ipv4")
 }
 
-/// Background changes of endpoints. The Service `web` repeatedly loses and regains one endpoint.
-/// The Services of the crowd, if any, get new endpoints.
+/// Changes of endpoints in the background of a fault. The Service `web` repeatedly loses and
+/// regains one endpoint. The crowd, a group of Services without traffic, gets new endpoints.
 #[derive(Debug)]
 pub(crate) struct Churn {
     made: Arc<AtomicUsize>,
@@ -46,8 +46,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Starts changes at a rate of at most `rate` per second. `web`'s endpoint changes every 300
-    /// ms.
+    /// Starts at most `rate` changes per second of the crowd's endpoints. Every 300 ms, also
+    /// changes an endpoint of `web`.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         Self::of(objects, rate, move |to, number| {
             if crowd == 0 {
@@ -59,8 +59,8 @@ impl Churn {
         })
     }
 
-    /// Starts changes at a rate that is too high to encode each change: replays recorded changes
-    /// ([`record_crowd`]) in turn, in batches of a hundred.
+    /// Starts changes at a high rate by replaying recorded changes ([`record_crowd`]) in batches of
+    /// a hundred. At this rate, the test could not encode each change.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
         let chunks = recorded.len().div_ceil(AT_ONCE).max(1);
@@ -74,8 +74,8 @@ impl Churn {
         })
     }
 
-    /// Starts the changes. `step` makes changes, beginning with the given number, and returns how
-    /// many it made.
+    /// Starts the changes. `step` gets the number of the next change. It makes one or more changes,
+    /// and returns how many.
     fn of(
         objects: Cluster,
         rate: u32,
@@ -141,7 +141,7 @@ fn apply(to: &Cluster, slice: Value) -> Result<()> {
 
 /// Records several endpoints for each Service of a crowd, for [`Churn::replay`].
 pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
-    /// Number of different endpoints that each Service gets in turn.
+    /// Number of endpoints that each Service gets, one after the other.
     const ENDPOINTS: u32 = 5;
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {
@@ -153,13 +153,14 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
     (0..ENDPOINTS * crowd).map(record).collect()
 }
 
-/// Returns the change with this number. The next Service of the crowd gets another endpoint.
+/// Returns the EndpointSlice of the change `number`. Successive changes give each Service of the
+/// crowd a new endpoint in turn.
 fn of_crowd(number: u32, crowd: u32) -> Value {
     let last = 10 + number / crowd % 200;
     slice(&member(number, crowd), &[format!("10.244.2.{last}")])
 }
 
-/// Returns the name of the Service that the change with this number affects.
+/// Returns the name of the Service that the change `number` affects.
 fn member(number: u32, crowd: u32) -> String {
     format!("crowd-{}", number % crowd)
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::faults::ALL;
 use crate::row::Row;
 
-/// Rows of one kernel, that is, of one lane.
+/// Rows of the faults page for one kernel. Each lane of the lab (host, A or B) runs one kernel.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KernelRows {
     pub(crate) lane: String,
@@ -67,7 +67,7 @@ fn summary(parts: &[KernelRows]) -> String {
     )
 }
 
-/// Returns true if the fault caused no lost request and broke no promise.
+/// Returns true if the fault caused no failed request, lost no connection and broke no promise.
 fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
@@ -103,7 +103,8 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Saves the rows of a lane. Keeps older rows of faults and modes that this run did not include.
+/// Saves the rows of one kernel. Keeps older rows of faults and modes that this run did not
+/// include.
 pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     let file = folder.join(format!("{}.json", part.lane.replace(' ', "-")));
     let mut kept: KernelRows = match fs::read_to_string(&file) {
@@ -116,7 +117,7 @@ pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     kept.rows.extend(part.rows.iter().cloned());
     let place = |row: &Row| ALL.iter().position(|fault| fault.name == row.fault);
     kept.rows.retain(|row| place(row).is_some());
-    // The sort is stable, so a fault's modes keep their order, unless they ran separately.
+    // The sort is stable, so the modes of a fault keep their order if one run included them all.
     kept.rows.sort_by_key(place);
     kept.lane.clone_from(&part.lane);
     kept.kernel.clone_from(&part.kernel);

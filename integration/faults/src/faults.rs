@@ -1,4 +1,4 @@
-//! All faults, one per row, in the order of the table.
+//! All faults, in the order of the table. Each fault is one row.
 
 mod foreign;
 mod kernel;
@@ -20,11 +20,11 @@ use crate::stage::Stage;
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
-    /// Description of the fault and the promise, for docs/faults.md.
+    /// Description of the fault and of its promise, for docs/faults.md.
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
-    /// Modes of the short form, which is part of `make test`.
+    /// Modes in which the short form runs the fault. `make test` runs the short form.
     pub(crate) short: &'static [&'static Mode],
     /// Condition under which this kernel can run the fault. Some faults need a VM, because they
     /// change the kernel's clock, which affects every process.
@@ -32,7 +32,8 @@ pub(crate) struct Fault {
 }
 
 const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
-/// Modes in which the kernel carries connections, in each form of their kernel state.
+/// All modes except userspace, each with all of its variants (shims, address modes, layouts). In
+/// these modes, the kernel carries connections.
 const EACH_FORM: &[&Mode] = &[
     &IPVS,
     &IPVS_LEAN,
@@ -44,26 +45,26 @@ const EACH_FORM: &[&Mode] = &[
     &NFTABLES,
     &NFTABLES_FLAT,
 ];
-/// Modes in which the kernel carries connections.
+/// All modes except userspace. In these modes, the kernel carries connections.
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// One mode for each kind of kernel state, for faults that depend only on this kind.
+/// IPVS mode and nftables mode, for faults that depend only on the kind of kernel state.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 /// Modes with iptables rules.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Modes with nf_tables rules.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes that resume differently after a crash, as `make test` runs them.
+/// Modes that resume differently after a crash. `make test` runs the crashes in these modes.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
-/// No mode: `make test` skips the fault. Other tests cover it, or it takes too long.
+/// No mode: `make test` skips the fault, because other tests cover it or because it takes too long.
 const NEVER: &[&Mode] = &[];
 
 fn anywhere() -> bool {
     true
 }
-/// Returns true in a VM of the lab.
+/// Returns true if the test runs in a VM of the lab.
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
@@ -73,12 +74,12 @@ fn has_memory_groups() -> bool {
     in_a_guest()
         && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
 }
-/// Returns true if the kernel can limit memory and this is a release build. A debug build's code
-/// alone takes three times the limit.
+/// Returns true if the kernel can limit memory and this is a release build. The code of a debug
+/// build alone takes three times the memory limit.
 fn has_memory_groups_and_release() -> bool {
     has_memory_groups() && !cfg!(debug_assertions)
 }
-/// Returns true if this lane's iptables uses a lock file.
+/// Returns true if iptables uses a lock file, as legacy iptables does.
 fn has_lock() -> bool {
     lab::iptables_backend() == "legacy"
 }
@@ -100,7 +101,7 @@ macro_rules! faults {
     };
 }
 
-/// Returns all modes and forms in which some fault runs.
+/// Returns the modes and variants in which at least one fault runs.
 pub(crate) fn modes() -> impl Iterator<Item = &'static Mode> {
     EVERY.iter().chain(EACH_FORM).copied()
 }

@@ -12,14 +12,14 @@ use scenarios::{ANY_STALL, FIRST_TRY, ports};
 const PAUSE: Duration = Duration::from_millis(25);
 /// Pause between two requests on one persistent connection.
 const ECHO: Duration = Duration::from_millis(100);
-/// Timeout for a reply on a persistent connection, long enough for TCP retransmissions.
+/// Timeout for a reply on a persistent connection. It leaves time for TCP retransmissions.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
-/// Interval between two checks of the accounts.
+/// Interval between two checks of the traffic's results.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Prefix of account names for persistent connections.
+/// Prefix of the result names of persistent connections.
 const OPEN: &str = "open, ";
 
-/// A path of the traffic: a place that sends, and an address.
+/// Path of traffic: the sender's place, the destination address, and the number of connections.
 #[derive(Debug, Clone)]
 pub(crate) struct TrafficPath {
     pub(crate) from: Place,
@@ -39,7 +39,7 @@ impl TrafficPath {
 pub(crate) struct Account {
     /// Results of new connections, with one request each.
     pub(crate) new: traffic::Account,
-    /// Results of persistent connections. Each of them ends at its first failure.
+    /// Results of persistent connections. A connection ends at its first failure.
     pub(crate) open: traffic::Account,
     /// Longest time for which the VM got no CPU.
     pub(crate) stood_still: Duration,
@@ -70,8 +70,8 @@ impl Load {
         Self::begin(ways, Counts::All)
     }
 
-    /// Starts the traffic before the Service works. A path's results count from its first reply on.
-    /// Opens no persistent connections.
+    /// Starts the traffic before the Service works. Failures before a path's first reply do not
+    /// count. Opens no persistent connections.
     pub(crate) fn start_before(ways: &[TrafficPath]) -> Result<Self> {
         let ways: Vec<TrafficPath> = ways
             .iter()
@@ -127,8 +127,8 @@ impl Load {
         account
     }
 
-    /// Waits until each path has a reply later than `moment` and later than the last failure since
-    /// `moment`.
+    /// Waits until every path has replied after `moment` and after the last failed request. Returns
+    /// the time from `moment` to the last failure.
     pub(crate) fn until_whole(&self, moment: Instant, limit: Duration) -> Result<Duration> {
         let began = Instant::now();
         loop {

@@ -1,14 +1,17 @@
-//! `make faults`: runs all faults of a node under real traffic, and reports how many requests
+//! `make faults`: runs all faults of a node during real traffic, and reports how many requests
 //! failed.
 //!
 //! ```text
-//!   faults ──▶ for each lane: lab run -- faults (inside) ──▶ a row for each fault and mode ──▶ the table, docs/faults.md
-//!                             a cluster for each row: daemon, traffic, fault, promise
+//!   faults ──▶ for each lane: lab run ──▶ for each fault and mode: a row ──▶ docs/faults.md
+//!                                         a cluster: daemon, traffic, fault, promise
 //! ```
 //!
-//! Each fault has a promise. Most faults promise that no request fails and no open connection ends.
-//! For a fault in which another program damages the data path, the promise is a time limit for the
-//! repair. If a promise is broken, the command fails.
+//! A lane is one of the lab's kernels. Each fault has a promise:
+//!
+//! - Most faults: no request fails and no open connection ends.
+//! - Faults in which another program damages the data path: a time limit for the repair.
+//!
+//! If a promise is broken, the command fails.
 
 mod churn;
 mod document;
@@ -74,11 +77,11 @@ struct Arguments {
     into: Option<PathBuf>,
 }
 
-/// Time limit for all faults of a lane, including the boot.
+/// Time limit for all faults on one lane's kernel, including the boot.
 const LIMIT: Duration = Duration::from_hours(3);
-/// Time limit for the short form. A run takes far less unless a program hangs.
+/// Time limit for the short form. Only a program that hangs reaches it.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
-/// Sync period of the daemon by default.
+/// Default sync period of the daemon.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
 /// Name of the file with the rows, in a lane's folder.
@@ -117,7 +120,7 @@ fn is_named(part: Option<&String>, name: &str) -> bool {
     part.is_none_or(|part| name.contains(part.as_str()))
 }
 
-/// Checks, before booting a VM, that the named faults and modes exist.
+/// Checks that the faults and modes in the arguments exist, before a VM boots.
 fn ensure_known(arguments: &Arguments) -> Result<()> {
     for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
         let mut all = ALL.iter();
@@ -314,7 +317,7 @@ fn write_page(arguments: &Arguments) -> Result<()> {
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Runs the chosen faults on a lane. Returns the rows, and true if all promises held.
+/// Runs the chosen faults on the kernel of a lane. Returns the rows, and true if all promises held.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
@@ -336,7 +339,7 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows,
         ..options
     };
     let status = lab::run(&argv, &options);
-    // There are no files if the kernel supports none of the chosen faults.
+    // The run writes no files if the kernel supports none of the chosen faults.
     let rows = fs::read_to_string(folder.join(ROWS)).unwrap_or_else(|_| "[]".into());
     let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
     fs::remove_dir_all(&folder)?;

@@ -6,7 +6,7 @@ pub(crate) struct Mode {
     /// Name in the table.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
-    /// Flag that sets the period between two comparisons with the kernel.
+    /// Flag for the period of the daemon's comparisons with the kernel.
     pub(crate) period: &'static str,
     pub(crate) needs_nftables: bool,
 }
@@ -18,7 +18,7 @@ pub(crate) const IPVS: Mode = Mode {
     period: "ipvs-sync-period",
     needs_nftables: false,
 };
-/// IPVS mode with an nf_tables table.
+/// IPVS mode with its rules in an nf_tables table.
 pub(crate) const IPVS_NFTABLES: Mode = Mode {
     name: "ipvs, shim in nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
@@ -51,7 +51,7 @@ pub(crate) const IPVS_EXACT: Mode = Mode {
     ],
     ..IPVS
 };
-/// IPVS mode with local routes to whole networks of Service addresses.
+/// IPVS mode with a local route for each network of Service addresses.
 pub(crate) const IPVS_RANGES: Mode = Mode {
     name: "ipvs, ranges",
     flags: &[

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_row_marks_broken_promises() {
+    fn a_table_row_marks_a_broken_promise() {
         let row = Row {
             fault: "restart".into(),
             mode: "ipvs".into(),

@@ -54,13 +54,13 @@ pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
     pub(crate) mode: &'static Mode,
     pub(crate) size: Size,
-    /// Path of an older daemon's binary, for the upgrade.
+    /// Path of an older kube-proxy, for the upgrade.
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,
     drifted: BTreeMap<String, f64>,
     said: usize,
-    /// True if the Service `last` now leads to the far endpoint.
+    /// True if the endpoint of the Service `last` is now on node2.
     is_far: bool,
     more: Vec<&'static str>,
 }
@@ -81,7 +81,7 @@ pub(crate) fn external() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Returns the Service `last`, by which a test sees whether the daemon still applies changes.
+/// Returns the Service `last`. Its changes show whether the daemon still applies changes.
 fn last() -> Service {
     Service::new("last", "10.96.0.99")
         .port(tcp(80, 8080))
@@ -125,8 +125,8 @@ impl<'a> Stage<'a> {
         before: Option<&'a std::path::Path>,
     ) -> Result<Self> {
         c.patience = PATIENCE;
-        // In modes that do not bind Service addresses on the node, its packets to them need a
-        // route.
+        // In modes that bind no Service addresses on the node, the node needs a route for its own
+        // packets to Services.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         Ok(Self {
             c,
@@ -207,7 +207,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Gives the Service `last` another endpoint, and returns the time until a client reaches it.
-    /// The daemon then has also applied all earlier changes.
+    /// At that time, the daemon has also applied all earlier changes.
     pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
         self.is_far = !self.is_far;
         let (pod, address) = if self.is_far {
@@ -271,7 +271,7 @@ impl<'a> Stage<'a> {
         Ok(f64::from(u32::try_from(kilobytes)?) / 1024.0)
     }
 
-    /// Starts the traffic. Later counts and log lines belong to the fault.
+    /// Starts the traffic. From now on, drift and log lines count as effects of the fault.
     pub(crate) fn traffic(&mut self) -> Result<()> {
         self.load = Some(Load::start(&self.ways())?);
         self.note_before();
@@ -279,7 +279,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Starts the traffic before the Service works. Replies count from the first one on.
+    /// Starts the traffic before the Service works. Results of a path count from its first reply
+    /// on.
     pub(crate) fn traffic_before(&mut self) -> Result<()> {
         self.load = Some(Load::start_before(&self.ways())?);
         Ok(())
@@ -290,7 +291,7 @@ impl<'a> Stage<'a> {
         self.load.as_ref().map(Load::account).unwrap_or_default()
     }
 
-    /// Records the log and the counters as they are now. Later lines and counts belong to the
+    /// Records the present log and counters. Later log lines and drift count as effects of the
     /// fault.
     pub(crate) fn note_before(&mut self) {
         self.drifted = self.drift().unwrap_or_default();
@@ -396,7 +397,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Finds a log line with this text after the start of the traffic, and adds it to the row.
+    /// Finds a log line that contains `part` and is later than the start of the traffic. Adds the
+    /// line to the row.
     pub(crate) fn expect_line(&mut self, part: &str) -> Result<()> {
         let from = self.said;
         let is_said = |c: &Cluster| c.said().get(from..).is_some_and(|new| new.contains(part));
@@ -427,7 +429,7 @@ impl<'a> Stage<'a> {
     /// Stops the traffic, checks the promise, and returns the row of the fault.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // Waits for failures that begin only now, because they count as well.
+        // Waits for failures that begin at the end of the fault, because they count as well.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

@@ -1,4 +1,5 @@
-//! Prints the page: Markdown in which the output of commands and requests replaces their lines.
+//! Prints a page from its template. The template is Markdown with commands and requests. On the
+//! page, their output replaces them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::account::cut;
 /// Timeout for a reply, in each request of the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints the page line by line.
+/// Printer of the page, line by line.
 pub(super) struct Page<'a> {
     pub(super) kube_proxy: &'a Path,
     pub(super) node: Node,
@@ -23,9 +24,11 @@ pub(super) struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Prints a line of the page. For `$ STATUS MOST COMMAND`, prints at most `MOST` lines of the
-    /// command's output. For `? WHO TO WANTED`, prints the result of a request. Prints other lines
-    /// unchanged.
+    /// Prints the result of a line of the template:
+    ///
+    /// - `$ STATUS MOST COMMAND`: at most `MOST` lines of the command's output;
+    /// - `? WHO TO WANTED`: the result of a request;
+    /// - any other line: the line unchanged.
     pub(super) fn line(&mut self, line: &str) -> Result<()> {
         if let Some(look) = line.strip_prefix("$ ") {
             let mut words = look.splitn(3, ' ');

@@ -1,4 +1,4 @@
-//! Damage that other programs cause to our kernel state.
+//! Faults in which another program damages the daemon's kernel state.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 /// servers every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
 
-/// A damage, and the check of its repair.
+/// Damage to the kernel state, and the check of its repair.
 struct Damage<'a> {
     script: &'a str,
     /// Script that succeeds if the state is correct.
@@ -39,10 +39,11 @@ const DAMAGE: Damage<'_> = Damage {
     is_harmless: false,
 };
 
-/// Causes damage under traffic, and checks the repair against the promise.
+/// Causes damage during traffic, and checks that the daemon keeps the promised repair time.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.serve(&[])?;
-    // Runs the check once, so that its programs are in memory.
+    // Runs the check once before the damage, so that the VM has already loaded the check's
+    // programs.
     s.c.sh(damage.holds)?;
     let whole = s.c.state()?;
     s.traffic()?;
@@ -71,8 +72,8 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.close(damaged, promise)
 }
 
-/// Returns the limit for a repair by the next periodic sync: the period, and the time of the
-/// repair.
+/// Returns the time limit for a repair by the next periodic sync: the sync period plus the time of
+/// the repair.
 fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }
@@ -113,7 +114,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // A flush creates tables that do not exist. Listing them here creates them before the damage.
+    // A flush creates missing tables. Lists all tables first, which also creates them, so that the
+    // damage itself creates none.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;

@@ -1,4 +1,4 @@
-//! Faults of the kernel, which loses, rejects or delays messages, and of programs and clocks.
+//! Faults of the kernel, of programs and of clocks. The kernel loses, rejects or delays messages.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,8 +20,8 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // The script sends more messages than a socket buffer holds. One of them, in the middle, needs
-    // a repair.
+    // The script causes more messages than a socket buffer holds. A message in the middle reports a
+    // deleted address, which needs a repair.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -58,7 +58,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
-    // The script changes every table that the daemon dumps, without a pause.
+    // The script continuously changes every table that the daemon dumps.
     let script =
         "ip link add busy0 type dummy; ip link set busy0 up; ipset create BUSY hash:ip 2>/dev/null
         i=0; while :; do i=$(((i + 1) % 200))
@@ -85,9 +85,9 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
-    // Sets the minimum size that Linux accepts for socket buffers. Only the initial network
-    // namespace has these settings. The daemon runs there too, with sockets of the kernel's default
-    // size.
+    // Sets the socket buffer sizes to the minimum that Linux accepts. Only the initial network
+    // namespace has these settings, so the daemon runs in this namespace, too. The daemon's sockets
+    // have the kernel's default size.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;
@@ -183,7 +183,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Adds a Service that needs rules while a program has a fault. Checks how the daemon reacts.
+/// Adds a Service that needs rules while a program is faulty. Checks how the daemon reacts.
 fn with_external_ip(
     s: &mut Stage<'_>,
     restore: impl FnOnce() -> Result<()>,
@@ -223,7 +223,8 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Paths of the programs that write rules. Dropping this guard moves the programs back.
+/// Programs that write rules: the path of each program, and the path to which a test moves it.
+/// Dropping this guard moves the programs back.
 struct Away(Vec<(PathBuf, PathBuf)>);
 
 impl Away {

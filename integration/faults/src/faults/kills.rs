@@ -13,13 +13,15 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Kills the daemon during each start, a little later each time, until a start completes.
+/// Kills the daemon during its start. Repeats this with a later kill each time, until a start
+/// completes.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     let undisturbed = Instant::now();
     s.serve(&[])?;
-    // On any machine, this step gives twenty kills before the daemon is ready.
+    // The step is a twentieth of an undisturbed start. So about twenty kills precede a complete
+    // start, on fast and slow machines.
     let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
@@ -84,8 +86,8 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Returns a Service whose load balancer accepts `count` source ranges and the outside host's
-/// range.
+/// Returns a Service whose load balancer accepts `count` source ranges and the range of the outside
+/// host.
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
     for number in 0..count {
@@ -113,7 +115,8 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     let mut kills = 0;
     for round in 0..times {
-        // Applies as many ranges as the set can hold, so that the restored set must grow again.
+        // Applies more ranges than the set can hold (65,536), so that the daemon must swap in a
+        // larger set.
         s.c.apply(&ranges(FEW + 400))?;
         sleep(Duration::from_millis(900 + 120 * round));
         s.c.kill()?;
@@ -135,10 +138,11 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
-    /// Limit for the exit. An exit takes no time, but the VM is busy.
+    /// Time limit for the daemon's exit. The exit itself takes no time, but the VM is busy.
     const AT_ONCE: Duration = Duration::from_secs(2);
-    /// Limit for the exit during an iptables-restore. The daemon waits for this program, so that it
-    /// does not run in parallel with the next kube-proxy. After 6 s, the daemon exits anyway.
+    /// Time limit for the daemon's exit during an iptables-restore. The daemon waits for this
+    /// program, so that it does not run in parallel with the next kube-proxy. After 6 s, the daemon
+    /// exits anyway.
     const AFTER_A_RESTORE: Duration = Duration::from_secs(8);
     let mut api = s.serve_on_api(&[])?;
     api.apply(&crowd(s.size.pick(50, 300)))?;
@@ -148,8 +152,8 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 20);
     let mut slowest = Duration::ZERO;
     for time in 0..times {
-        // Stops the daemon at different moments: during its start, from the first moment on, and
-        // during changes.
+        // Stops the daemon at different moments, from the beginning of its start to changes after
+        // the start.
         sleep(Duration::from_millis(60) * (time % 8));
         let asked = Instant::now();
         s.c.stop()?;

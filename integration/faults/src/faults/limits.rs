@@ -40,7 +40,7 @@ fn restart_behind<T>(
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
-    // Like that of a container, the daemon's log is a file on the full disk.
+    // The daemon's log is a file on the full disk, like the log of a container.
     let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
         cat /dev/zero >/run/full/filler 2>/dev/null
         ! (echo more >/run/full/more) 2>/dev/null || exit 1
@@ -83,8 +83,8 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     })
 }
 
-/// Creates a cgroup with a memory limit in bytes. Returns a command prefix that moves a program
-/// into it.
+/// Creates a cgroup with a memory limit in bytes. Returns the command prefix that starts a program
+/// in this cgroup.
 pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
     // Runs the script outside of the node, because the node's mounts are private.
     let script = format!(
@@ -98,7 +98,7 @@ pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
     Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
 }
 
-/// Returns the number of the cgroup's out-of-memory kills, and its peak memory in bytes.
+/// Returns the number of out-of-memory kills in the cgroup, and its peak memory in bytes.
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
     let number = |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse()?) };
     let ended = number(&format!(
@@ -130,7 +130,8 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    // During this time, a full check of the kernel runs in parallel with changes.
+    // The changes last longer than a sync period, so that a full check of the kernel runs in
+    // parallel.
     let (made, _) = s.follows_changes(&api, (0, 100), s.size.period * 3 / 2)?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");

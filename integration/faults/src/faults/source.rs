@@ -43,7 +43,7 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
     api.lose_all()?;
     api.start()?;
     let damaged = Instant::now();
-    // The daemon trusts the new list, which lacks the Service.
+    // The daemon accepts the new list as complete. The list lacks the Service.
     s.c.until("the Service is gone", || {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())
@@ -85,7 +85,8 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
-    /// Limit for detecting a silent connection: its timeout, plus the time until the next watch.
+    /// Time limit for detecting a silent connection: the connection's timeout, plus the time until
+    /// the next watch.
     const LATEST: Duration = Duration::from_secs(100);
     let api = s.serve_on_api(&[])?;
     s.traffic()?;
