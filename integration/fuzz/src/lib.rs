@@ -71,7 +71,7 @@ pub fn find(name: &str) -> Option<Target> {
     TARGETS.iter().copied().find(|target| target.name == name)
 }
 
-/// Runs the target with this name on an input. Does nothing if there is no such target.
+/// Runs the target with this name on an input. Does nothing if no target has this name.
 pub fn feed(name: &str, input: &[u8]) {
     if let Some(target) = find(name) {
         (target.run)(input);

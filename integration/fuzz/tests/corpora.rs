@@ -1,4 +1,4 @@
-//! Parses each saved input once, and then random mutations for a few seconds.
+//! Parses each saved input once. Then parses random mutations of the inputs for a few seconds.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -42,7 +42,7 @@ fn feed(target: &Target, about: &str, input: &[u8]) {
 }
 
 #[test]
-fn each_stored_fuzz_input_is_accepted() {
+fn each_stored_fuzz_input_is_parsed_without_panic() {
     for target in TARGETS {
         for (path, input) in corpus(target) {
             feed(target, &path.display().to_string(), &input);

@@ -1,5 +1,5 @@
-//! Hostile objects: the source reads them, and every mode programs them on a fake kernel. Time and
-//! memory must stay below limits, and a valid Service among them must work.
+//! Tests hostile objects. The source reads them, and every mode programs them on a fake kernel.
+//! Time and memory must stay below limits, and a valid Service among the hostile objects must work.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -13,7 +13,8 @@ use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
 
-/// Names of the tested forms of the modes. Other forms compile Services in the same way.
+/// Names of the tested modes, each with its shim. All other variants of the modes compile Services
+/// in the same way.
 const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
 /// Time limit for reading all objects, in a debug build on a loaded machine.
 const READ_WITHIN: Duration = Duration::from_secs(10);
@@ -76,9 +77,9 @@ fn model() -> Model {
 }
 
 #[test]
-fn each_mode_serves_the_good_service_among_hostile_objects() {
+fn each_mode_serves_a_valid_service_among_hostile_objects() {
     let model = model();
-    // The source drops Services without a valid name or address, and keeps all others.
+    // The source drops Services without a valid name or address, and keeps all other Services.
     for (name, is_there) in [
         ("ports", true),
         ("ranges", true),

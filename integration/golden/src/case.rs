@@ -1,17 +1,22 @@
-//! A case is a folder with the input of a kube-proxy, and with the kernel state that upstream's
-//! kube-proxy 1.36.2 leaves for this input. If the folder is a recording, the state is that of an
-//! earlier version of this program.
+//! A case is a folder with the input of a kube-proxy and the kernel state that results. Usually,
+//! upstream's kube-proxy 1.36.2 has left this state. In a recording, an earlier version of this
+//! program has left it.
 //!
-//! | file | |
-//! |---|---|
-//! | `objects.yaml` | objects of the API server, in addition to `default/kubernetes` |
-//! | `objects-2.yaml`, `-3`, … | all objects of the next phase, which begins when the previous phase is settled. All objects change in one step |
-//! | `flags` | additional flags, separated by blanks. Optional |
-//! | `config.yaml` | configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's path |
-//! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | commands to run and state to load before the daemon starts |
-//! | one for each [`Table`] | kernel state at the end. A table without a file is not compared |
-//! | `writes` | in a recording: number of writes that a start on this state must make. Without a file, 0 |
-//! | `nft-ip-1`, `nft-ip6-1`, … | kernel state at the end of phase 1. Without a file, equal to the state at the end |
+//! Files of a case:
+//!
+//! - `objects.yaml`: objects of the API server, in addition to `default/kubernetes`.
+//! - `objects-2.yaml`, `-3`, …: all objects of the next phase, which begins when the previous phase
+//!   is settled. All objects change in one step.
+//! - `flags`: additional flags, separated by blanks. Optional.
+//! - `config.yaml`: configuration file instead of flags. `KUBECONFIG` stands for the kubeconfig's
+//!   path.
+//! - `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save`: commands to run and state to
+//!   load before the daemon starts.
+//! - One file for each [`Table`]: kernel state at the end. A table without a file is not compared.
+//! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. Without a file, equal to the
+//!   state at the end.
+//! - `writes`: in a recording, the number of writes that a start on this state must make. Without a
+//!   file, 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +27,7 @@ use crate::table::{Dumps, Table};
 
 /// Flag with the node's name, which a configuration file cannot contain.
 pub(crate) const NAME: &str = "--hostname-override=node1";
-/// Flags of every daemon. The `flags` of a case follow, and override them.
+/// Default flags of the daemon. The `flags` of a case come after these flags, and override them.
 const FLAGS: [&str; 3] = [
     NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
@@ -38,7 +43,7 @@ pub(crate) struct Case {
     pub(crate) folder: PathBuf,
     /// Phases of the case, at least one.
     pub(crate) phases: Vec<Phase>,
-    /// Flags of the daemon, including those of every case.
+    /// Flags of the daemon: the default flags, and then the flags of the case.
     pub(crate) flags: Vec<String>,
     /// Configuration file that replaces the flags, if any.
     pub(crate) config: Option<String>,
@@ -49,11 +54,12 @@ pub(crate) struct Case {
     pub(crate) writes: u64,
 }
 
-/// Objects that the API server receives in one step, and the dumps that must result.
+/// Objects that the API server receives in one step, and the dumps that must result from them.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,
-    /// Expected dumps of nftables mode. In the last phase, these are the case's.
+    /// Expected dumps at the end of the phase. Before the last phase, only the dumps of nftables
+    /// mode. In the last phase, all dumps of the case.
     pub(crate) expected: Dumps,
 }
 
@@ -146,8 +152,8 @@ impl Case {
         Ok(())
     }
 
-    /// Returns one value for IPv4 and one for IPv6: true if `--nodeport-addresses` names networks,
-    /// but none of this family.
+    /// Returns one value for IPv4 and one for IPv6. A value is true if `--nodeport-addresses` names
+    /// networks, but none of this family.
     pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
         let flag = "--nodeport-addresses=";
         let networks = self
@@ -182,8 +188,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Returns true if the case needs the kernel's initial network namespace, the only one in which
-    /// the size of the conntrack table is writable.
+    /// Returns true if the case needs the kernel's initial network namespace. Only in this
+    /// namespace, the size of the conntrack table is writable.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         if self.config.is_some() {
             return false;

@@ -1,11 +1,15 @@
 //! Intended differences from upstream that are visible in dumps.
 //!
-//! Each row changes the expected state. The comparison is the usual one, so a case fails if a
-//! difference is missing. A row applies only under its condition, and to few cases.
+//! Each row of the table changes the expected state of a case if the row's condition holds. The
+//! condition holds only for few cases. The comparison then requires the changed state, so a case
+//! fails if the daemon lacks an intended difference.
 //!
-//! Two differences are not visible in dumps. If two Services claim the same address and port, the
-//! older Service gets it; in upstream, either may get it. Our sets grow, while upstream's sets are
-//! full at 65,536 entries (upstream logs an error and does not serve the rest).
+//! Two further differences are not visible in dumps:
+//!
+//! - If two Services claim the same address and port, the older Service gets it. In upstream,
+//!   either Service may get it.
+//! - Our sets grow. Upstream's sets are full at 65,536 entries: upstream logs an error and does not
+//!   serve the remaining entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +21,12 @@ pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 /// State of the node before the daemon started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InitialState {
-    /// Dumps from before the daemon's start. Empty without a `pre.sh`.
+    /// Dumps from before the daemon's start. Empty if the case has no `pre.sh`.
     pub(crate) dumps: Dumps,
     /// Addresses of the node on all interfaces except `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
-    /// One value for IPv4 and one for IPv6: true if `--nodeport-addresses` names networks, but none
-    /// of this family.
+    /// One value for IPv4 and one for IPv6. A value is true if `--nodeport-addresses` names
+    /// networks, but none of this family.
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
@@ -38,20 +42,20 @@ const DIFFERENCES: [Difference; 4] = [
     Difference {
         expect: foreign_virtual_servers_survive,
     },
-    // If the node has a ClusterIP on another interface, the daemon does not bind it to kube-ipvs0.
-    // Upstream always binds it, and removes the address from the node together with the Service
-    // (k/k#75290).
+    // The daemon does not bind a ClusterIP to kube-ipvs0 if another interface of the node has this
+    // address. Upstream always binds it. When the Service is deleted, upstream also removes the
+    // address from the node (k/k#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },
-    // The kubelet also uses the rule that protects localhost from neighbours. Like upstream, no
-    // mode removes this rule.
+    // The kubelet also uses the rule that protects localhost from neighbours. Therefore no mode
+    // removes this rule, like upstream.
     Difference {
         expect: the_kubelets_rule_stays,
     },
     // If `--nodeport-addresses` names networks of only one family, node ports of the other family
-    // stay closed: an operator who names networks wants node ports only there. (Upstream logs an
-    // error, and opens node ports on all local addresses of that family.)
+    // stay closed. An operator who names networks wants node ports only in these networks. Upstream
+    // logs an error, and opens node ports on all local addresses of the other family.
     Difference {
         expect: node_ports_stay_closed_without_addresses,
     },
@@ -90,8 +94,8 @@ fn foreign_virtual_servers_survive(before: &InitialState, expected: &mut Expecte
         });
         names.any(|line| members.contains(&line))
     };
-    // A Service address, or an entry in the sets, identifies a virtual server of an earlier run or
-    // of upstream.
+    // A virtual server belongs to an earlier run or to upstream if kube-ipvs0 has its address, or
+    // if a set of the proxy contains it. Any other virtual server is foreign.
     let is_foreign = |server: &Server<'_>| {
         let Server {
             address,
@@ -183,7 +187,7 @@ fn node_ports_stay_closed_without_addresses(before: &InitialState, expected: &mu
             format!("type ipv{version}_addr"),
             "comment \"IPs that accept NodePort traffic\"".to_owned(),
         ];
-        // A listing has its sets last.
+        // A listing has its sets last, so this adds the set at the end.
         lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
     }
 }
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn unidentified_virtual_servers_are_expected_to_survive() {
+    fn virtual_servers_of_other_programs_are_expected_to_survive() {
         let server = |at: &str| format!("-A -t {at} -s rr\n-a -t {at} -r 10.9.9.9:80 -m -w 1\n");
         let wanted = server("10.96.0.10:80");
         let before = InitialState {
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn node_addresses_are_not_expected_on_the_link() {
+    fn node_addresses_are_not_expected_on_kube_ipvs0() {
         let before = InitialState {
             node: ["10.96.0.10".to_owned()].into(),
             ..InitialState::default()
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_addresses_has_no_expected_node_ports() {
+    fn no_node_ports_are_expected_in_a_family_without_networks() {
         let lines_of = |ports: &str| {
             lines(&format!(
                 "table ip6 kube-proxy {{\nchain a {{\nchain a {ports} meta l4proto . th dport vmap @service-nodeports"

@@ -1,5 +1,5 @@
-//! Reads the nf_tables state of this network namespace by the `nft` program, and the details of
-//! IPVS that `ipvsadm` does not print.
+//! Reads the kernel state of this network namespace: nf_tables by the `nft` program, and the
+//! details of IPVS that `ipvsadm` does not print.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -13,10 +13,11 @@ use netlink_batch::{Batch, Reply};
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
 
-/// Version of the `nft` that wrote upstream's dumps. Only this version encodes the dumps into
-/// exactly the state that upstream left.
+/// Version of the `nft` that wrote upstream's dumps. Other versions load the dumps as a slightly
+/// different kernel state.
 const REFERENCE: &str = "nftables v1.0.6 ";
-/// Names of the tables that the iptables programs use. Other dumps contain their content.
+/// Names of the tables that `iptables-nft` uses. The dumps of `iptables-save` contain these tables,
+/// so the dumps of `nft` omit them.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 /// Name of a temporary table. Its events show that the monitor is running.
 const MARK: &str = "golden-mark";
@@ -25,7 +26,7 @@ const PROBE: &str = " kube-proxy-probe";
 /// Timeout for the monitor to report an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Names of the tables for IPVS mode's shim and for userspace mode's redirects.
+/// Names of two tables: the shim of IPVS mode, and the redirects of userspace mode.
 const SHIMS: [&str; 2] = ["kube-proxy-ipvs", "kube-proxy-userspace"];
 
 /// Returns the family and name of every table, such as `ip kube-proxy`.
@@ -42,7 +43,8 @@ fn listing(table: &str) -> Result<String> {
     output(Command::new("nft").args(words))
 }
 
-/// Dumps the nftables tables of IPVS mode and userspace mode. Empty if the kernel has no nf_tables.
+/// Dumps the nftables tables of IPVS mode and userspace mode. Returns an empty dump if the kernel
+/// has no nf_tables.
 pub(crate) fn shims() -> Result<String> {
     let mut dump = String::new();
     for table in tables().unwrap_or_default() {
@@ -120,7 +122,7 @@ pub(crate) fn set_details(dump: &str) -> Result<()> {
     Ok(())
 }
 
-/// Dumps the tables of nftables mode, and all other tables.
+/// Dumps the tables of nftables mode, and all other tables except those of iptables.
 pub(crate) fn dumps() -> Result<Dumps> {
     let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
     for name in tables()? {
@@ -135,8 +137,8 @@ pub(crate) fn dumps() -> Result<Dumps> {
     Ok(dumps)
 }
 
-/// Returns the rules of a file as this `nft` lists them. Versions of `nft` print the same kernel
-/// state differently.
+/// Returns the rules of a dump as this `nft` lists them, because versions of `nft` print the same
+/// kernel state differently.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
     if file.is_empty() || !matches!(table, Table::NftIp | Table::NftIp6 | Table::NftShim) {
         return Ok(file.to_owned());
@@ -166,7 +168,7 @@ pub(crate) fn is_reference() -> Result<bool> {
 pub(crate) struct Monitor(Running);
 
 impl Monitor {
-    /// Starts the monitor. Returns as soon as it receives events.
+    /// Starts the monitor, and waits until it receives events.
     pub(crate) fn start() -> Result<Self> {
         let mut command = Command::new("nft");
         command.arg("monitor");
@@ -174,7 +176,7 @@ impl Monitor {
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             mark()?;
-            // The last event of the temporary table is its removal.
+            // The removal of the temporary table is the last event that the table causes.
             let told = monitor
                 .0
                 .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);
@@ -189,12 +191,13 @@ impl Monitor {
         }
     }
 
-    /// Returns the writes since the start of the monitor, one per line, each with the writing
-    /// program.
+    /// Returns the writes since the start of the monitor, one per line. Each write names the
+    /// program that made it.
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();
-        // Lines of the present transaction. A line with the new generation ends a transaction.
+        // Lines of the transaction that is being read. A line with the new generation ends the
+        // transaction.
         let mut transaction = Vec::new();
         loop {
             let line = self

@@ -1,14 +1,17 @@
 //! Golden tests: our daemon must leave the same kernel state as kube-proxy 1.36.2.
 //!
 //! ```text
-//!  golden ─┬▶ golden --part ──▶ lab ──▶ one process for each case, in a separate network namespace ──▶ `passed`, or the differences
-//!          │         └─────▶ one more VM for each case that needs the kernel's initial network namespace
+//!  golden ─┬▶ golden --part ─┬▶ VM: for each case a process in a network namespace ─▶ result
+//!          │                 └▶ VM for each case in the initial network namespace ────▶ result
 //!          └▶ … one part for each CPU
 //! ```
 //!
-//! A case is a folder (`case.rs`). It runs in the environment in which upstream's dumps were made
-//! (`node.rs`). `table.rs` compares the tables, and ignores their random parts. `differences.rs`
-//! has the intended differences of our daemon.
+//! A result is `passed`, or the differences.
+//!
+//! - `case.rs`: a case is a folder.
+//! - `node.rs`: a case runs in the environment in which upstream's dumps were made.
+//! - `table.rs` compares the tables, and ignores their random parts.
+//! - `differences.rs` has the intended differences of our daemon.
 
 mod case;
 mod differences;
@@ -40,8 +43,8 @@ use table::{Dumps, Table};
 
 /// Maximum number of differing lines that the output shows for a table.
 const SHOWN: usize = 6;
-/// Maximum number of lines that the output shows for an error, which may contain the daemon's whole
-/// log.
+/// Maximum number of lines that the output shows for an error. An error may contain the daemon's
+/// whole log.
 pub(crate) const SAID: usize = 20;
 /// Time limit of one case. A case takes about a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
@@ -222,7 +225,7 @@ impl Arguments {
 
     /// Distributes the cases over as many processes as there are CPUs, because a VM uses one CPU.
     fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
-        // The size is even, so that a case and its next case stay together.
+        // The size of a part is even, so that both cases of a pair are in the same part.
         let size = names.len().div_ceil(guests).next_multiple_of(2);
         let mut parts = Vec::new();
         for names in names.chunks(size) {
@@ -325,8 +328,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Runs each case in a separate process, so that cases do not affect each other. Runs in the
-    /// lab.
+    /// Runs each case in a separate process, so that cases do not affect each other. This function
+    /// runs inside the lab.
     fn in_lab(&self, verdicts: &Path) -> Result<()> {
         ensure!(lab::in_lab(), "--verdicts is for the lab");
         let mut file = fs::File::options()
@@ -349,11 +352,11 @@ impl Arguments {
         Ok(())
     }
 
-    /// Returns the case that follows on the same node after the case at `index`. Cases form pairs:
-    /// the first case of a pair starts on upstream's state, and the second case starts on the first
-    /// one's final state.
+    /// Returns the case that follows on the same node after the case at `index`, if any. Cases form
+    /// pairs. The first case of a pair starts on upstream's state. The second case starts on the
+    /// final state of the first case.
     fn next(&self, index: usize) -> Option<&str> {
-        // Skips cases with a `pre.sh`, which create state of other programs.
+        // Skips cases with preset state, because this state belongs to other programs.
         let is_plain = |name: &&String| {
             Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
         };
@@ -401,8 +404,8 @@ impl Arguments {
         Ok(output.stdout)
     }
 
-    /// Runs the case in this network namespace. Prints the differences, and returns true if there
-    /// are none.
+    /// Runs the case in this network namespace. Prints the differences. Returns true if the case
+    /// has no differences.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
         let read = |name: &String| Case::read(&self.cases.join(name));
@@ -418,11 +421,11 @@ impl Arguments {
             return record::record(&node, &case, folder).map(|()| true);
         }
         case.ensure_comparable()?;
-        // If `--nodeport-addresses` lacks a family, our daemon's state differs from upstream's
-        // state.
+        // If `--nodeport-addresses` names networks of only one family, our daemon's state
+        // intentionally differs from upstream's.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
-            // The dumps belong to the objects of the last phase.
+            // Upstream's dumps are the state at the end of the last phase, so only this phase runs.
             let last = case.phases.len().saturating_sub(1);
             let check = if self.upstream {
                 Check::Unasked
@@ -442,7 +445,8 @@ impl Arguments {
             let before = before.clone();
             let node = &node;
             move |phase: &Phase, found: &Dumps| match check {
-                // These writes change the recorded state, so the dumps differ.
+                // The daemon must change the recorded state in this case. Its dumps therefore
+                // differ from the recording, and the test compares only the number of writes.
                 Check::Writes(_) => String::new(),
                 _ => differing(node, phase, &before, found),
             }
@@ -528,7 +532,7 @@ fn indented(text: &str) -> String {
 }
 
 /// Returns options for a kernel that is discarded after the run: the lab's VM, never the user's
-/// kernel. Otherwise returns the reason as an error.
+/// kernel. If there is no VM, returns the reason as an error.
 fn throw_away_kernel() -> Result<Options, String> {
     let given = Options::from_env();
     let options = match given.lane {

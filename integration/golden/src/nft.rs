@@ -1,16 +1,16 @@
 //! Normalizes the listing that `nft` prints for a table.
 //!
-//! Each line of a set, map or chain begins with its name. The lines of sets and maps are sorted.
+//! Each line begins with the name of its set, map or chain. The lines of sets and maps are sorted.
 //! Rules keep their order.
 
 use std::collections::BTreeSet;
 
-/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Empty if
-/// the table does not exist.
+/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Returns no
+/// lines if the table does not exist.
 pub(crate) fn table(listing: &str) -> Vec<String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut lines = Vec::new();
-    // Beginning of an element list that continues on the next line.
+    // Text of an element list so far, if the list continues on the next line.
     let mut open: Option<String> = None;
     let mut is_inside = false;
     for line in listing.lines().map(str::trim) {
@@ -116,8 +116,9 @@ fn is_block(name: &str) -> bool {
         .any(|kind| name.starts_with(kind))
 }
 
-/// Returns Service chains that are empty and have no reference. Upstream deletes them at a sync at
-/// least a second later. Deleting them immediately is correct, too.
+/// Returns the Service chains that are empty and that no rule or map element references. Upstream
+/// deletes such chains at a sync at least one second later. The comparison ignores them, because an
+/// immediate deletion is correct, too.
 fn stale(blocks: &[Block]) -> BTreeSet<String> {
     let targets: BTreeSet<&str> = blocks.iter().flat_map(Block::targets).collect();
     let is_stale = |block: &&Block| {

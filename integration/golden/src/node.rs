@@ -1,5 +1,5 @@
-//! The environment of a case: node1, which is the network namespace of this process, and the daemon
-//! on node1.
+//! The environment of a case: the network namespace of this process is node1. The daemon runs on
+//! node1.
 //!
 //! ```text
 //!  this namespace                          another one
@@ -35,18 +35,18 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
 /// Time without a change of the tables after which a phase is over.
 const QUIET: Duration = Duration::from_millis(300);
-/// Like [`QUIET`], for upstream. Upstream's shortest pause between two syncs is 1 s, and a sync
-/// keeps entries that are less than another second old.
+/// Like [`QUIET`], for upstream's kube-proxy. Upstream pauses for at least 1 s between two syncs.
+/// Upstream's sync deletes stale entries only if they are at least 1 s old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Time by which upstream's list of `ServiceCIDR`s precedes its list of Services. Upstream does not
-/// wait for `ServiceCIDR`s, but had received them first when the dumps were made.
+/// Time by which the API server sends upstream's kube-proxy `ServiceCIDR`s before Services.
+/// Upstream does not wait for `ServiceCIDR`s, but had received them first when the dumps were made.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
 /// Timeout for the daemon to listen on a health-check node port after its first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
-/// Modules to load before the first read of the settings, as for upstream's dumps. Some modules add
-/// settings.
+/// Modules to load before the test first reads the kernel settings, because some modules add
+/// settings. The same modules were loaded for upstream's dumps.
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
 /// Module that IPVS mode needs.
 const IPVS: &str = "ip_vs";
@@ -67,8 +67,8 @@ pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// True for Kubernetes' own kube-proxy. It lacks our additional flags, and does not log the end
-    /// of a sync.
+    /// True for Kubernetes' own kube-proxy. Its kube-proxy lacks our additional flags, and does not
+    /// log the end of a sync.
     pub(crate) is_upstream: bool,
 }
 
@@ -91,11 +91,12 @@ impl Program<'_> {
 /// Value of `--proxy-mode` for nftables mode.
 pub(crate) const NFTABLES: &str = "nftables";
 
-/// Function that compares the dumps of a phase with the expected ones, and returns the differences.
+/// Function that compares the dumps of a phase with the expected dumps, and returns the
+/// differences.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// Prediction that `kube-proxy check` must make before a start. The start must then make as many
-/// writes.
+/// Prediction that `kube-proxy check` must make before a start. The daemon's start must then make
+/// the predicted number of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     /// No prediction: the test does not run `check`.
@@ -117,7 +118,7 @@ pub(crate) struct Node<'a> {
     _peer: Peer,
     /// Kernel settings from before the first proxy started.
     settings: BTreeMap<String, String>,
-    /// Listings of expected dumps by this `nft`, by dump.
+    /// Expected dumps in the format of this version of `nft`. The keys are the original dumps.
     relisted: RefCell<BTreeMap<String, String>>,
 }
 
@@ -138,8 +139,8 @@ impl<'a> Node<'a> {
             set(key, "0")?;
         }
         if is_initial {
-            // By default, the table size depends on the VM's memory. A fixed size makes the result
-            // independent of it.
+            // By default, the size of the conntrack hash table depends on the VM's memory. A fixed
+            // size gives the same result in every VM.
             let size = "/sys/module/nf_conntrack/parameters/hashsize";
             fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
         }
@@ -153,7 +154,7 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Returns true if the program is upstream's kube-proxy, for which no differences are expected.
+    /// Returns true if the program is upstream's kube-proxy. The test then expects no differences.
     pub(crate) fn is_upstream(&self) -> bool {
         self.program.is_upstream
     }
@@ -203,7 +204,7 @@ impl<'a> Node<'a> {
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // The counter may exist already: the families share their counters.
+                // The counter may already exist, because IPv4 and IPv6 share the counters.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -221,7 +222,7 @@ impl<'a> Node<'a> {
         let sets = [created, added, vec![""]].concat().join("\n");
         let addresses = dump(Table::KubeIpvs0Addresses);
         let mut links = String::new();
-        // In IPVS mode, there always is an address.
+        // In IPVS mode, the dump always has an address.
         if !addresses.is_empty() {
             links.push_str("link add kube-ipvs0 type dummy\n");
         }
@@ -274,8 +275,8 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Writes the settings that upstream left for `case`, and resets those of the case `before`. No
-    /// proxy resets settings.
+    /// Writes the kernel settings that upstream left for `case`. First resets the settings of the
+    /// previous case `before`, because no proxy resets settings.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
         let changes = |case: &Case| -> Result<Vec<(String, String)>> {
             let lines = case
@@ -305,7 +306,7 @@ impl<'a> Node<'a> {
     }
 
     /// Starts the daemon with the objects and flags of a case, runs all phases, and stops the
-    /// daemon. Returns the final state and the differences. Ends early after a phase with
+    /// daemon. Stops early after a phase with differences. Returns the final state and the
     /// differences.
     pub(crate) fn serve(
         &self,
@@ -373,8 +374,8 @@ impl<'a> Node<'a> {
         Ok((found, differing))
     }
 
-    /// Returns an expected table as this `nft` lists it. Versions of `nft` print the same kernel
-    /// state differently.
+    /// Returns an expected dump as this `nft` lists it, because versions of `nft` print the same
+    /// kernel state differently.
     pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
         if let Some(listing) = self.relisted.borrow().get(dump) {
             return Ok(listing.clone());
@@ -386,7 +387,8 @@ impl<'a> Node<'a> {
         Ok(listing)
     }
 
-    /// Starts the daemon. If the daemon logs its first sync, waits for it in all families.
+    /// Starts the daemon. Waits until the daemon has logged the first sync of each family, if the
+    /// program logs syncs.
     fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
         let Program {
             file,
@@ -448,8 +450,8 @@ impl<'a> Node<'a> {
             written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
         }
         if let Some(foretold) = foretold {
-            // In nftables mode, `check` predicts the number of transactions, while the log has the
-            // number of changes.
+            // In nftables mode, `check` predicts the number of transactions, but the log has the
+            // number of changes. The test can only compare whether both are 0.
             let is_so = if self.program.is_nftables() {
                 (written == 0) == (foretold == 0)
             } else {
@@ -464,8 +466,8 @@ impl<'a> Node<'a> {
     }
 
     /// Waits until the tables have the state of a phase and keep it, or until the timeout. Returns
-    /// the differences. In modes other than nftables mode, only the end of the case has a
-    /// comparison.
+    /// the differences. In modes other than nftables mode, the test compares only the state at the
+    /// end of the case.
     fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
         if !self.program.is_nftables() {
             return Ok(String::new());
@@ -550,7 +552,7 @@ fn node_addresses() -> Result<BTreeSet<String>> {
 }
 
 /// Returns the number of writes that `check` predicts for both families. If `is_wanted` is set, the
-/// kernel has the wanted state, and any predicted write is an error.
+/// kernel has the wanted state, so any predicted write is an error.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -572,7 +574,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
         .with_context(|| format!("cannot run {diff:?}"))?;
     let is_so = match output.status.code() {
         Some(0) => output.stdout.is_empty() && foretold == 0,
-        // `diff` also prints kernel settings, which are no writes.
+        // `diff` also prints kernel settings, which do not count as writes.
         Some(1) => !output.stdout.is_empty() && !is_wanted,
         _ => false,
     };
@@ -676,7 +678,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // A refused connection is a valid result, without text.
+                // If the daemon refuses a connection, the result is an empty text. This is valid.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');

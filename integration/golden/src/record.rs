@@ -1,4 +1,5 @@
-//! Makes recordings: the kernel state that a kube-proxy leaves, in the files of a case.
+//! Makes recordings. A recording is a case whose files contain the kernel state that our daemon
+//! leaves.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,8 @@ pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> 
     let folder = folder.join(name);
     fs::create_dir_all(&folder)?;
     for file in ["objects.yaml", "flags"] {
-        // A recording in place keeps these files, and its `objects.yaml` is a symbolic link.
+        // If the recording replaces its own case, these files stay. There, `objects.yaml` is a
+        // symbolic link.
         if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
             fs::copy(case.folder.join(file), folder.join(file))?;
         }

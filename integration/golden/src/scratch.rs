@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Arguments of `ip` for the node's network. The gateways of the routes do not exist, because only
-/// the routes matter.
+/// Arguments of `ip` for the node's network. The test needs only the routes, so the gateways of the
+/// routes do not exist.
 const NETWORK: [&str; 7] = [
     "link set lo up",
     "link add eth0 type veth peer name eth0 netns PEER",
@@ -65,8 +65,8 @@ pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
-        // Names the folder after the network namespace, which cases never share. (On the host's
-        // kernel, cases may have equal process ids in separate PID namespaces.)
+        // Names the folder after the network namespace, because no two cases share a namespace. On
+        // the host's kernel, two cases may have the same process ID in separate PID namespaces.
         let name = fs::read_link("/proc/self/ns/net").context("no network namespace")?;
         let name = name.display().to_string();
         let name: String = name.chars().filter(char::is_ascii_digit).collect();
@@ -90,8 +90,8 @@ impl Scratch {
         Ok(fs::File::open(&file)?)
     }
 
-    /// Returns a folder in which `iptables` is the program of the lab's backend, because a `pre.sh`
-    /// calls the programs by their plain names.
+    /// Returns a folder in which `iptables` is the program of the lab's backend. A `pre.sh` calls
+    /// the iptables programs by their plain names.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         let missing = lab::link_iptables(lab::iptables_backend(), &folder)?;

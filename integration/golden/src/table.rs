@@ -1,4 +1,5 @@
-//! The tables that golden tests compare, and the random parts of their dumps.
+//! The tables that golden tests compare. A dump of a table has random parts, which the comparison
+//! ignores.
 //!
 //! Every dump becomes a list of relevant lines in a canonical order. Two dumps are equal if these
 //! lines are equal.
@@ -14,8 +15,8 @@ pub(crate) enum Table {
     NftIp,
     /// Output of `nft -s list table ip6 kube-proxy`.
     NftIp6,
-    /// Dump of all other nf_tables tables, except those of iptables. They must not change, so a
-    /// case has no file for them.
+    /// Dump of all other nf_tables tables, except those of iptables. The daemon must not change
+    /// these tables, so a case has no file for them.
     NftOthers,
     /// Output of `nft -s list table` for the shim of IPVS mode and for the redirects of userspace
     /// mode, both families.
@@ -141,7 +142,7 @@ fn sorted(dump: &str, clean: impl Fn(&str) -> Option<String>) -> Vec<String> {
     lines
 }
 
-/// Returns the virtual servers, sorted. Each is followed by its destinations, sorted.
+/// Returns the virtual servers, sorted. After each virtual server follow its destinations, sorted.
 fn virtual_servers(dump: &str) -> Vec<String> {
     let mut servers = BTreeMap::<String, Vec<String>>::new();
     // A line has the form `-A|-a -t|-u|… ADDRESS …`.
@@ -163,7 +164,8 @@ fn virtual_servers(dump: &str) -> Vec<String> {
         .collect()
 }
 
-/// Removes the hash seed and the bucket size of a set, which the tool and the kernel choose.
+/// Removes the hash seed and the bucket size of a set. The `ipset` program and the kernel choose
+/// these values.
 fn without_seeds(line: &str) -> String {
     let mut words = Vec::new();
     let mut rest = line.split_whitespace();
@@ -177,8 +179,11 @@ fn without_seeds(line: &str) -> String {
     words.join(" ")
 }
 
-/// Returns the rules of each table and chain in their order, as `nat -A KUBE-SERVICES …`, and the
-/// chains as `nat :KUBE-SERVICES -`. Omits chains whose policy is ACCEPT, but not their rules.
+/// Returns the rules and the chains of each table.
+///
+/// - A rule is `nat -A KUBE-SERVICES …`. Rules keep their order.
+/// - A chain is `nat :KUBE-SERVICES -`. Chains with the policy ACCEPT are omitted, but their rules
+///   are not.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -203,8 +208,8 @@ fn rules(dump: &str) -> Vec<String> {
     }
     cleaned.sort();
     for ((table, _), mut rules) in chains {
-        // The sort is stable, so one port's rules keep their order. Rules between the blocks stay
-        // in place.
+        // The sort is stable, so the rules of one port keep their order. Rules that belong to no
+        // port stay in place.
         for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
             block.sort_by_key(|(port, _)| *port);
         }
@@ -230,8 +235,9 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Returns true for a setting of interest. Excludes keys that `br_netfilter` adds, keys of a device
-/// that the daemon creates, and the number of connections.
+/// Returns true if the tests compare this kernel setting. The tests ignore settings that
+/// `br_netfilter` adds, settings of a device that the daemon creates, and the number of
+/// connections.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")
@@ -322,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_files_are_distinct_and_sorted() {
+    fn each_table_has_its_own_file_and_all_tables_are_sorted() {
         let mut all: Vec<Table> = Table::all().collect();
         all.sort();
         assert_eq!(all, Table::all().collect::<Vec<_>>());
@@ -359,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_built_in_chains_are_ignored_except_for_policies() {
+    fn an_empty_built_in_chain_counts_only_if_its_policy_is_not_accept() {
         let empty = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n*nat\n:KUBE-A - [0:0]\nCOMMIT\n";
         assert_eq!(Table::IptablesSave.clean(empty), ["nat :KUBE-A -"]);
         assert_eq!(
@@ -369,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_rules_is_compared_except_between_ports() {
+    fn the_order_of_rules_is_compared_except_between_service_ports() {
         let rule = |chain: &str, comment: &str, verdict: &str| {
             format!("-A {chain} -m comment --comment \"{comment}\" -j {verdict}\n")
         };

@@ -57,8 +57,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Unpacks an archive into subfolders of `folder`. Needs root, so that files get the owners
-    /// that the layers name.
+    /// Unpacks an archive into subfolders of `folder`. Needs root, because it gives the files the
+    /// owners that the layers name.
     pub fn unpack(archive: &Path, folder: &Path) -> Result<Self> {
         let (layout, root) = (folder.join("layout"), folder.join("root"));
         for folder in [&layout, &root] {
@@ -122,7 +122,7 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-/// Returns the file of a descriptor's blob. Checks its size and digest first.
+/// Checks the size and the digest of a descriptor's blob. Returns the blob's file.
 fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
     let digest = descriptor.pointer("/digest").and_then(Value::as_str);
     let digest = digest.with_context(|| format!("no digest: {descriptor}"))?;

@@ -175,8 +175,8 @@ impl Credentials {
     }
 }
 
-/// Becomes the container's program if `start` has started this process for that. Exits on failure.
-/// The test binary must call this function first in `main`.
+/// If [`Container::start`] has started this process, becomes the container's program, and exits on
+/// failure. Otherwise does nothing. The test binary must call this function first in `main`.
 pub fn maybe_container() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|verb| verb != VERB) {
@@ -278,7 +278,8 @@ fn freeze(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {} read-only", path.display()))
 }
 
-/// Resolves those links of a path that exist in the root: `/var/run` is a link to `/run`.
+/// Resolves the symbolic links in a path that exist under `root`, such as `/var/run`, which leads
+/// to `/run`.
 fn real(root: &Path, path: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for part in path.iter().skip(1) {

@@ -2,13 +2,12 @@
 //!
 //! ```text
 //!   archive ─▶ Image: root file system, config ┐
-//!   DaemonSet, ConfigMap ─▶ Pod ───────────────┴─▶ Container: namespaces, mounts, capabilities ─▶ the daemon
+//!   DaemonSet, ConfigMap ─▶ Pod ───────────────┴─▶ Container: namespaces, mounts, rights ─▶ daemon
 //! ```
 //!
-//! This crate does the work of containerd and the kubelet that restricts a container: the root file
-//! system, the mounts, masked and read-only parts of `/proc`, the bounding set of capabilities, and
-//! no new privileges. It does not cover seccomp, SELinux and AppArmor, cgroups, and user
-//! namespaces.
+//! This crate restricts a container as containerd and the kubelet do: the root file system, the
+//! mounts, masked and read-only parts of `/proc`, the bounding set of capabilities, and no new
+//! privileges. It does not cover seccomp, SELinux and AppArmor, cgroups, and user namespaces.
 
 mod archive;
 mod container;

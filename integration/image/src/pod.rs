@@ -29,7 +29,7 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A dummy CA certificate. The API server fixture speaks plain HTTP, but without a certificate the
+/// A dummy CA certificate. The API server fixture speaks plain HTTP. Without a certificate, the
 /// daemon would look for the system's certificates.
 const CA: &str = include_str!("../testdata/ca.crt");
 
@@ -211,7 +211,7 @@ impl Pod {
 }
 
 /// Returns a read-only folder of kernel modules that replaces the lab's link. The folder is outside
-/// the test's folder, because the removal of that folder would follow mounts.
+/// the test's folder, because a removal of the test's folder would also delete the mounted files.
 fn modules() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
     fs::create_dir_all(&folder)?;

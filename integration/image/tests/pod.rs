@@ -35,7 +35,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Returns true if the lane's kernel has nf_tables. On the host lane, this depends on the host.
+/// Returns true if the kernel has nf_tables. A lab VM's kernel has it in lane B only; on the host
+/// lane, this depends on the host.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -49,7 +50,7 @@ fn of_kind(objects: &[Value], kind: &str) -> Result<Value> {
     object.cloned().with_context(|| format!("no {kind}"))
 }
 
-/// Returns the objects of kubeadm, with our patch applied to its DaemonSet.
+/// Returns the objects that kubeadm creates, with our patch applied to the DaemonSet.
 fn kubeadm() -> Result<Vec<Value>> {
     let mut objects =
         read(&manifests().join("../integration/manifests-check/testdata/kubeadm.yaml"))?;
@@ -63,7 +64,7 @@ fn kubeadm() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Sets the mode in kubeadm's ConfigMap, which is empty by default.
+/// Sets the mode in kubeadm's ConfigMap. By default, the mode is empty.
 fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     for object in &mut objects {
         if let Some(Value::String(text)) = object.pointer_mut("/data/config.conf") {
@@ -97,7 +98,8 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
     Ok(found)
 }
 
-/// Returns the unpacked image. Unpacks it only once, because that takes longer than most tests.
+/// Returns the unpacked image. Unpacks the image only once, because unpacking takes longer than
+/// most tests.
 fn image() -> Result<&'static Image> {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     if let Some(image) = IMAGE.get() {
@@ -175,7 +177,8 @@ fn web(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Runs a container, or another program with its rights, until it exits. It must succeed.
+/// Runs a container, or another program with the container's rights, until it exits. The program
+/// must succeed.
 fn run(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     let output = attempt(c, spec, argv)?;
     assert!(output.status.success(), "{spec:?}: {output:?}");
@@ -222,7 +225,7 @@ fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     Ok(())
 }
 
-/// Does the checks of [`carries`]. Also checks that an operator in the pod sees the rules.
+/// Does the checks of [`carries`]. Also checks that an operator in the pod can list the rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
@@ -339,11 +342,12 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
     ends(container)
 }
 
-/// In the least-privilege pod, only the init container can write kernel settings. Neither an edit
-/// of the mode nor a crash changes the running mode. The init container of the next pod prepares
-/// the new mode, and that pod runs it.
+/// In the least-privilege pod, only the init container can write kernel settings. An edited mode
+/// therefore does not affect the running pod, even after a crash. In the next pod, the init
+/// container prepares the new mode, and the daemon runs it.
 fn an_edited_mode_is_used_by_the_next_pod(c: &mut Cluster) -> Outcome {
-    // In iptables mode, Service addresses are not bound on the node, so its packets need a route.
+    // iptables mode binds no Service address on the node. The node's own packets to Services
+    // therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let backend = lab::iptables_backend();
@@ -435,10 +439,12 @@ fn legacy_iptables_without_net_raw_is_reported(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// This image is one static binary in an empty file system. With only the capability `NET_ADMIN`,
-/// the daemon runs IPVS mode with the nftables shim (the only possible shim), and nftables mode.
+/// This image is one static binary in an empty file system. The daemon has only the capability
+/// `NET_ADMIN`. It runs nftables mode, and IPVS mode with the nftables shim, which is the only
+/// possible shim.
 fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
-    // In nftables mode, Service addresses are not bound on the node, so its packets need a route.
+    // nftables mode binds no Service address on the node. The node's own packets to Services
+    // therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let folder = c.folder().join("image");
@@ -464,7 +470,7 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
         let said = container.said();
         assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
         ends(container)?;
-        // Stops the API server, because the next one uses the same address.
+        // Stops the API server, because the server of the next mode uses the same address.
         drop(deployed);
     }
     Ok(())

@@ -93,7 +93,7 @@ fn the_sbom_lists_only_packages_and_linked_crates() {
     ] {
         assert!(crates.contains(name), "{name}: {crates:?}");
     }
-    // The program does not contain procedural macros, and dependencies of build scripts and tests.
+    // The program contains neither procedural macros nor dependencies of build scripts and tests.
     for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
         assert!(!crates.contains(name), "{name}");
     }

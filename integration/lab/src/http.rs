@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Connects from a source port (0: any), in the calling thread's network namespace. If `reset` is
-/// set, dropping the connection sends a TCP reset.
+/// true, dropping the connection sends a TCP reset.
 ///
 /// # Errors
 /// Fails if no server accepts the connection within five seconds.
@@ -43,7 +43,8 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
             Ok(()) => return Ok(socket.into()),
             // connect(2) returns this error after the send timeout.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
-            // A child process between fork and exec still holds a copy of the previous connection.
+            // The source port is still in use: a child process between fork and exec holds a copy
+            // of the previous connection.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -52,8 +53,8 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     }
 }
 
-/// Sends one request. Returns the response body, and true if the server closed the connection. With
-/// `is_last`, requests the server to close.
+/// Sends one request. If `is_last` is true, asks the server to close the connection. Returns the
+/// response body, and true if the server closed the connection.
 ///
 /// # Errors
 /// Fails if the connection ends or times out before the end of the response, or if the status is
@@ -100,7 +101,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_truncated_http_response_is_a_failure() {
+    fn a_truncated_http_response_is_an_error() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {

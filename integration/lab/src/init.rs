@@ -1,19 +1,22 @@
 //! PID 1 of the lab: prepares the root file system, runs the command, reaps processes, reports the
 //! status, and powers off.
 //!
-//! User Mode Linux starts init on a read-only hostfs of the host's root. Init mounts an overlay
-//! over that (upper layer in memory) and changes its root. The VM therefore sees the host's files,
-//! and its writes stay in the VM. Only writes to the kept folders reach the host. (This protects
-//! from accidents. A malicious command can mount hostfs again, so run the lab as an unprivileged
-//! user.) In the host lane, init is PID 1 of fresh namespaces, and the files are the host's.
+//! User Mode Linux starts init on a read-only hostfs, which shows the host's root. Init mounts an
+//! overlay over the hostfs, with its upper layer in memory. Then init changes its root to the
+//! overlay. The VM therefore sees the host's files, but its writes stay in the VM. Only writes to
+//! the kept folders reach the host.
+//!
+//! This protects from accidents, but not from a malicious command, which can mount hostfs again. So
+//! run the lab as an unprivileged user. In the host lane, init is PID 1 of fresh namespaces, and
+//! the files are the host's.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
 //!    root/        tmpfs
 //!      upper/ work/
 //!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
-//!         (or, on a kernel that opens nothing through it, a tmpfs with the host's folders bound in it)
-//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ the kernel's modules · kept folders (hostfs, rw)
+//!                  (if the kernel opens no files through it: a tmpfs with bind mounts)
+//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ modules · kept folders (hostfs, rw)
 //! ```
 
 use std::ffi::{CString, OsStr};
@@ -53,8 +56,8 @@ pub fn maybe_init() {
     }
 }
 
-/// Raises the open file limit to that of a container. The kernel limits its first process to 4,096
-/// open files.
+/// Raises the open file limit to the limit that a container has. The kernel limits its first
+/// process to 4,096 open files.
 fn allow_files() {
     const FILES: u64 = 1 << 20;
     let Rlimit { current, .. } = getrlimit(Resource::Nofile);
@@ -83,8 +86,8 @@ fn init(dir: &Path) -> ! {
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // Writes to the console, if there is one. The runner shows the end of the console if it
-        // gets no status.
+        // Writes the error to the console, if there is one. If the runner gets no status, it shows
+        // the end of the console.
         eprintln!("lab: init: {error:#}");
     }
     if host {
@@ -98,7 +101,7 @@ fn init(dir: &Path) -> ! {
     }
 }
 
-/// Channel from the VM to the runner.
+/// Channel from the VM to the runner: one file for each stream, and one for the exit status.
 struct Report {
     stdout: File,
     stderr: File,
@@ -121,7 +124,8 @@ impl Report {
     }
 }
 
-/// Prepares a namespace of the host lane. `unshare` has created it with private mount propagation.
+/// Prepares the namespaces of the host lane. `unshare` has created them with private mount
+/// propagation.
 fn enter_namespaces() -> Result<()> {
     attach("proc", Path::new("/proc"), "proc", "")?;
     attach("sysfs", Path::new("/sys"), "sysfs", "")?;
@@ -193,8 +197,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root under the new one and detaches it. Only the open files of the report
-    // remain.
+    // Stacks the old root under the new root, and detaches the old root. Only the open files of the
+    // report still use the old root.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -255,8 +259,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Loads the module overlayfs, which Debian's package does not build in. At this point, `modprobe`
-/// would look for the module in the wrong folder.
+/// Loads the module overlayfs, which Debian's kernel package does not build in. Uses no `modprobe`,
+/// which would look for the module in the wrong folder at this point.
 fn load_overlay(modules: Option<&Path>) -> Result<()> {
     let Some(file) = modules
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
@@ -342,8 +346,9 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Uses pipes instead of the files, because a program that opens /dev/stdout would truncate a
-    // file. The disadvantage: a kernel panic loses the last output.
+    // Passes the output through pipes. If the command wrote to the files directly, a program that
+    // opens /dev/stdout would truncate a file. The disadvantage of pipes: a kernel panic loses the
+    // last output.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {
@@ -351,7 +356,7 @@ fn execute(job: &Job, report: &Report) -> i32 {
         scope.spawn(|| stderr.map(|from| pump(from, &report.stderr)));
         let status = reap_until(pid);
         kill_all_others();
-        // Waits until no process is left, so that the pipes end.
+        // Waits until no process is left, because only then the pipes end.
         while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
         status
     })
@@ -377,7 +382,7 @@ fn pump(mut from: impl Read, mut to: &File) {
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
-            // If the host's disk is full, the command continues anyway.
+            // If the host's disk is full, the write fails. The command continues anyway.
             Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return,

@@ -1,5 +1,5 @@
-//! Jobs: the command for a VM, as a file in the work dir. Arguments, variables and paths arrive
-//! unchanged, without a shell and without quoting.
+//! Jobs. A job is the command for a VM, as a file in the work dir. Arguments, variables and paths
+//! arrive unchanged, without a shell and without quoting.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_job_survives(list in proptest::collection::vec(proptest::collection::vec(1u8..=255, 0..20), 0..8)) {
+        fn a_job_survives_encoding_and_decoding_unchanged(list in proptest::collection::vec(proptest::collection::vec(1u8..=255, 0..20), 0..8)) {
             let argv: Vec<OsString> = list.into_iter().map(OsString::from_vec).collect();
             let env = argv.iter().map(|one| (one.clone(), "=b=c".into())).collect();
             let job = Job { argv, env, cwd: "/".into(), lane: "A".into(), modules: None, keep: Vec::new() };

@@ -1,5 +1,5 @@
-//! Lanes: the kernels that can run a command with IPVS. These are the host's kernel, and two User
-//! Mode Linux kernels.
+//! Lanes: the kernels on which the lab can run a command. They are the host's kernel (if it has
+//! IPVS), and two User Mode Linux kernels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl FromStr for Lane {
     }
 }
 
-/// Reason for which the chosen lane cannot run. Its text includes the next step.
+/// Reason why the chosen lane cannot run. The message includes the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// The machine has no packaged User Mode Linux, and the host's kernel has no IPVS.
@@ -86,8 +86,11 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the requested lane. Without a request, chooses lane B if a kernel is given,
-    /// otherwise the host's kernel if it has IPVS, otherwise Debian's package.
+    /// Returns the requested lane. Without a request, chooses in this order:
+    ///
+    /// 1. lane B, if a kernel is given;
+    /// 2. the host's kernel, if it has IPVS;
+    /// 3. Debian's package (lane A).
     pub(crate) fn choose(lane: Option<Lane>, kernel: Option<&Path>) -> Result<Self, Missing> {
         let lane = match (lane, kernel) {
             (Some(lane), _) => lane,
@@ -141,7 +144,8 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Returns the modules' folder, which is named after the package's only release.
+/// Returns the folder of the package's modules. The folder is named after the package's only kernel
+/// release.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
     let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
         .ok()?

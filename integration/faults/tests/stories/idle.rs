@@ -1,4 +1,4 @@
-//! Tests that a daemon with blocked work uses no CPU time until the work is possible.
+//! Tests that the daemon uses no CPU time while its pending work is blocked.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -26,9 +26,13 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// An unreadable object blocks deletions: of leftovers of another mode, and of Service addresses in
-/// their other form (device address or route). Pending rules also block the deletion of leftovers.
-/// An address that another program has bound belongs to that program.
+/// An unreadable object blocks two kinds of deletions:
+///
+/// - leftovers of another mode. Rules that the daemon cannot write block these, too;
+/// - Service addresses in the form of another `--ipvs-vip-mode` (routes instead of device
+///   addresses).
+///
+/// The daemon does not bind an address that another program has bound.
 pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -75,7 +79,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // From here on, the deletion of leftovers waits for rules.
+    // The daemon now deletes leftovers only after it has written the new rules.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;
@@ -88,7 +92,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// The kernel rejects a broadcast address as a destination, but an EndpointSlice may contain one.
+/// An EndpointSlice may contain a broadcast address, but the kernel rejects it as a destination.
 /// The daemon still adds and removes the Service's other endpoints.
 pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")

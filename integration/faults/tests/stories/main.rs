@@ -1,5 +1,5 @@
-//! Faults around the daemon. A fault delays only the work that needs the missing part. The daemon
-//! reports the fault and recovers without help. Each test prints the time of the repair.
+//! Tests faults around the daemon. A fault delays only the work that needs the missing part. The
+//! daemon reports the fault and recovers without help. Each test prints the time of the repair.
 
 mod families;
 mod idle;

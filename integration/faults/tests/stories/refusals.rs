@@ -1,5 +1,5 @@
-//! The kernel accepts the entries that all Services share, but rejects all entries of single
-//! Services. The daemon then serves no Service, and must report so.
+//! Tests a kernel that accepts the entries that all Services share, but rejects all entries of
+//! single Services. The daemon then serves no Service, and must report this.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -21,8 +21,11 @@ fn completed(c: &Cluster) -> Result<Option<f64>> {
     metric(c, series)
 }
 
-/// Checks the daemon's reports during a fault: it is not ready, is unhealthy after two sync
-/// periods, and counts no sync as complete.
+/// Checks the daemon's reports during a fault:
+///
+/// - The daemon is not ready.
+/// - The daemon is unhealthy after two sync periods.
+/// - The daemon counts no sync as complete.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
@@ -54,8 +57,8 @@ fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// Removes the scheduler's module after the daemon's start, which checks for it, and before the
-/// first Service.
+/// Removes the module of the IPVS scheduler after the daemon has started and before the first
+/// Service. At its start, the daemon checks that the kernel has the scheduler.
 pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -73,9 +76,10 @@ pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Clu
     c.stop()
 }
 
-/// Makes iptables reject every write with chains of Services (`KUBE-SVC-…`).
+/// Makes iptables reject every write that contains chains of Services (`KUBE-SVC-…`).
 pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
-    // This mode binds no Service address on the node, so the node's packets need a route.
+    // iptables mode binds no Service address on the node. The node's own packets to Services
+    // therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;

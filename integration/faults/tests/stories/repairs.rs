@@ -1,4 +1,4 @@
-//! Another program removes our entries. The tests check the time until the repair, and the log.
+//! Tests repairs of entries that another program removes: the time until the repair, and the log.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,8 @@ fn web(number: u16) -> Service {
 }
 
 /// Returns the virtual servers and addresses of both families from `/proc`, without starting a
-/// program. Omits link and connection numbers. A link that is up has one more address.
+/// program. The result omits interface numbers and numbers of connections. If the link is up, the
+/// result includes its link-local address.
 fn glance(c: &Cluster) -> Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     let files = c
@@ -40,7 +41,8 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// The kernel announces changes of all entries except virtual servers, which the daemon polls.
+/// The kernel announces each change of its entries, except for virtual servers. The daemon polls
+/// virtual servers.
 pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -49,11 +51,12 @@ pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     c.until_served(&web(0))?;
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
-    // The daemon repairs these entries only at its next periodic check.
+    // Without an announcement, the daemon would repair only at its next periodic check. The test
+    // waits long enough to see such a late repair.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
-    // `ip` checks a second time, and would loop if the daemon has restored the addresses. With
-    // `-loops 1`, it reports an incomplete flush and fails.
+    // `ip address flush` flushes again if it still finds addresses. The daemon restores addresses,
+    // so the command would never end. With `-loops 1`, it fails instead.
     let flush = "! ip -loops 1 address flush dev kube-ipvs0";
     for (damage, limit) in [
         ("ip address del 10.96.0.10/32 dev kube-ipvs0", TOLD),
@@ -96,8 +99,8 @@ const KINDS: [&str; 8] = [
     "chain",
 ];
 
-/// Returns the number of entries of each kind in a family. `tables` is empty for all tables, or `-t
-/// nat`.
+/// Returns the number of entries of each kind in a family. `tables` limits rules and chains to a
+/// table (`-t nat`), or is empty for all tables.
 fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str, usize>> {
     let is_six = family == "IPv6";
     let program = if is_six { "ip6tables" } else { "iptables" };
@@ -130,8 +133,8 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     Ok(metric(c, &series)?.unwrap_or(f64::NAN))
 }
 
-/// One warning covers all removed entries of a kind, with their number and the first names. The
-/// drift counter increases by the same number.
+/// For each kind of removed entries, the daemon logs one warning with the number of entries and the
+/// first names. The drift counter increases by the same number.
 pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcome {
     /// Damage in both families: a command, its tables, and the kinds of entries that it removes.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
@@ -170,7 +173,8 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
             }
         }
         let said = c.said().lines().count();
-        // Stops the daemon. Otherwise it could report the damage in several parts.
+        // Stops the daemon during the damage, because it could otherwise report the damage in
+        // several parts.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         c.signal(Signal::CONT)?;
@@ -190,7 +194,7 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
             let text = line.split(" changed ").nth(1).unwrap_or(line);
             println!("    {damage:.20}: {text:.150}");
         }
-        // The daemon checks rules and sets separately, and may repair one after the other.
+        // The daemon checks rules and sets separately, so it may log one warning for each.
         let most = FAMILIES.len() * if kinds.len() > 1 { 2 } else { 1 };
         ensure!(warnings.len() <= most, "{damage}: {warnings:#?}");
         for (family, kind, gone, before) in wanted {

@@ -1,4 +1,4 @@
-//! iptables programs hang or fail while endpoints change.
+//! Tests that endpoints still change while iptables programs hang or fail.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -52,8 +52,8 @@ impl Changes {
         Ok(began.elapsed())
     }
 
-    /// Makes `count` changes, one after another. Stops after a change that is slow enough to fail
-    /// the test. Prints and returns the longest time.
+    /// Makes `count` changes, one after another. Prints and returns the longest time. If a change
+    /// is slow enough to fail the test, makes no further changes.
     fn make_many(&mut self, c: &Cluster, count: usize, meanwhile: &str) -> Result<Duration> {
         let mut took = Vec::new();
         while took.len() < count && took.last() < Some(&ENOUGH) {
@@ -100,11 +100,12 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service's first external IP needs rules in both families, but the daemon cannot write them. In
-/// IPv4, another process holds the lock (if there is one). In IPv6, the program hangs.
+/// A Service gets an external IP, which needs rules in both families. The daemon can write them in
+/// neither family. In IPv4, another process holds the iptables lock (legacy iptables only). In
+/// IPv6, `ip6tables-restore` hangs.
 pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
-    /// Limit for the time from a change at the API server to the kernel. The aim is 100 ms. The
+    /// Limit for the time from a change at the API server to the kernel. The aim is 100 ms, but the
     /// VM's single CPU also starts the programs, and other VMs may run in parallel.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
@@ -162,8 +163,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
             _ => faults.hang(program),
         };
         let at_fault = (fail("iptables save")?, fail("iptables restore")?);
-        // The kernel announces that rules have changed. The daemon reads them, and must repair
-        // some.
+        // This flush makes the kernel announce changed rules. The daemon must then read the rules
+        // and restore the flushed chain.
         c.sh("iptables-$backend -t nat -F KUBE-SERVICES")?;
         let told = || {
             let said = c.said();
@@ -174,7 +175,7 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // If the program hangs, the daemon still waits and logs nothing.
+        // If the program hangs, the daemon is still waiting, so it has logged nothing.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"
