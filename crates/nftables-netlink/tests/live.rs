@@ -312,8 +312,8 @@ fn a_notification_names_the_table_and_the_process() {
                 },
             ] => {
                 assert_eq!(*of, generation);
-                // The process number is valid in the initial PID namespace, which may differ from
-                // this process's namespace. So the test compares names.
+                // The kernel reports the process number in the initial PID namespace, and this
+                // process may be in another PID namespace. So the test compares names.
                 let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
                 assert_eq!(**name, *own.trim_end());
             }
@@ -335,8 +335,8 @@ fn a_notification_names_the_table_and_the_process() {
             "{events:?}"
         );
 
-        // While the subscription is paused, it reports no event. The generation still reveals the
-        // change.
+        // While the subscription is paused, it reports no event. But a change by another program
+        // still raises the generation.
         let before = nftables.generation().unwrap();
         subscription.pause().unwrap();
         nft(&["delete", "table", "ip", "other"]);
@@ -546,7 +546,8 @@ fn a_dry_run_of_a_transaction_has_no_effect() {
         for _ in 0..2 {
             nftables.check(&transaction(service())).unwrap();
         }
-        // The kernel checks each change against the earlier changes, as in a real transaction.
+        // As in a real transaction, the kernel checks each change after it has applied the earlier
+        // changes.
         let mut changes = service();
         let refused = changes.len();
         changes.push(Change::DeleteSet(name("nobody's")));

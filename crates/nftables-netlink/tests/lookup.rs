@@ -152,7 +152,7 @@ fn sets_and_base_chains_are_found_by_name() {
 }
 
 #[test]
-fn expressions_of_foreign_rules_are_decoded() {
+fn expressions_in_rules_of_other_programs_are_decoded() {
     in_namespace(|mut nftables| {
         load(RULES);
         let rules = nftables.rules_of_chain(Family::Ip, "t", "c").unwrap();

@@ -1,4 +1,4 @@
-//! Follows the reply to a packet that has arrived.
+//! Follows an endpoint's reply to a packet.
 //!
 //! ```text
 //!   endpoint elsewhere ─▶ PREROUTING ─ routing ─┬─▶ FORWARD ── POSTROUTING ─▶ client
@@ -11,8 +11,8 @@
 //!   a reply's destination in PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT.
 //! - **IPVS** gives the reply the virtual server's address after the filter chains of FORWARD,
 //!   INPUT or OUTPUT (`ip_vs_out`).
-//! - **FORWARD**: packets that IPVS sends do not pass FORWARD. Their replies pass FORWARD, and only
-//!   if the node forwards packets.
+//! - **FORWARD**: packets that IPVS sends do not pass FORWARD. But the replies to these packets
+//!   pass FORWARD, so they need a node that forwards packets.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;
@@ -106,8 +106,8 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Drops replies that the client would not accept: their source differs from the address to which
-/// the client sent.
+/// Drops replies that the client would not accept. The source of such a reply differs from the
+/// address to which the client sent.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

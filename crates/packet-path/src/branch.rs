@@ -24,7 +24,7 @@ pub struct Step {
     pub place: String,
     /// Object in the format of its own tools, such as a rule or a virtual server.
     pub entry: String,
-    /// Effect of the object on the packet, in plain words.
+    /// Effect of the object on the packet, as text for the user.
     pub says: String,
     /// Set members that matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub members: Vec<String>,
@@ -49,24 +49,24 @@ impl Step {
     }
 }
 
-/// An assumption about the outcome of a rule that is not supported, or about an object that could
-/// not be read.
+/// An assumption on a path: that a rule matches, or that it does not. Needed if the rule is not
+/// supported, or if an object could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Place, object, and reason why the outcome is unknown, in words.
+    /// Place, object, and reason why the outcome is unknown, as text for the user.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,
 }
 
-/// End of a path inside a chain. For all other ends, the walk through the hooks decides.
+/// End of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
     /// The packet is dropped without a message.
     Dropped,
-    /// The packet is rejected with this message to its sender, such as `ICMP port unreachable`.
+    /// The packet is dropped, and its sender gets this message, such as `ICMP port unreachable`.
     Refused(String),
-    /// The packet has no route, for this reason. The kernel sends a message to the packet's sender.
+    /// The packet has no route, for this reason. The kernel notifies the packet's sender.
     Unrouted(String),
     /// A process on this node receives the packet.
     Local,
@@ -89,7 +89,7 @@ pub struct Branch {
     pub passed: usize,
     /// Assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// End of the path. `None`: the path continues.
+    /// End of the path, or `None` if the path continues.
     pub end: Option<End>,
 }
 
@@ -111,7 +111,8 @@ impl Branch {
         self.steps.push(Arc::new(step));
     }
 
-    /// Returns a copy for an event of this probability.
+    /// Returns a copy of the path for an event with this probability. Multiplies the path's
+    /// probability by `chance`.
     #[must_use]
     pub fn with_chance(&self, chance: f64) -> Self {
         let mut branch = self.clone();
@@ -119,10 +120,12 @@ impl Branch {
         branch
     }
 
-    /// Splits the path at a rule with unknown outcome: one path assumes a match, and the other path
-    /// assumes no match. `what` describes the place, the rule and the reason. Both paths keep the
-    /// full probability, because neither is known to be more likely. If a rule cannot affect the
-    /// packet, callers add a step with a note instead.
+    /// Splits the path at a rule with unknown outcome. One path assumes that the rule matches, and
+    /// the other path assumes that it does not. `what` describes the place, the rule and the
+    /// reason.
+    ///
+    /// Both paths keep the full probability, because neither is known to be more likely. If a rule
+    /// cannot affect the packet, callers do not split the path, but add a step with a note.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

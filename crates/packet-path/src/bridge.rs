@@ -3,8 +3,8 @@
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
-/// Reports whether the packet enters through a port of a bridge, and passes netfilter's rules
-/// there.
+/// Reports whether the packet enters through a bridge port, and the bridge passes it to netfilter's
+/// rules.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

@@ -40,7 +40,7 @@ pub(crate) enum AfterIpvs {
     Leaves(Branch),
 }
 
-/// Returns the priority of IPVS at a hook. Returns `None` if IPVS does not run there.
+/// Returns the priority at which IPVS runs at a hook, or `None` if IPVS does not run at this hook.
 pub(crate) fn priority(hook: Hook) -> Option<i32> {
     match hook {
         Hook::Input => Some(PRIORITY_INPUT),
@@ -53,7 +53,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 /// Moves a packet's path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
     // Skips packets that IPVS itself sent, which the kernel marks (`ipvs_property`). Also skips
-    // forwarded packets, because IPVS only checks whether they are replies.
+    // forwarded packets: of these, IPVS handles only replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
         return vec![AfterIpvs::Stays(branch)];
@@ -99,8 +99,8 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
 
 const UNREACHABLE: &str = "ICMP port unreachable";
 
-/// Finds the virtual server, if any, in the order of `ip_vs_service_find`: by mark, then by address
-/// and port, then by address alone.
+/// Finds the virtual server for a packet, if any. Searches in the order of `ip_vs_service_find`: by
+/// mark, then by address and port, then by address alone.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFailure> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
@@ -151,7 +151,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
         .collect()
 }
 
-/// Returns the reason why no destination receives the packet.
+/// Returns text for the user: the reason why no destination receives the packet.
 fn nobody(server: &Server) -> String {
     match server.destinations.len() {
         0 => "the virtual server has no destination".to_owned(),
@@ -161,7 +161,7 @@ fn nobody(server: &Server) -> String {
     }
 }
 
-/// Returns a description of how a virtual server chooses a destination.
+/// Returns text for the user: how a virtual server chooses a destination.
 fn says(service: &Service, able: usize, all: usize) -> String {
     let how = match service.scheduler.as_str() {
         "rr" => "one after the other",
@@ -274,9 +274,11 @@ fn send(
     AfterIpvs::Leaves(branch)
 }
 
-/// Returns the port on which a destination receives packets to `port`. Usually this is the
-/// destination's own port. With persistence, it is the own port only if the virtual server has
-/// exactly the packet's port (`ip_vs_sched_persist`); otherwise, it is the packet's port.
+/// Returns the port on which a destination receives packets to `port`.
+///
+/// - Without persistence, this is the destination's own port.
+/// - With persistence, this is the destination's own port only if the virtual server has exactly
+///   the packet's port (`ip_vs_sched_persist`). Otherwise, it is the packet's port.
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
     let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;

@@ -11,16 +11,16 @@ use crate::packet::Interface;
 /// Kernel state, from the kernel or from a snapshot. During a walk, equal queries return equal
 /// results.
 pub trait Kernel {
-    /// Returns the route for a packet. A packet from outside may have no route because of its
-    /// source address.
+    /// Returns the route for a packet. If the packet comes from outside, the kernel may refuse a
+    /// route because of the source address.
     ///
     /// # Errors
     ///
     /// Fails if the query cannot be sent, or its response cannot be read.
     fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure>;
 
-    /// Returns the type of an address. If `interface` is given, compares only with addresses of
-    /// this interface (as for `fib` and `addrtype`).
+    /// Returns the type of an address. If `interface` is given, only addresses of this interface
+    /// count as local (as for `fib` and `addrtype`).
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl fmt::Display for ReadFailure {
 pub struct RouteQuestion {
     /// Destination address.
     pub destination: IpAddr,
-    /// Source address. For the node's own packets, `None` unless their sender chose one.
+    /// Source address. For a packet from this node, `None` if its sender has not chosen a source.
     pub source: Option<IpAddr>,
     /// Input interface, or `None` for the node's own packets.
     pub iif: Option<Interface>,
@@ -144,7 +144,7 @@ pub enum Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AddressType {
-    /// An address of another host, or an unused one.
+    /// An address of another host, or an unused address.
     Unicast = 1,
     /// An address of this node.
     Local = 2,
@@ -160,7 +160,7 @@ pub enum AddressType {
     Prohibit = 8,
 }
 
-/// Key for a look-up in an ipset. The set's type decides which parts count.
+/// Key for a look-up in an ipset. The type of the set decides which fields of the key are compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
     /// First address, if known.

@@ -1,7 +1,7 @@
 //! Evaluates the rules of nf_tables.
 //!
 //! ```text
-//!  Nft::read ─▶ base chains of ip, ip6, inet ─┐        Reader: the kernel (Nftables), or a snapshot
+//!  Nft::read ─▶ base chains of ip, ip6, inet ─┐        Reader: the kernel (Nftables), or snapshot
 //!                                             ▼               ▲ rules of one chain, one set,
 //!  Ruleset::walk ─▶ Evaluation: chain, rule ─▶ Run: expressions over registers ─┘ one element
 //!                        └─ say, text: the effect of a rule, and its text in nft's format
@@ -11,18 +11,22 @@
 //! with 50,000 Services. Only the search for base chains needs a dump of all chains. The ruleset's
 //! generation shows whether the read was consistent ([`consistently`]).
 //!
-//! **Assumptions about the first packet of a flow:** it is not a fragment, it is TCP's SYN, limits
-//! are not exceeded, and dynamic sets have room.
+//! **Assumptions about the first packet of a flow:**
 //!
-//! **Assumptions about the reply:** no rule matches the client's port, and a dynamic set contains a
-//! client only if it does so now.
+//! - The packet is not a fragment. A TCP packet is a SYN.
+//! - The packet exceeds no limit, and dynamic sets have room.
+//!
+//! **Assumptions about the reply:**
+//!
+//! - No rule matches the client's port.
+//! - A dynamic set contains the client only if it contains the client now.
 //!
 //! If a rule depends on other unknown data (users of sockets, CPUs, client ports), the evaluation
-//! follows both outcomes. Each of them records the doubt.
+//! follows both outcomes: match and no match. Each of these paths records a doubt.
 //!
-//! **Tables for the module `xtables`**: tables that iptables-nft created (`filter`, `nat`,
-//! `mangle`, `raw` and `security` of ip and ip6, if they have its chains). That module reads their
-//! rules as iptables text ([`Nft::left_to_iptables`]).
+//! **Tables of iptables-nft**: this module ignores the tables that iptables-nft created (`filter`,
+//! `nat`, `mangle`, `raw` and `security` of ip and ip6, if they have its chains). The module
+//! `xtables` reads their rules as iptables text ([`Nft::left_to_iptables`]).
 
 mod describe;
 mod evaluate;
@@ -68,7 +72,8 @@ pub struct Nft<R> {
 }
 
 /// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
-/// again, up to five times in total. The last of these results may mix two states.
+/// again, at most five times in total. If the ruleset changed every time, the last result may mix
+/// two states of the ruleset.
 ///
 /// # Errors
 ///
@@ -142,7 +147,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // An ARP packet belongs to no flow.
+            // Skips chains for ARP packets, because these belong to no flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
@@ -154,12 +159,12 @@ impl<R: Reader> Nft<R> {
         }
     }
 
-    /// Returns the tables created by iptables-nft, which are ignored here.
+    /// Returns the tables that iptables-nft created. This module ignores them.
     pub fn left_to_iptables(&self) -> &[(Family, Name)] {
         &self.left_to_iptables
     }
 
-    /// Returns notes about ignored chains, other than those of iptables, that may affect packets.
+    /// Returns notes about ignored chains that may affect packets. Omits the chains of iptables.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

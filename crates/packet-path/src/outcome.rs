@@ -7,21 +7,22 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// Largest number of paths that are reported separately. If a packet has more paths, paths with the
-/// same outcome are joined.
+/// Largest number of paths that are reported separately. If a packet has more paths, the report
+/// joins paths with the same outcome.
 const MOST_TOLD: usize = 64;
 
 /// One path of a packet, from the packet's sender to the end of the path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
     /// Probability of the path, from 0 to 1. If the scheduler is not random, the value is the
-    /// destination's share of the connections. Both sides of a doubt have the full probability.
+    /// destination's share of the connections. Each side of a doubt has the full probability.
     pub chance: f64,
     /// End of the path.
     pub fate: Fate,
-    /// End of the path if its assumptions hold. Equals `fate` if the path has no assumptions.
+    /// End of the path if its assumptions are correct. Equals `fate` if the path has no
+    /// assumptions.
     pub presumed: Fate,
-    /// Receiver, if the packet reaches one.
+    /// Endpoint that receives the packet, if any.
     pub endpoint: Option<SocketAddr>,
     /// Rejection message, reason for a missing route, or reason for an unknown outcome. Empty for
     /// all other outcomes.
@@ -62,12 +63,12 @@ pub enum Fate {
 pub enum Source {
     /// The receiver sees the sender's own address.
     Kept,
-    /// The packet's destination address, which the node uses as the source of packets to its own
-    /// addresses.
+    /// The receiver sees the packet's destination address. The node uses this address as the source
+    /// of packets to its own addresses.
     ServiceAddress,
-    /// Address of the output interface. `None`: unknown.
+    /// The receiver sees this address of the output interface, or `None` if the address is unknown.
     Masqueraded(Option<IpAddr>),
-    /// Address that a rule sets. `None`: unknown.
+    /// The receiver sees this address, which a rule sets, or `None` if the address is unknown.
     Rewritten(Option<IpAddr>),
 }
 
@@ -127,7 +128,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Drops doubts that do not affect the outcome. If there are many paths, also joins equal outcomes.
+/// Completes the paths of a packet. Drops doubts that do not affect the outcome. If there are many
+/// paths, also joins paths with the same outcome.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -136,8 +138,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Checks the last doubts first. When such a doubt is dropped, it no longer distinguishes the
-    // two sides of an earlier doubt.
+    // Checks the last doubt first. Once it is dropped, the two sides of an earlier doubt may have
+    // the same outcome.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -187,7 +189,7 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins paths with the same outcome, and keeps the steps of the first path. If the paths are few,
+/// Joins paths with the same outcome, and keeps the steps of the first path. Unless `is_many`,
 /// joins only paths without a receiver that end at the same object.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();

@@ -78,11 +78,13 @@ pub struct Packet {
     pub source_port: Option<u16>,
     /// Destination address.
     pub destination: IpAddr,
-    /// Destination port. Unknown for a reply (see [`Packet::destination_port`]).
+    /// Destination port. Not meaningful for a reply, whose destination port is unknown (see
+    /// [`Packet::destination_port`]).
     pub port: u16,
-    /// Destination that the client sent to, also for a reply.
+    /// Address and port to which the client sent. In a reply, those of the packet to which it
+    /// replies.
     pub original: SocketAddr,
-    /// Address of the client before any translation, also for a reply.
+    /// Address of the client before any translation. In a reply, this is still the client.
     pub original_source: IpAddr,
     /// Mark of the packet (`meta mark`).
     pub mark: u32,
@@ -98,7 +100,7 @@ pub struct Packet {
     pub tracking: Tracking,
     /// True if the destination is decided, so that no further nat chain can translate it.
     pub destination_settled: bool,
-    /// True if a rule, not IPVS, changed the destination.
+    /// True if a rule changed the destination. IPVS does not set this field.
     pub destination_changed: bool,
     /// True if the new destination is this node (`REDIRECT`).
     pub is_redirected: bool,
@@ -162,7 +164,7 @@ impl Packet {
         }
     }
 
-    /// Port that is used for the unknown port of a client: a typical ephemeral port.
+    /// Placeholder for the unknown port of a client: a typical ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
     /// Returns the destination port, or `None` for a reply. The destination of a reply is the
@@ -186,7 +188,7 @@ impl Packet {
         SocketAddr::new(self.destination, self.port)
     }
 
-    /// Changes the destination as DNAT does. `None` leaves a part unchanged.
+    /// Changes the destination as DNAT does. `None` keeps the address or the port.
     pub fn translate(&mut self, address: Option<IpAddr>, port: Option<u16>) {
         self.destination = address.unwrap_or(self.destination);
         self.port = port.unwrap_or(self.port);

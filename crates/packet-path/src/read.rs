@@ -25,7 +25,7 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Largest set, in members, that is listed to find the network of an address.
+/// Number of members up to which a set is listed, in order to find the network of an address.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.
@@ -40,8 +40,9 @@ pub struct Rules {
 }
 
 /// Reads the iptables rules of all tables and both backends, because iptables lists only whole
-/// tables. Starts one process for each backend that has rules. With 50,000 Services of one endpoint
-/// each in iptables mode, the result takes 24 MB.
+/// tables. Starts one process for each backend that has rules.
+///
+/// In iptables mode, the rules of 50,000 Services with one endpoint each take 24 MB.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -88,7 +89,8 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, read by single queries. Caches the responses, so that a walk sees one state.
+/// The kernel, read by single queries. Caches the responses, so that all steps of a walk see the
+/// same state.
 #[derive(Debug)]
 pub struct LiveKernel {
     routing: RefCell<Rtnetlink>,
@@ -105,7 +107,7 @@ pub struct LiveKernel {
     settings: Cache<String, Option<String>>,
 }
 
-/// Responses by query. An equal query is sent once.
+/// Responses by query. Equal queries are sent to the kernel only once.
 #[derive(Debug)]
 struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, ReadFailure>>>);
 
@@ -213,8 +215,9 @@ impl LiveKernel {
         })
     }
 
-    /// Returns the reason why the node does not forward the packet, or `None` if it does. For IPv6,
-    /// a route look-up ignores `ip6_forward`, so this function reads the setting.
+    /// Returns the reason why the node does not forward the packet, or `None` if the node forwards
+    /// it. The kernel's IPv6 route look-up ignores `ip6_forward`, so this function reads the
+    /// setting.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -233,7 +236,8 @@ impl LiveKernel {
         Ok(None)
     }
 
-    /// Returns the reason why a route is missing, and true if the sender is notified (`ip_error`).
+    /// Returns the reason why a route is missing. The `bool` is true if the kernel notifies the
+    /// sender (`ip_error`).
     fn no_way(
         &self,
         why: RouteRefusal,
@@ -354,7 +358,7 @@ impl LiveKernel {
         Ok(found.map(|entry| entry.to_string()))
     }
 
-    /// Returns the entries of a set, or `None` if the set is missing or too large to list.
+    /// Returns the entries of a set, or `None` if the set does not exist or is too large to list.
     fn listed(&self, set: &str) -> Result<Option<Vec<Entry>>, ReadFailure> {
         let found = self.with_ipset(set, |ipset| {
             let count = ipset.header(set)?.entries;
@@ -392,8 +396,8 @@ impl LiveKernel {
     }
 
     fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
-        // Returns without a query if IPVS is not loaded, because opening a connection would load
-        // the module.
+        // Opening an IPVS connection would load the module. So returns without a query if IPVS is
+        // not loaded.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
         }

@@ -6,8 +6,8 @@ use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Returns the route of a reply between two ports of one bridge. Such a reply passes the rules of
-/// this node only if netfilter handles bridged packets.
+/// Returns the route of a reply if the reply crosses a bridge from port to port. The rules of this
+/// node see such a reply only if netfilter handles bridged packets.
 pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     let reply = packet.reply.as_ref()?;
     let iif = packet.iif.as_ref()?;

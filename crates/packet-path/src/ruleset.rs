@@ -10,12 +10,13 @@ use crate::kernel::Kernel;
 pub struct Base {
     /// Hook that calls the chain.
     pub hook: Hook,
-    /// Order among chains of a hook, lowest first.
+    /// Priority of the chain. A hook calls the chain with the lowest priority first.
     pub priority: i32,
-    /// Type of the chain. The kernel runs chains of type nat at the priority of its own NAT: -100
-    /// at prerouting and output, 100 at postrouting and input. The priorities of the chains only
-    /// determine their order among each other. The first chain that decides the translation ends
-    /// the sequence.
+    /// Type of the chain. Chains of type nat differ in two ways:
+    ///
+    /// - The kernel runs them at the priority of its own NAT: -100 at prerouting and output, 100 at
+    ///   postrouting and input. Their own priorities only order them among each other.
+    /// - The first chain that decides the translation ends the sequence.
     pub kind: ChainKind,
     /// Number of the chain in its ruleset.
     pub number: usize,
@@ -27,18 +28,18 @@ pub trait Ruleset {
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
 
     /// Moves a path through a base chain and returns the resulting paths. Their probabilities add
-    /// up to the probability of `branch`. Each side of a doubt has the full probability.
+    /// up to the probability of `branch`. But each side of a doubt has the full probability.
     ///
-    /// - A path that continues after the chain has no [`Branch::end`], whether it left by accept,
-    ///   by return, or by a policy of accept.
-    /// - A step is added only for an effect: a match with an effect, a jump that leads to one, or a
-    ///   matching set member. All other rules are counted in [`Branch::passed`].
+    /// - A path that continues after the chain has no [`Branch::end`]. It may have left the chain
+    ///   by accept, by return, or by a policy of accept.
+    /// - A step is added only for an effect: a match with an effect, a jump that leads to such a
+    ///   match, or a matching set member. [`Branch::passed`] counts all other rules.
     /// - Translations use [`Packet::translate`](crate::Packet::translate) and
     ///   [`Packet::translate_source`](crate::Packet::translate_source), and end the chain like
-    ///   accept. The walk marks the translation as decided after the last nat chain.
+    ///   accept. The caller marks the translation as decided after the last nat chain.
     /// - If a rule is not supported or could not be read, and can affect the packet, the function
     ///   calls [`Branch::doubt`]. If the rule cannot affect the packet, the function adds a step
     ///   with a note.
-    /// - It never panics, and terminates for all rules.
+    /// - The function never panics, and terminates for all rules.
     fn walk(&self, base: &Base, branch: Branch, kernel: &dyn Kernel) -> Vec<Branch>;
 }

@@ -1,4 +1,5 @@
-//! Kernel state as data. The kernel may be one of the past, or one that does not exist.
+//! Kernel state as data, for example an earlier state of a kernel, or the state of an imaginary
+//! node.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

@@ -32,8 +32,10 @@ const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
 /// Number of branches above which the walk joins branches with equal packets at the same hook.
 const JOINED_ABOVE: usize = 64;
-/// Largest number of hooks on one path. A longer path counts as a loop of the rules. A path that
-/// returns through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING, each twice.
+/// Largest number of hooks on one path. A longer path counts as a loop of the rules.
+///
+/// A path that returns through `lo` has eight hooks: PREROUTING, INPUT, OUTPUT and POSTROUTING,
+/// each twice.
 const MOST_HOOKS: usize = 12;
 
 /// Flow whose first packet is followed.
@@ -45,17 +47,17 @@ pub struct Question {
     pub from: Sender,
     /// Destination of the flow.
     pub to: SocketAddr,
-    /// Source port. `None`: any ephemeral port, which is usual.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
 }
 
 /// Sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
-    /// This node. `None`: the kernel chooses the source address.
+    /// This node, with its source address. If `None`, the kernel chooses the source address.
     Node(Option<IpAddr>),
-    /// A pod or another host: its address, and the interface on which its packets arrive. `None`
-    /// stands for the interface that leads to the address.
+    /// A pod or another host: its address, and the interface on which its packets arrive. If the
+    /// interface is `None`, packets arrive on the interface that leads to the address.
     Other(IpAddr, Option<Interface>),
 }
 
@@ -106,7 +108,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// Ends the paths that exceed the limit on the number of paths.
+/// Ends paths until their number is within the limit.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -188,7 +190,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet from the node itself. Usually, the route chooses its source.
+    /// Routes a packet from the node itself. Unless `is_chosen`, the route chooses the packet's
+    /// source.
     pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Start {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
@@ -376,7 +379,8 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // A packet that returns on the loopback interface keeps its route.
+            // A packet that returns on the loopback interface is for this node, and keeps its
+            // earlier route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)
@@ -411,7 +415,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet of the node again, because a rule changed it.
+    /// Routes a packet of this node a second time, because a rule changed the packet.
     fn route_anew(&self, mut branch: Branch) -> Branch {
         let packet = &branch.packet;
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
@@ -453,7 +457,7 @@ impl<'a> Walker<'a> {
         ended(Hook::Postrouting, branch, End::Forwarded)
     }
 
-    /// Returns true if replies to a sender with a loopback address arrive.
+    /// Returns true if a reply can reach a sender with a loopback address.
     fn answer_to_localhost(&self, packet: &Packet) -> Result<bool, String> {
         if packet.family() == IpFamily::V6 {
             return Ok(false);

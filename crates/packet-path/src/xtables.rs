@@ -1,7 +1,7 @@
 //! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
 //! The rules stay text, grouped by chain. The walk parses only the rules on the packet's path. With
-//! 50,000 Services, these are a few dozen rules and the one chain that leads to all Services.
+//! 50,000 Services, these are a few dozen rules, and the chain with one rule for each Service.
 
 mod matching;
 mod options;
@@ -24,7 +24,7 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 const TCP: u8 = 6;
 /// Flag of the first packet of a TCP connection.
 const SYN: u8 = 0x02;
-/// Additional TCP flag of the reply to that packet.
+/// TCP flag that the reply to this packet has in addition.
 const ACK: u8 = 0x10;
 
 /// Parses each rule. Entry point for fuzzing.

@@ -1,4 +1,4 @@
-//! Describes the effects of a rule on a packet in plain words.
+//! Describes the effects of a rule on a packet as text for the user.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -142,18 +142,18 @@ fn quoted(chain: &ObjectId, rule: &Rule) -> String {
     format!("{}: `{text}`", place(chain))
 }
 
-/// Describes a doubt about unknown packet data.
+/// Describes a doubt: the rule tests data of the packet that is unknown.
 pub(super) fn open(chain: &ObjectId, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
-/// Describes a doubt about an unsupported expression.
+/// Describes a doubt: the rule has an unsupported expression.
 pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
 }
 
-/// Describes an unknown effect of an unsupported expression.
+/// Describes an unknown end of a path: an unsupported expression changes the packet.
 pub(super) fn lost(chain: &ObjectId, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);

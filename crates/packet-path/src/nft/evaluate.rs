@@ -13,8 +13,8 @@ use crate::branch::{Branch, Doubt, End, Step};
 /// Maximum depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
 /// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
-/// for each endpoint. If doubts or random choices exceed the number, the remaining outcome is
-/// unknown.
+/// for each endpoint. Beyond this number, for example because of many doubts, the rest of the path
+/// is unknown.
 pub(super) const BUDGET: usize = 100_000;
 /// Largest number of branches that are compared with each other in order to join equal branches.
 const JOINED: usize = 256;
@@ -142,7 +142,8 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // Restores the order in which the rule generated the numbers.
+        // The loop ends the paths in reverse order. Restores the order in which the rule generated
+        // the numbers.
         stopped.reverse();
         Ok(stopped)
     }
@@ -185,13 +186,14 @@ impl Continuation {
 struct RulePath {
     branch: Branch,
     leads: Continuation,
-    /// Outcome that this path assumes for an uncertain test of the rule, or `None` if no test is
-    /// uncertain.
+    /// Assumed outcome of the rule's uncertain test, true for a match. `None` if the rule has no
+    /// uncertain test.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
 
-/// Completes a rule: adds its steps, and drops a doubt that makes no difference.
+/// Completes a rule: adds its steps to the paths, and joins equal paths. Drops a doubt if both of
+/// its sides have the same results.
 fn settled(
     chain: &ObjectId,
     found: &KernelRule,
@@ -214,8 +216,8 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Joins only paths on which the rule has no effect. Paths with an effect differ in that
-        // effect.
+        // Joins this path with an equal path. Only paths on which the rule has no effect can be
+        // equal.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));

@@ -15,7 +15,7 @@ use super::sets;
 use crate::branch::End;
 use crate::packet::Tracking;
 
-/// Largest number of a rule's endpoints that are followed separately.
+/// Largest number of endpoints in a rule's random choice for which each endpoint has its own path.
 const CHOICES: u32 = 20_000;
 
 impl Run {
@@ -61,8 +61,9 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into match and no match. If the rule already has a doubt, follows only the
-    /// match, because a rule has at most one doubt.
+    /// Splits the path into two: one assumes that the uncertain test matches, and one assumes that
+    /// it does not. If the rule already has a doubt, follows only the match, because a rule has at
+    /// most one doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -71,7 +72,8 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // Keeps the effects so far. An index after the last expression ends the rule.
+        // Without a match, the effects so far remain, but the rule ends: no expression has this
+        // index.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -282,7 +284,8 @@ impl Run {
         what: LookupFor,
     ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // It is unknown whether the element exists, and which data it has.
+            // The key is unknown. So it is also unknown whether the element exists, and which data
+            // it has.
             return Ok(match what {
                 LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -362,11 +365,11 @@ impl Run {
     }
 }
 
-/// Reason for a doubt about data that is unknown until the packet is sent.
+/// Reason for a doubt: a rule tests data that is unknown before the packet is sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Reports whether an unsupported expression changes the packet or its path, such as the verdict
-/// `queue` or an unsupported translation.
+/// Reports whether an unsupported expression changes the packet or its path, such as `queue` or an
+/// unsupported translation.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",

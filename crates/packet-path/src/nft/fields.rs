@@ -66,7 +66,8 @@ impl Fields<'_> {
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
-                // Sets the known bytes: version and header length, no fragment, and the protocol.
+                // Sets the known bytes: version and header length (0x45), no fragment (0x40, 0),
+                // and the protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }

@@ -1,4 +1,4 @@
-//! Tables in memory, from a dump or a test. They reply to queries as the kernel does, and count the
+//! Tables in memory, from a dump or a test. They reply to queries like the kernel, and count the
 //! queries.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,7 +21,8 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of remaining changes of the ruleset. Each query of the generation causes one.
+    /// Number of changes still to come. Each query of the generation makes one of these changes to
+    /// the ruleset.
     pub changes: usize,
 }
 

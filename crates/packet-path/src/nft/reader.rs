@@ -19,7 +19,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Returns the identity of another chain or set of the same table.
+    /// Returns the identity of the chain or set with this name in the same table.
     #[must_use]
     pub fn beside(&self, name: &Name) -> Self {
         Self {
@@ -118,8 +118,8 @@ impl Reader for Nftables {
     }
 }
 
-/// Reader with a cache, so that packets on the same path need no second query to the kernel. It
-/// lives as long as one query of the user.
+/// Reader with a cache, so that packets on the same path need no second query to the kernel. The
+/// cache lives as long as one query of the user.
 #[derive(Debug)]
 pub(super) struct CachedReader<R> {
     reader: R,

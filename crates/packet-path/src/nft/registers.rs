@@ -1,5 +1,5 @@
 //! Registers of a rule, byte by byte. An unknown byte stays unknown when a rule copies or masks it.
-//! It matters only if an outcome depends on it.
+//! Unknown bytes matter only if the rule's outcome depends on them.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;

@@ -32,10 +32,10 @@ pub(super) struct Run {
     pub(super) found: Vec<(usize, Element)>,
     /// Elements matched in named sets, as text.
     pub(super) members: Vec<String>,
-    /// Number of alternatives in the rule's random choices, or `None` if the rule has no random
+    /// Number of endpoints among which the rule chooses at random, or `None` without a random
     /// choice.
     pub(super) choices: Option<u32>,
-    /// Reason why the rule's outcome is unknown, and true if this path assumes a match.
+    /// Reason why the rule's outcome is unknown. The `bool` is true if this path assumes a match.
     pub(super) doubt: Option<(bool, Arc<str>)>,
 }
 
@@ -48,8 +48,8 @@ pub(super) enum Effect {
     Destination(IpAddr, u16),
     /// Decision that the destination stays. Later rules cannot change it.
     Kept,
-    /// Redirection to this node. Contains the node's address on the interface (`None` if it has
-    /// none there) and the port.
+    /// Redirection to this node: the node's address on the input interface, or `None` if it has no
+    /// address there, and the port.
     Redirected(Option<IpAddr>, u16),
     /// New source of the packet.
     Source(SourceNat),
@@ -104,8 +104,8 @@ pub(super) enum ExpressionResult {
     NotUnderstood,
     /// The expression changes the packet in an unknown way.
     Lost,
-    /// Random choice: the number of alternatives, the first number, and the register for the chosen
-    /// number.
+    /// A random choice. The fields are the number of alternatives, the first number, and the
+    /// register that receives the chosen number.
     Choose(u32, u32, Register),
 }
 

@@ -13,7 +13,7 @@ pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element>
         return elements.find(|element| is_within(element, key, &parts));
     }
     let before = elements.filter(|element| element.key[..] <= *key);
-    // If one range ends where another one begins, the beginning counts.
+    // At the same key, the beginning of a range takes precedence over the end of another range.
     let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
     last.filter(|element| !element.ends_interval)
 }

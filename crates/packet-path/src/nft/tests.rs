@@ -182,7 +182,7 @@ fn a_service_is_found_among_many_by_lookup() {
     assert_eq!(held.asked, 4);
 }
 
-/// Returns `meta skuid 5`, whose result is unknown for a packet that was not sent yet.
+/// Returns the test `meta skuid 5`, whose result is unknown: the packet has no sending socket yet.
 fn unknown() -> Vec<Expression> {
     vec![
         Expression::Meta {
@@ -251,7 +251,7 @@ fn the_number_of_followed_paths_is_limited() {
     assert!(branches.iter().any(is_unknown));
     assert!(branches.len() < 2 * evaluate::BUDGET, "{}", branches.len());
 
-    // Two rules of the chain jump to the chain itself. The kernel would refuse this.
+    // Each of two rules jumps back to this chain. The kernel would refuse such a loop.
     let jump = || rule(vec![Expression::Verdict(Verdict::Jump("input".into()))]);
     let branches = walk(&mut held(vec![jump(), jump()]));
     assert!(branches.iter().all(is_unknown));

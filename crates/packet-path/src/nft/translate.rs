@@ -59,8 +59,7 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // Drops the packet, because the interface has no address for the redirection. The
-            // kernel does the same.
+            // Drops the packet like the kernel: the interface has no address for the redirection.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);

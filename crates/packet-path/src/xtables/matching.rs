@@ -16,7 +16,7 @@ use crate::packet::{Interface, Packet, SourceNat, Tracking};
 pub(super) struct RuleMatch {
     pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
-    /// True if the match `recent` assumes that its list does not contain a new client.
+    /// True if a test of the match `recent` assumed a new client, which is not in the match's list.
     pub(super) is_new_client: bool,
 }
 
@@ -27,12 +27,12 @@ pub(super) enum MatchResult {
     Yes,
     /// The rule matches with this probability, less than 1.
     Chance(f64),
-    /// It is unknown whether the rule matches. Contains the reason.
+    /// The outcome is unknown, for this reason.
     Unknown(String),
 }
 
-/// Evaluates all tests of a rule. Tests that need only the packet run first, and kernel queries run
-/// last.
+/// Evaluates all tests of a rule. Tests that need only the packet run first, and tests that need
+/// kernel queries run last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> RuleMatch {
     let mut fit = RuleMatch {
         how: MatchResult::Yes,
@@ -134,7 +134,7 @@ fn ask(
     Ok(TestResult::from(is != test.is_inverted))
 }
 
-/// Returns the TCP flags of a first packet, or of the reply.
+/// Returns the TCP flags of the first packet of a connection, or of the reply.
 fn flags(packet: &Packet) -> u8 {
     match packet.reply {
         None => super::SYN,
@@ -173,7 +173,8 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // The port is unknown: it may be any ephemeral port.
+        // The port is unknown, but it is an ephemeral port: `lowest` or higher. The result is known
+        // if the ranges include no ephemeral port, or if one range includes all of them.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -235,7 +236,8 @@ fn is_of_type(
     Ok(types.iter().any(|wanted| wanted == name))
 }
 
-/// Returns the set member that matches these sides of the packet.
+/// Returns the set member that matches the packet. `sides` selects the packet's source or
+/// destination for each part of the member.
 fn member(
     set: &str,
     sides: &[Side],
@@ -251,7 +253,8 @@ fn member(
     kernel.member(set, &key).map_err(|unread| told(&unread))
 }
 
-/// Returns the set member that matches these sides of the packet, and its mark.
+/// Returns the set member that matches the packet, and the member's mark. `sides` selects the
+/// packet's source or destination for each part of the member.
 pub(super) fn marked_member(
     set: &str,
     sides: &[Side],
@@ -284,7 +287,8 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    // Uses a placeholder for a client's port, because no set matches it.
+                    // The destination port of a reply is the client's port, which is unknown. Uses
+                    // a placeholder that is in no set.
                     Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };

@@ -69,8 +69,8 @@ struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the match `ipvs`, which together are one test. The options of `recent` are one
-    /// test, too.
+    /// Options of the match `ipvs`, which form one test. The same applies to the options of
+    /// `recent`.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
@@ -127,7 +127,7 @@ impl RuleParser {
     fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // The option belongs to an earlier option, or tests nothing by itself.
+            // The option completes an earlier option, or tests nothing by itself.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -283,8 +283,8 @@ impl RuleParser {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // Accepts the usual values: the first packet has the original direction, and
-            // kube-proxies masquerade.
+            // Accepts only the usual values. A first packet has direction ORIGINAL, and every
+            // kube-proxy uses IPVS's forwarding method MASQ.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
             _ => return None,
@@ -307,7 +307,7 @@ fn flags(words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
     Some(Some(Property::TcpFlags(mask, set)))
 }
 
-/// Returns true if a word begins a new option that is not part of the current match.
+/// Returns true if a word begins an option outside of the current match.
 fn is_next(word: &str) -> bool {
     matches!(
         word,

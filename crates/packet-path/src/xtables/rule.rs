@@ -46,8 +46,8 @@ pub(super) enum Property {
     Mark(u32, u32),
     /// Value and mask of the connection's mark (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Type of an address (`--src-type`, `--dst-type`). The last field limits the test to the
-    /// addresses of one interface.
+    /// Type of an address (`--src-type`, `--dst-type`). If the last field is set, the test
+    /// considers only addresses of the input or output interface.
     AddressType(Side, Vec<String>, Option<Side>),
     /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member the
     /// side of the packet that it matches.
@@ -68,7 +68,7 @@ pub(super) enum Property {
     Unknown(String),
 }
 
-/// Source or destination; for interfaces, input or output.
+/// Source or destination of a packet. For interfaces, the input or output interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Source,
@@ -79,7 +79,7 @@ pub(super) enum Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// Source port or destination port: one of them must match.
+    /// Source port and destination port. The test holds if one of them matches.
     Either,
 }
 
@@ -93,7 +93,7 @@ pub(super) enum ConntrackState {
     Snat,
     /// State of a reply: `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`.
     Established,
-    /// State that neither a first packet nor its reply has: `RELATED`, `EXPECTED`, `ASSURED`.
+    /// State that neither the first packet nor its reply has: `RELATED`, `EXPECTED`, `ASSURED`.
     Later,
 }
 
@@ -105,7 +105,7 @@ pub(super) enum Bridge {
     IsOut,
 }
 
-/// Options of `-m ipvs`, each with false if it is negated.
+/// Options of `-m ipvs`. The `bool` of an option is false if the option is negated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ipvs {
     pub(super) protocol: Option<(u8, bool)>,
@@ -128,13 +128,14 @@ pub(super) enum Target {
         value: u32,
         mask: u32,
     },
-    /// Applies the mark of the ipset's member that matches these sides of the packet.
+    /// Sets the packet's mark to the mark of a member of this ipset. The sides select the part of
+    /// the packet that each part of the member matches.
     MapMark(String, Vec<Side>),
     ConnectionMark(ConnectionMark),
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// Redirection to this node, and to this port, if there is one.
+    /// Redirection to this node. If a port is given, also to this port.
     Redirect(Option<u16>),
     NoTrack,
     /// Named target that has no effect on the packet's path.

@@ -30,7 +30,8 @@ const HARMLESS: [&str; 17] = [
 ];
 /// Target that iptables prints for an nft rule that it cannot express.
 pub(super) const WORDLESS: &str = "[nft]";
-/// Unsupported targets of the kernel. All other target names are chains.
+/// Targets of the kernel that this crate does not support. Any other unknown target name is a
+/// chain.
 const UNKNOWN: [&str; 14] = [
     WORDLESS,
     "BALANCE",
@@ -70,7 +71,7 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // Ignores the rule's effect: it sets a helper, a zone or a timeout.
+        // Such a rule sets a helper, a zone or a timeout, which do not affect the packet's path.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");

@@ -14,8 +14,8 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// Largest depth of nested chains. The kernel rejects loops of chains, but unchecked text may
-/// contain them.
+/// Largest depth of nested chains. The kernel rejects loops of chains, but rules from a file may
+/// contain loops.
 const DEEPEST: usize = 256;
 
 /// Moves a branch through the built-in chain of a hook.
@@ -73,7 +73,8 @@ struct Position<'a> {
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// Number of the path's steps up to the jump to this chain. `None` for a built-in chain.
+    /// Number of the path's steps up to and including the jump to this chain. `None` for a built-in
+    /// chain.
     steps: Option<usize>,
 }
 
@@ -160,8 +161,8 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // The outcome of the rule is unknown as well. Adds a step with the reason, and
-                // continues.
+                // Neither the tests nor the target of such a rule are known. Adds a step that says
+                // so, and assumes that the rule does not match.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)
@@ -393,8 +394,8 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Records that lists of earlier clients exist (`-m recent`), once per branch. Every endpoint has
-/// such a list, so one note suffices.
+/// Adds a step: `-m recent` sends a returning client to its earlier endpoint, but the walk assumes
+/// a new client. Every endpoint has such a rule, so one step per path suffices.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
                         one is \

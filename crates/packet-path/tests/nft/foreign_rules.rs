@@ -63,7 +63,7 @@ table ip off {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn rules_of_a_foreign_firewall_are_supported() {
+fn rules_of_another_programs_firewall_are_supported() {
     with_rules(FIREWALL, |nftables| {
         for (from, to, wanted) in [
             (OUTSIDE, "192.168.99.10:22", "192.168.99.10:22 kept"),
@@ -81,7 +81,8 @@ fn rules_of_a_foreign_firewall_are_supported() {
         let vxlan = packet(17, OUTSIDE, "192.168.99.10:4789");
         let told = crate::node::ask(nftables, &vxlan);
         assert_eq!(told, ["192.168.99.10:4789 kept"]);
-        // The client's port may be 53. The walk follows both paths, and each one names the doubt.
+        // A firewall rule accepts packets from port 53, and the client's port is unknown. So the
+        // walk follows both outcomes, and each path names this doubt.
         let both = tcp(nftables, OUTSIDE, "192.168.99.10:80");
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(
@@ -139,7 +140,8 @@ table ip t {
                 "{told:?}"
             );
         }
-        // The rule's unsupported expression has no effect on the outcome.
+        // These rules have unsupported expressions, but the packet's outcome does not depend on
+        // them.
         assert_eq!(told(nftables, 83), ["203.0.113.1:83 kept"]);
         assert_eq!(told(nftables, 85), ["203.0.113.1:85 kept"]);
         let told = told(nftables, 84);

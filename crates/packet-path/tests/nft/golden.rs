@@ -121,7 +121,7 @@ fn a_cluster_ip_leads_to_each_endpoint() {
             (POD, CLUSTER_IP, &ALL),
             (NODE, CLUSTER_IP, &ALL_MASQUERADED),
             (OUTSIDE, CLUSTER_IP, &ALL_MASQUERADED),
-            // Only the packets of an endpoint to itself are masqueraded.
+            // Only packets from an endpoint to itself (hairpin) are masqueraded.
             (
                 "10.244.1.5",
                 CLUSTER_IP,
@@ -282,7 +282,8 @@ fn rules_of_the_flat_layout_are_supported() {
     with_rules(rules, |nftables| {
         let dns = packet(17, POD, "10.96.0.53:53");
         assert_eq!(ask(nftables, &dns), both);
-        // One of the numbers has no endpoint, because another program has removed its map element.
+        // Another program removes one of the two map elements. So one of the two random numbers has
+        // no endpoint.
         let element = "delete element ip kube-proxy endpoints-udp-2 { 1 . 10.96.0.53 . 53 }";
         crate::node::nft(&["-f", "-"], element);
         let half = ["10.244.1.5:8080 kept 50%", "refused 50%"];
@@ -304,13 +305,15 @@ fn redirects_of_the_userspace_mode_are_supported() {
                 &["192.168.99.10:43143 kept"],
             ),
             (POD, "192.168.99.10:30040", &["192.168.99.10:41669 kept"]),
-            // The node sends to its own address, so the packet's source is the same address.
+            // The node sends to its own address, so this address (`vip`) is also the packet's
+            // source.
             (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 vip"]),
             (POD, "10.96.0.99:80", &["10.96.0.99:80 kept"]),
         ],
     );
     with_rules(include_str!("userspace.nft"), |nftables| {
-        // The rules do not change packets of the process itself.
+        // The relay marks its own packets with 0x4000. The rules do not change packets with this
+        // mark.
         let own = Packet {
             mark: 0x4000,
             ..packet(6, NODE, "10.96.0.11:80")

@@ -1,5 +1,5 @@
-//! Walks packets through the nf_tables shim of IPVS mode, without IPVS. On a real node, IPVS
-//! handles the packets that the rules mark or leave unchanged.
+//! Walks packets through the nf_tables rules of IPVS mode, without IPVS. On a real node, these
+//! rules mark some packets, and IPVS then handles the marked and the unchanged packets.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};
@@ -17,7 +17,7 @@ fn new(protocol: u8, from: &str, to: &str) -> Packet {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn the_shim_marks_packets_to_services() {
+fn ipvs_mode_rules_mark_packets_to_services() {
     with_rules(RULES, |nftables| {
         for (from, to, mark) in [
             ("198.51.100.1", "10.96.0.10:80", 0x4000),
@@ -43,7 +43,7 @@ fn the_shim_marks_packets_to_services() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn the_shim_rejects_unexposed_ports_and_foreign_sources() {
+fn ipvs_mode_rules_reject_unexposed_ports_and_excluded_sources() {
     with_rules(RULES, |nftables| {
         for (protocol, from, to, end) in [
             // The Service's source ranges contain half of all addresses.
@@ -75,13 +75,13 @@ fn the_shim_rejects_unexposed_ports_and_foreign_sources() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn the_shim_masquerades_marked_packets() {
+fn ipvs_mode_rules_masquerade_marked_packets() {
     with_rules(RULES, |nftables| {
         let nft = Nft::read(nftables, inet::IpFamily::V4).unwrap();
         for (from, to, mark, is_masqueraded) in [
             ("198.51.100.1", "10.244.1.9:8080", 0x4000, true),
             ("198.51.100.1", "10.244.1.9:8080", 0, false),
-            // A pod that connects to itself.
+            // A pod that connects to itself through a Service (hairpin).
             ("10.244.1.9", "10.244.1.9:8080", 0, true),
         ] {
             let packet = Packet {
@@ -92,11 +92,12 @@ fn the_shim_masquerades_marked_packets() {
             assert_eq!(branches[0].packet.source_nat.is_some(), is_masqueraded);
             assert_eq!(branches[0].packet.mark, 0);
         }
-        // The node must not connect to a load balancer whose source ranges exclude it.
+        // The source ranges of this load balancer exclude the node, so rules drop the node's own
+        // packets.
         let own = new(6, "10.96.0.10", "10.96.0.10:80");
         let branches = at(&nft, Hook::Output, own);
         assert_eq!(branches[0].end, Some(End::Dropped));
-        // A packet to a NodePort gets no mark.
+        // The rules do not mark packets to NodePorts.
         let to_node = new(6, "198.51.100.1", &format!("{NODE}:30000"));
         let branches = at(&nft, Hook::Prerouting, to_node);
         assert_eq!(branches[0].packet.mark, 0);

@@ -8,7 +8,7 @@ const POD: &str = "10.244.1.7";
 const HOST: &str = "192.168.99.77";
 const IP: &str = "10.96.10.10:80";
 
-/// Returns one of upstream's cases, in which a rule of another program comes first.
+/// Returns a golden case of upstream with an additional first rule, from another program.
 fn world(mode: &str, table: &str, rule: &str) -> World {
     let mut world = World::golden(mode, "clusterip-tcp", false);
     let file = format!(
@@ -64,13 +64,14 @@ fn replies_to_ipvs_packets_pass_forward() {
 }
 
 #[test]
-fn replies_pass_foreign_rules() {
+fn replies_pass_rules_of_other_programs() {
     for mode in ["ipvs", "iptables"] {
         let drops = |rule: &str, from| fates(&world(mode, "filter", rule), from);
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // No client uses such a port as its source port, so these rules do not match replies.
+        // A reply's destination port is the client's port. No client uses these ports, so the rules
+        // do not match replies.
         for port in ["22", "6443", "30000:32767"] {
             let by_client = format!(
                 "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"

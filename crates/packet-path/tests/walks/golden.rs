@@ -10,8 +10,8 @@ const HOST: &str = "192.168.99.77";
 const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
-/// Returns the texts of all three endpoints. `local` and `remote` describe the source that local
-/// and remote endpoints see.
+/// Returns the expected outcomes for all three endpoints. `local` is the source that the local
+/// endpoint sees, and `remote` is the source that remote endpoints see.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -21,7 +21,8 @@ fn all(local: &str, remote: &str) -> Vec<String> {
     ]
 }
 
-/// Returns all three endpoints, masqueraded to the address of the output interface.
+/// Returns the expected outcomes for all three endpoints, masqueraded to the address of the output
+/// interface.
 fn all_masqueraded() -> Vec<String> {
     all("masq 10.244.1.1", "masq 192.168.99.10")
 }
@@ -58,7 +59,7 @@ fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // The node sends to its own address, so the packet's source is the same address.
+    // The node sends to its own address, so this address (`vip`) is also the packet's source.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }
@@ -150,7 +151,7 @@ fn ipv6_and_udp_are_explained_in_ipvs_mode() {
             format!("[fd00:244:2::5]:8080 {there}"),
         ]
     };
-    // The pod is in the cluster CIDR of these cases, fd00:244::/56, and the endpoints are outside.
+    // In these cases, the cluster CIDR fd00:244::/56 includes this pod, but not the endpoints.
     let pod = "fd00:244::7";
     assert_eq!(
         world.comes_to(pod, "[fd00:96::10]:80"),
@@ -185,8 +186,9 @@ fn a_destination_of_weight_0_gets_no_new_connection() {
     );
 }
 
-/// The virtual server matches marked packets to any port. A destination without a port receives the
-/// packets at their own port. With persistence, every destination does.
+/// The virtual server serves packets with its mark, to any port. A destination without a port
+/// receives packets at the port to which the client sent. With persistence, this applies to every
+/// destination.
 #[test]
 fn marked_packets_reach_the_virtual_server_of_their_mark() {
     let mark =

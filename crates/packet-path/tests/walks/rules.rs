@@ -7,7 +7,7 @@ use inet::Protocol;
 use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
-/// Builds a world whose filter table has these rules.
+/// Builds a node whose filter table has these rules.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - \
@@ -39,7 +39,8 @@ fn packets_for_other_hosts_need_ip_forwarding() {
     );
 }
 
-/// The kernel's source check (`fib_validate_source`) and a missing route have different results.
+/// A packet with one of the node's own addresses as source fails the kernel's source check
+/// (`fib_validate_source`). A missing route has another result.
 #[test]
 fn own_source_addresses_and_missing_routes_are_distinguished() {
     let mut world = World::bare("");
@@ -115,7 +116,8 @@ fn unsupported_rules_are_reported_only_if_relevant() {
         "{}",
         both[0].why
     );
-    // The rule does not match because of its protocol, so its unsupported part has no effect.
+    // The rule is for UDP and the packet is TCP, so the unsupported part of the rule does not
+    // matter.
     let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
@@ -148,7 +150,8 @@ fn the_mark_of_a_set_member_selects_the_virtual_server() {
     assert_eq!(step.says, "its mark becomes 0x4d, that of the member");
 }
 
-/// The matches and the target of such a rule are unknown, which a step notes.
+/// iptables prints `[nft]` for an nft rule that it cannot express. A step notes that the matches
+/// and the target of this rule are unknown.
 #[test]
 fn a_native_nft_rule_in_iptables_is_skipped_and_noted() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
@@ -213,7 +216,7 @@ fn a_thousand_endpoints_are_a_thousand_paths() {
 
 /// The rules are in the style of flannel, Calico, the kubelet and Docker.
 #[test]
-fn rules_of_foreign_programs_are_supported() {
+fn rules_of_other_programs_are_supported() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
         -A PREROUTING -p udp -m multiport --dports 4789,8472 -j NOTRACK\n\
         -A OUTPUT -p udp -m udp --dport 4789 -j CT --notrack\nCOMMIT\n\

@@ -51,7 +51,7 @@ pub(crate) fn short(walk: &Walk) -> String {
 }
 
 impl World {
-    /// Builds a node without kube-proxy.
+    /// Builds a node without kube-proxy. `rules` are the only rules.
     pub(crate) fn bare(rules: &str) -> Self {
         let (lo, eth0, cni0) = (
             Interface::loopback(),
@@ -132,7 +132,7 @@ impl World {
         let words: Vec<&str> = line.split(' ').collect();
         let sets = &mut self.snapshot.sets;
         match *words.as_slice() {
-            // Dumps are sorted, so members precede their sets.
+            // A dump is sorted, so `add` lines precede the `create` line of their set.
             ["create", name, kind, ..] => {
                 let (type_name, _) = sets.entry(name.to_owned()).or_default();
                 kind.clone_into(type_name);
