@@ -30,8 +30,8 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     }
 
     fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
-        // Reads the table with the fewest rules. If another program flushes all tables, it also
-        // deletes the canary in this table.
+        // Reads mangle, the table with the fewest rules. A program that flushes all tables also
+        // deletes the canary chain in mangle.
         let saved = read(kernel, config, Some(Table::Mangle));
         saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }

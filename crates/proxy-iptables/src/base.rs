@@ -22,7 +22,8 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// Name of an empty chain in each table. If it is missing, another program has flushed the table.
+/// Name of an empty chain in each table. If the chain is missing, another program has flushed the
+/// table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 /// Chain of the kubelet. This mode creates it and adds a rule, but never empties it.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
@@ -73,7 +74,8 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
 }
 
 /// Jumps to the chains above. A sync inserts each missing jump at the head of its chain, in the
-/// order of this list. So in an empty chain, the last jump becomes the first rule.
+/// order of this list. In an empty chain, the last jump of this list therefore becomes the first
+/// rule.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -109,8 +111,11 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns a rule that the kubelet writes, too. Because the mode sets `route_localnet`, other hosts
-/// in the network could reach programs that listen on localhost without this rule (k/k#90259).
+/// Returns a rule that drops packets from other hosts to localhost. The kubelet writes the same
+/// rule.
+///
+/// The mode sets `route_localnet`. Without this rule, other hosts in the network could then reach
+/// programs that listen on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -130,10 +135,12 @@ pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     jumps.chain(martian)
 }
 
-/// The base in one family: chains with their rules, and the rules in other programs' chains.
+/// The base in one IP family: chains with the rules that do not depend on Services, and this mode's
+/// rules in chains of other programs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base {
-    /// Rules by chain. In a shared chain, they follow the rules of Services.
+    /// Rules that do not depend on Services, by chain. In a shared chain, these rules follow the
+    /// rules of Services.
     pub(crate) chains: BTreeMap<(Table, &'static str), Vec<String>>,
     pub(crate) guests: BTreeSet<(Table, String)>,
 }
@@ -163,14 +170,14 @@ impl Base {
         }
     }
 
-    /// Takes over the rules for NodePort addresses from the installed base.
+    /// Copies the rules for NodePort addresses from the base in the kernel.
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
         self.chains.insert(key, installed.tail(chain).to_vec());
     }
 
-    /// Returns the chains that differ from the installed base.
+    /// Returns the chains that differ from the base in the kernel.
     pub(crate) fn differing<'a>(
         &'a self,
         installed: &'a Self,
@@ -181,7 +188,7 @@ impl Base {
             .map(|((table, name), lines)| (*table, *name, lines.as_slice()))
     }
 
-    /// Returns the edits that add missing rules to chains of other programs, in order.
+    /// Returns the edits that add this mode's missing rules to chains of other programs, in order.
     pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, Edit)> {
         let wanted = JUMPS.iter().map(|jump| (jump.table, jump.line()));
         let jumps = wanted
@@ -212,7 +219,7 @@ impl Base {
     }
 }
 
-/// A rule to add to a chain of another program, whose other rules stay.
+/// Addition of a rule to a chain of another program. The chain's other rules stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// Adds the rule at the head.
@@ -236,7 +243,8 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
-        // NodePorts on localhost need the kernel setting route_localnet, which IPv6 lacks.
+        // Without the setting route_localnet, the kernel cannot serve NodePorts on localhost. IPv6
+        // has no such setting.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
@@ -258,8 +266,8 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
 /// Returns the rules that accept forwarded traffic of Services, for a node whose firewall drops
 /// forwarded traffic.
 fn forward(config: &Config) -> Vec<Rule> {
-    // The kernel does not translate the addresses of INVALID packets back. So their receiver would
-    // reset the connection (k/k#74839).
+    // The kernel does not translate the addresses of INVALID packets back. A forwarded INVALID
+    // packet would make its receiver reset the connection (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();
         let counted = config.has_counters.then_some(Match::Counted(counter));

@@ -140,10 +140,10 @@ pub enum Shared {
     FilterNodePorts,
     /// filter `KUBE-PROXY-FIREWALL`: drops packets from outside of the source ranges.
     FilterFirewall,
-    /// nat `KUBE-SERVICES`: leads packets from addresses to the chains of Service ports. Its last
-    /// rule is the jump for NodePorts.
+    /// nat `KUBE-SERVICES`: sends packets for a service address to the chain of its Service port.
+    /// Its last rule is the jump for NodePorts.
     NatServices,
-    /// nat `KUBE-NODEPORTS`: leads packets from node ports to the chains of Service ports.
+    /// nat `KUBE-NODEPORTS`: sends packets for a node port to the chain of its Service port.
     NatNodePorts,
 }
 

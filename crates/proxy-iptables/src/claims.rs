@@ -1,4 +1,5 @@
-//! Claims of Services: their rules, the number of these rules, and whether comments name endpoints.
+//! Claims: the rules that each Service wants, and the number of these rules. Also decides whether
+//! comments of rules name endpoints.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use crate::tables::Tables;
 
 /// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints below which comments name endpoints again. This number is lower than
-/// `MANY_ENDPOINTS`, so that one endpoint cannot change every chain back and forth.
+/// Number of endpoints at which comments name endpoints again, after they had omitted them. The gap
+/// to `MANY_ENDPOINTS` prevents that a single endpoint changes every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Claims of all Services of one IP family.
@@ -24,14 +25,14 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// Compiled port of each owner, with the number of its rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Service ports that claim each address and port. The first of them owns all rules for the
-    /// address and port, in every chain.
+    /// Service ports that claim each address and port. The first of these Service ports owns all
+    /// rules for the address and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
     /// Number of rules that all Services claim.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// True if the mode may remove unwanted rules, because all objects are known.
+    /// True once all objects are known. Until then, the mode must not remove unwanted rules.
     pub(crate) may_delete: bool,
 }
 
@@ -97,8 +98,9 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // The endpoints on this node may be in an unreadable object. So the chain keeps its
-            // rules in the kernel, and the mode also keeps the chains to which these rules lead.
+            // The endpoints on this node may be in an object that the mode has not received yet, or
+            // cannot read. So the chain keeps its rules in the kernel, and the mode keeps the
+            // chains to which these rules lead.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -137,8 +139,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If an
-    /// address and port moves to another owner, this other owner claims its slots again.
+    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If the
+    /// owner of an address and port changes, the other Service port claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -179,9 +181,9 @@ impl Claims {
         }
     }
 
-    /// Claims some rules again, after a read of the kernel's rules: those of ports without an
-    /// endpoint for packets from outside. While deletion is forbidden, the chains of these ports
-    /// keep their rules.
+    /// Claims the rules of cut-off Service ports again, after a read of the kernel's rules. Cut-off
+    /// ports have no endpoint for packets from outside on this node. Until the mode may delete
+    /// rules, their chains keep their rules in the kernel.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
@@ -190,7 +192,7 @@ impl Claims {
         }
     }
 
-    /// Replaces the compiled port of an owner, and updates the sums.
+    /// Replaces the compiled port of an owner, and updates the total numbers of rules.
     fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, RuleCounts)>) {
         let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
         let before = match now {
@@ -203,7 +205,8 @@ impl Claims {
         }
     }
 
-    /// Decides whether comments name endpoints. If that changes, claims all rules again.
+    /// Decides whether comments of rules name endpoints. If the decision changes, claims all rules
+    /// again.
     pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
         let most = if self.is_terse {
             FEW_ENDPOINTS

@@ -2,8 +2,9 @@
 //!
 //! 1. The first attempt writes the whole plan with one `iptables-restore`
 //!    ([`RestoreStrategy::Together`]).
-//! 2. If the kernel refuses a part, neither this part nor the written tables are known. So the mode
-//!    reads the kernel again, and writes a new plan table by table ([`RestoreStrategy::Apart`]).
+//! 2. A refusal of this restore does not name the refused piece, and some tables may have been
+//!    written. So the mode reads the kernel again, and writes a new plan table by table
+//!    ([`RestoreStrategy::Apart`]).
 //! 3. The executor halves a refused restore until it has isolated each refused piece.
 
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use crate::kernel::{Kernel, Refusal};
 use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, Verdict, Verdicts};
 use crate::port::OWN;
 
-/// Largest number of processes with which one plan isolates its refused pieces.
+/// Largest number of restores (processes) that one plan may use to isolate its refused pieces.
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
@@ -53,7 +54,8 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // Declares all chains first. So the targets of jumps exist, and chains to remove are empty.
+    // Declares all chains first: the targets of later jumps must exist, and chains must be empty
+    // before their removal.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -185,8 +187,8 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Puts pieces together that may fail for the same reason, so that one search isolates
-            // them.
+            // Sorts pieces that may fail for the same reason next to each other. Then one search
+            // isolates all of them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -204,8 +206,8 @@ impl Executor<'_> {
         }
     }
 
-    /// If the kernel has rejected every write, checks whether the kernel accepts any write at all.
-    /// The test empties the chain of the canary, which has no rules anyway.
+    /// Checks whether the kernel accepts any write at all, after it has rejected every write. The
+    /// test write empties the chain of the canary, which has no rules anyway.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -218,8 +220,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Writes the pieces of a table together. Divides refused groups in halves, and tries the
-    /// largest groups first.
+    /// Writes the pieces of a table with one restore. If iptables refuses a group of pieces, tries
+    /// each half of the group. Larger groups come first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {
@@ -304,7 +306,8 @@ mod tests {
     #[test]
     fn a_plan_can_be_counted_and_printed() {
         let plan = plan();
-        // A rule in a chain that is written as a whole is not a separate change.
+        // Table filter has five rules: one in the chain that the plan writes as a whole, and four
+        // single rules. The port's change in the whole chain is not counted again.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();
@@ -335,7 +338,8 @@ mod tests {
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
         assert_eq!((apart.base, apart.general), (Verdict::Done, None));
-        // Restores: the base, all ports, two halves, and the halves of the refused half.
+        // The kernel accepts three restores and refuses three. The restores are: the base, all
+        // ports, two halves of the ports, and two halves of the refused half.
         assert_eq!((apart.taken, apart.refused), (3, 3));
     }
 
@@ -345,8 +349,8 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
-        // The last change is in a chain that the base writes as a whole, so the executor does not
-        // try this change either.
+        // The executor tries no change of a Service port. This includes the last change, whose
+        // chain the base writes as a whole.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
         assert_eq!(verdicts.refused, 1);
     }

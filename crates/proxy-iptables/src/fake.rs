@@ -1,5 +1,5 @@
 //! A fake kernel for tests, which stores rules as iptables does. The fake refuses each write that
-//! iptables would refuse. A refused write leaves its table unchanged.
+//! iptables would refuse. Such a write leaves its table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +30,8 @@ pub struct FakeState {
     pub refused: Vec<String>,
     /// Reason why every write fails, such as a held lock, or `None` for no fault.
     pub held: Option<String>,
-    /// Number of tables that a restore writes before another program takes the lock. `None`: the
-    /// lock stays free.
+    /// Number of tables that a restore still writes before another program takes the lock. `None`
+    /// if the lock stays free.
     pub held_after: Option<usize>,
     /// Reason why the rules cannot be read, or `None` for no fault.
     pub unreadable: Option<String>,
@@ -53,7 +53,7 @@ impl FakeKernel {
         kernel
     }
 
-    /// Locks and returns the content.
+    /// Locks the fake kernel, and returns its content.
     pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,8 +8,9 @@ use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
-/// Kernel modules, by alias, for matches and targets that usually only this mode needs
-/// ([`Iptables::choose_loading`]). For rarer rules, the kernel loads the modules itself.
+/// Kernel modules to load at the start ([`Iptables::choose_loading`]), by alias. They contain
+/// matches and targets that usually only this mode needs. The kernel itself loads the modules for
+/// rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
 /// Time limit of a restore, including 5 s for the lock. The limit is long, because legacy iptables
@@ -19,8 +20,8 @@ const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 /// Kernel operations of this mode for one IP family. There are two implementations: the iptables
 /// programs, and a strict fake that refuses the same input.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, which measures, for example, the duration of a read. A fake kernel
-    /// may have its own clock.
+    /// Returns the current time, for example to measure the duration of a read. A fake kernel may
+    /// have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -36,8 +37,8 @@ pub trait Kernel: Send + 'static {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Applies `text`. Applies either all commands for a table, or none. Tables before a refused
-    /// table stay written. Starts a process.
+    /// Applies `text`, table by table. Applies either all commands for a table, or none. If
+    /// iptables refuses a table, the earlier tables stay written. Starts a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 

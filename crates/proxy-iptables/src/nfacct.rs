@@ -1,7 +1,7 @@
 //! Named counters of the kernel (nfnetlink_acct). Rules increment them.
 //!
-//! A counter belongs to a network namespace. The counter exists independently of rules: programs
-//! can read it without reading rules, and it stays when rules are removed.
+//! A counter belongs to a network namespace, and exists independently of rules. So programs can
+//! read a counter without reading rules, and the counter stays when rules are removed.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 

@@ -1,5 +1,5 @@
-//! Origins of the names that this mode uses in the kernel: the Kubernetes objects or flags that
-//! cause each name.
+//! Origins of the names that this mode uses in the kernel: for each name, the Kubernetes objects or
+//! flags that need it.
 
 use footprint::origin::{
     ADDRESSES, ENDPOINTS, FILTER, FORWARD, HEALTH, LOCAL_ENDPOINTS, MANGLE, MARK, MASQUERADE, NAT,
@@ -9,7 +9,8 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// One row for each name. If one name begins with another, the longer one is first.
+/// One row for each name or name prefix. A longer prefix precedes a shorter one that it begins
+/// with.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-NODEPORTS", NODE_PORTS),

@@ -1,5 +1,4 @@
-//! A plan: pending writes as data. The plan contains the objects that the writes concern, and their
-//! commands.
+//! A plan: the pending writes as data. It contains the objects to write, and their commands.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
@@ -7,8 +6,8 @@
 //!
 //! A write changes only the chains that it names:
 //!
-//! * It creates or empties a chain of a Service port, and fills the chain.
-//! * It removes single rules from a shared chain, and inserts single rules.
+//! * The write creates or empties the chains of a Service port, and fills them.
+//! * In a shared chain, the write removes and inserts single rules.
 //!
 //! So the cost of a changed Service does not depend on the number of Services.
 
@@ -34,7 +33,8 @@ pub struct Plan {
     /// The base that the kernel has after the write, or `None` if the write does not change the
     /// base.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Chains of the base that no Service shares, each with its rules.
+    /// Chains with rules that do not depend on Services, other than shared chains. Each chain has
+    /// its rules.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
     /// Additions of this mode's rules to chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
@@ -105,7 +105,7 @@ pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the plan had reached the limit of restores, or the kernel had refused the base.
+    /// Not tried: the plan had used all of its restores, or the kernel had refused the base.
     Untried,
 }
 
@@ -118,17 +118,18 @@ pub struct Verdicts {
     /// Verdict of each stale chain.
     pub(crate) stale: Vec<Verdict>,
     pub(crate) leftovers: Verdict,
-    /// Number of restores that the program accepted.
+    /// Number of restores that iptables accepted.
     pub(crate) taken: usize,
-    /// Number of restores that the program refused.
+    /// Number of restores that iptables refused.
     pub(crate) refused: usize,
     /// True if a refused restore may have written some tables.
     pub(crate) is_doubtful: bool,
-    /// Error that would make every write fail now, if any. All other verdicts then have no meaning.
+    /// Error that would currently make every write fail, if any. All other verdicts then have no
+    /// meaning.
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// Distribution of a plan over restores.
+/// Way to distribute a plan over restores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum RestoreStrategy {
     /// The whole plan is one restore.
@@ -179,12 +180,12 @@ pub(crate) enum Op<'a> {
 /// Rules of a chain, in order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed. These texts precede the rules in `tail`.
+    /// Texts that precede the rules in `tail`. Each text has several lines, each with a line feed.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }
 
-/// Chains of one Service port. The writer renders their rules only during the write.
+/// Chains of one Service port. The executor renders their rules only during the write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     part: &'a PortWrites,
@@ -265,11 +266,13 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // Each rule is inserted at the head of its chain, so the last rule is inserted first.
+        // iptables inserts each rule at the head of its chain. So the commands begin with the last
+        // rule.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // With `RestoreStrategy::Apart`, the piece of the base writes a whole shared chain with
-            // its old content. The piece of the Service port then changes the chain.
+            // Together: the base piece writes the whole chain with its new rules, so this piece has
+            // no commands for the chain. Apart: the base piece writes the chain with its old rules,
+            // and this piece changes them.
             if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }
@@ -374,7 +377,7 @@ impl Own<'_> {
 }
 
 impl Op<'_> {
-    /// Returns this command in a table as steps for the operator.
+    /// Describes this command, in a table, as steps for the operator.
     fn tell(&self, table: Table) -> Vec<PlanStep> {
         let plain = |line| vec![PlanStep { line, chain: None }];
         match self {
