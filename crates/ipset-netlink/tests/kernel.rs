@@ -570,7 +570,7 @@ fn sets_are_renamed_and_swapped_and_a_used_set_is_not_removed() {
 }
 
 #[test]
-fn the_mark_of_an_entry_is_replaced_and_ignored_by_a_deletion() {
+fn a_new_mark_replaces_an_entrys_mark_and_a_deletion_ignores_the_mark() {
     let mut ipset = new_namespace();
     let plain = Definition::new(SetType::HashIpPort, FOUR);
     let marks = plain.with_marks();

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_text_gives_backend_and_age() {
+    fn the_version_text_of_iptables_names_version_and_backend() {
         let read = |text| version(text);
         assert_eq!(
             read("iptables-save v1.8.9 (legacy)\n"),

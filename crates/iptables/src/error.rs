@@ -299,7 +299,7 @@ impl IptablesError {
         }
     }
 
-    /// Reports whether the kernel lacks this backend, and so has no rules of it.
+    /// Reports whether the kernel lacks this backend. The kernel then has no rules of this backend.
     pub fn is_unsupported(&self) -> bool {
         self.kind() == Kind::Unsupported
     }
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_and_permission_refusals_have_their_own_advice() {
+    fn lock_and_permission_failures_have_specific_advice() {
         let lock = "Can't lock /run/xtables.lock: Resource temporarily unavailable\n\
              Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
         assert!(said_of(lock, INPUT).contains("fuser"));

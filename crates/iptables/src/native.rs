@@ -409,9 +409,10 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains that iptables cannot use in tables of kube-proxies. There are two kinds: a
-/// built-in chain that nft has created with another hook, type or priority, and a kube-proxy's
-/// chain that nft has created as a base chain.
+/// Returns the chains that iptables cannot use in tables of kube-proxies. There are two kinds:
+///
+/// * a built-in chain that nft has created with another hook, type or priority;
+/// * a kube-proxy's chain that nft has created as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
@@ -489,19 +490,19 @@ mod tests {
     // Output of iptables 1.8.9.
 
     #[test]
-    fn a_table_missing_in_the_output_is_a_gap() {
+    fn a_table_that_iptables_save_omits_is_reported_as_unprinted() {
         let text = "# Table `nat' is incompatible, use 'nft' tool.\n\
              # Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
         assert_eq!(gaps, [("nat", UnprintedPart::Whole)]);
-        // The gaps do not depend on the program's comments.
+        // The result does not depend on the program's comments.
         assert_eq!(printed("").gaps(&["raw"]), [("raw", UnprintedPart::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }
 
     #[test]
-    fn base_chains_missing_in_the_output_are_a_gap() {
+    fn base_chains_that_iptables_save_omits_are_reported_as_unprinted() {
         let text = "# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter"]);

@@ -23,7 +23,7 @@ pub enum Match {
     NotDestination(IpNet),
     /// The incoming interface. A final `+` matches any suffix.
     InInterface(String),
-    /// The packet came in through another interface, or through none.
+    /// The packet arrived through a different interface, or this node sent the packet.
     NotInInterface(String),
     /// The packet has this transport protocol.
     Protocol(Protocol),

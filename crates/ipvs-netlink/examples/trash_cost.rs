@@ -89,12 +89,12 @@ enum Case {
     Bounded,
     /// Removes all destinations, and adds the same destinations again.
     Return { backwards: bool },
-    /// Sets the weight of all destinations to 0, then restores it.
+    /// Sets the weight of all destinations to 0, then restores the weight.
     ReturnWeight,
-    /// Removes all virtual servers, and adds them again with the same destinations.
+    /// Removes all virtual servers. Then adds the same virtual servers and destinations again.
     Servers { backwards: bool },
-    /// Flushes all virtual servers (`ipvsadm -C`), and adds them again in their order or in the
-    /// reverse order of the last dump.
+    /// Flushes all virtual servers (`ipvsadm -C`). Then adds the same virtual servers again, in
+    /// their order or in the reverse order of the last dump.
     Flush { backwards: bool },
     /// Removes all destinations once. Then repeatedly measures the cost of adding other
     /// destinations, until this cost is normal again.

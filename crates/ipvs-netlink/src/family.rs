@@ -53,9 +53,9 @@ impl Family {
     /// * `EEXIST` if the service already has the destination.
     /// * `ESRCH` if the service does not exist.
     /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold is over the upper
-    ///   one.
-    /// * `EINVAL` if the destination's address is not unicast or of the wrong family, or if the
-    ///   network namespace has no address yet, not even on loopback.
+    ///   threshold.
+    /// * `EINVAL` if the destination's address is not unicast or has the wrong family.
+    /// * `EINVAL` if the network namespace has no address yet, not even on loopback.
     pub fn new_destination(
         self,
         batch: &mut Batch,

@@ -314,7 +314,7 @@ fn destinations_of_each_kind_are_created_and_listed() {
 /// The refusal has the index of the refused change, and all other changes succeed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn each_refused_change_fails_alone() {
+fn a_refused_ipvs_change_does_not_affect_other_changes() {
     on_ipvs(|mut ipvs| {
         let web = key(Protocol::TCP, "10.0.0.1:80");
         let nowhere = key(Protocol::TCP, "10.9.9.9:80");

@@ -89,7 +89,8 @@ struct Round {
     has_written: bool,
     /// True if some kernel state could not be read.
     has_unreadable: bool,
-    /// Extent of the sync, partial or full, if the mode distinguishes them.
+    /// Extent of the sync: partial or full. `None` if the mode does not distinguish partial and
+    /// full syncs.
     extent: Option<SyncExtent>,
 }
 

@@ -62,10 +62,10 @@ impl Health {
     }
 
     /// Records a family's progress. `started` is the time at which the family received the first
-    /// full set of objects, or `None` if it has not received the set yet.
+    /// full set of objects. `None`: the family has not received the set yet.
     ///
-    /// Returns true once the kernel has had that full set. One rejected object does not make the
-    /// node unhealthy.
+    /// Returns true once the kernel has contained that full set. One rejected object does not make
+    /// the node unhealthy.
     pub fn note(
         &self,
         family: IpFamily,

@@ -399,7 +399,8 @@ impl Metrics {
         self.services.is_some()
     }
 
-    /// Returns the extent of the report's sync, partial or full, if the mode distinguishes them.
+    /// Returns the extent of the report's sync: partial or full. Returns `None` if the mode does
+    /// not distinguish partial and full syncs.
     pub(crate) fn extent(&self, report: &Report) -> Option<SyncExtent> {
         self.of_mode.as_ref()?.extent(report)
     }
@@ -413,7 +414,7 @@ impl Metrics {
         }
     }
 
-    /// Records that the kernel has every change of a family received before `before`.
+    /// Records that the kernel has every change that a family received before the time `before`.
     pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
         let gauge = self.last_synced.get_or_create(&of(family));
         gauge.set(seconds(before).max(gauge.get()));

@@ -310,7 +310,7 @@ async fn events_in_a_terminating_namespace_are_not_reported_as_forbidden() {
 }
 
 #[tokio::test]
-async fn events_refused_by_an_ill_api_server_are_retried() {
+async fn events_are_retried_while_the_api_server_returns_errors() {
     let is_well = Arc::new(AtomicBool::new(false));
     let state = Arc::clone(&is_well);
     let log = logged(async {

@@ -289,7 +289,8 @@ impl Line {
         })
     }
 
-    /// Matches packets that arrive on an interface, or on any other interface: `iifname NAME`.
+    /// Matches packets that arrive on this interface or, according to `sense`, on any other
+    /// interface: `iifname NAME`.
     pub fn input_interface(self, sense: Sense, name: &str) -> Self {
         self.input_interface_start(sense, name, INTERFACE_NAME)
     }

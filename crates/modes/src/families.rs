@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_ip_family_is_skipped_while_another_works() {
+    fn an_unusable_ip_family_is_skipped_if_the_other_family_works() {
         let of = |families: Families<()>| {
             let opened = families.opened.iter().map(|(family, _)| *family);
             let left_out = families.left_out.iter();

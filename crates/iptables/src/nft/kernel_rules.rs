@@ -1,6 +1,6 @@
 //! Reads the chains of an iptables table, with their rules, from the kernel.
 //!
-//! For rules of the form that kube-proxies add to built-in chains, the text equals that of
+//! For rules such as kube-proxies add to built-in chains, the text equals the output of
 //! `iptables-save`. For any other rule, the text contains only [`NATIVE`] and the target.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,

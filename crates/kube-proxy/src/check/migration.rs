@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn only_connections_of_userspace_end_with_a_mode_change() {
+    fn only_connections_through_userspace_mode_end_with_a_mode_change() {
         let told = |from: &[&'static str], to| report(from, to, Vec::new()).unwrap().connections;
         for (from, to) in [
             ("ipvs", "ipvs"),

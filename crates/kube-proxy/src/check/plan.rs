@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_writes_reports_that() {
+    fn a_plan_without_writes_reports_that_nothing_would_be_written() {
         let text = render(&foreseen(Vec::new()), Output::Text).unwrap();
         assert_eq!(text, "warning  look\nnothing would be written\n");
         let partial = StartForecast {

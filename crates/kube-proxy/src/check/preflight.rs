@@ -343,7 +343,7 @@ mod tests {
 
     /// Without `CAP_NET_ADMIN`, a process cannot read nf_tables.
     #[test]
-    fn state_that_cannot_be_read_is_unknown() {
+    fn unreadable_kernel_state_is_reported_as_unknown() {
         let look = || {
             let none = CapabilitySet::empty();
             let sets = CapabilitySets {

@@ -31,8 +31,9 @@ pub enum Change {
     Restart,
 }
 
-/// Generates the code that converts between fields and flags. A row has the field's path, the path
-/// in Rust, the flag's name, the flag's Rust field, and the time at which a change takes effect.
+/// Generates the code that converts between fields and flags. A row has five parts: the field's
+/// path, the path in Rust, the flag's name, the flag's Rust field, and the time at which a change
+/// takes effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Rows of all fields that have a flag.

@@ -741,7 +741,7 @@ fn a_change_of_a_mounted_config_map_is_noticed() {
 }
 
 #[test]
-fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
+fn each_changed_field_is_reported_as_live_or_as_needing_a_restart() {
     let default = options("").said.configuration;
     for (fields, paths, change) in [
         (
@@ -784,7 +784,7 @@ fn changed_fields_are_reported_as_live_or_as_needing_a_restart() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The settings are equal, with another spelling.
+        // These fields have their default values, in another spelling.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],

@@ -111,8 +111,8 @@ impl GivenSettings<'_> {
         lines
     }
 
-    /// Returns the settings that differ from their defaults: effective flags on the command line,
-    /// and fields of the file.
+    /// Returns the settings that differ from their defaults: flags on the command line that are in
+    /// effect, and fields of the file.
     fn differences(&self, in_effect: &Configuration) -> (Vec<&'static SettingRow>, Vec<String>) {
         let counts = |row: &&SettingRow| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))

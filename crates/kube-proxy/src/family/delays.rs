@@ -36,8 +36,8 @@ impl Delays {
         self.heard = None;
     }
 
-    /// Records that the mode has received a batch. `heard` is the arrival time of the oldest
-    /// remaining change, if known.
+    /// Records that the mode has received a batch of changes. `heard` is the arrival time of the
+    /// oldest remaining change, if known.
     pub(super) fn go_on(&mut self, heard: Option<Instant>) {
         self.heard = heard.or(self.heard);
     }

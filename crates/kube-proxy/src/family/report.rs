@@ -15,8 +15,8 @@ use crate::events::{Event, Recorder};
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time after which a failure counts as new if it has not recurred meanwhile. The interval between
-/// retries is shorter.
+/// Time without a failure of an entry, after which the entry's next failure counts as new. The
+/// interval between retries is shorter.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
 /// Reporter that logs the new facts in each report of one family.

@@ -424,7 +424,7 @@ fn metric_samples_match_the_recorded_events() {
 }
 
 #[test]
-fn one_layout_of_the_nftables_table_has_the_value_1() {
+fn the_layout_metric_is_1_only_for_the_layout_of_the_table() {
     let text = busy_in(ProxyMode::Nftables).classic();
     for (layout, value) in [("flat", 1), ("upstream", 0)] {
         let labels = format!("{{ip_family=\"IPv6\",layout=\"{layout}\"}}");
@@ -505,7 +505,7 @@ fn the_last_sync_timestamp_never_decreases() {
 }
 
 #[test]
-fn drift_is_counted_by_kind_from_zero() {
+fn drift_counters_by_kind_start_at_zero() {
     let metrics = Metrics::new();
     metrics.begins(IpFamily::V6);
     let mut report = Report::default();

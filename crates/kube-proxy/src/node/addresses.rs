@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_state_of_our_link_causes_notices() {
+    fn only_the_state_of_the_service_link_causes_notices() {
         let (down, up) = (link(7, LinkState::Down), link(7, LinkState::Up));
         let (other, gone) = (link(8, LinkState::Up), Event::LinkRemoved(down.clone()));
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);

@@ -5,9 +5,9 @@
 //! - They were deleted while the API server was unreachable, or while it compacted its history.
 //! - The API server lost them, because it restarted with empty storage or from a backup.
 //!
-//! Both lists look the same, so the daemon removes the objects in both cases. If a tenth of all
-//! objects is missing in one list, the daemon logs a warning. Otherwise it logs information, also
-//! if one or two objects of a small cluster are missing.
+//! In both cases the list looks the same, so the daemon always removes the objects. If a tenth of
+//! all objects is missing in one list, the daemon logs a warning. For fewer objects it logs
+//! information. It also logs information if only one or two objects of a small cluster are missing.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

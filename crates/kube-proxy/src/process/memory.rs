@@ -1,10 +1,10 @@
 //! Configures the allocator of this process, and returns memory to the system after kernel work
 //! that used much memory.
 //!
-//! A first sync and each drift check use tens of megabytes for about a second, for writes with
-//! their replies or for a dump of the kernel. glibc's allocator has a separate arena for each
-//! thread. In each arena, it keeps freed memory below the last allocation until `malloc_trim` is
-//! called. So:
+//! A first sync and each drift check use tens of megabytes for about a second. They need this
+//! memory for writes with their replies, or for a dump of the kernel. glibc's allocator has a
+//! separate arena for each thread. In each arena, it keeps freed memory below the last allocation
+//! until `malloc_trim` is called. So:
 //!
 //! - This process uses a single arena, because its threads rarely allocate in parallel.
 //! - The allocator keeps the memory that a first sync frees, because later work reuses it. Fresh

@@ -1,15 +1,15 @@
 //! Keeps the API server reachable at a start.
 //!
-//! At a start, the kernel still has the entries of the previous process. One of them may redirect
-//! the API server's address to a Service. This process must reach the API server at that address,
-//! because only the API server can tell it that the Service is deleted or wrong.
+//! At a start, the kernel still has the entries of the previous process. One of these entries may
+//! redirect the API server's address to a Service. Only the API server can report that this Service
+//! is deleted or wrong. So this process must reach the API server at its address:
 //!
 //! 1. Before the first connection to an address, this module removes the entries that redirect the
 //!    address.
 //! 2. Once the first lists are complete, the model rejects a Service with such an address, and only
 //!    the mode writes.
-//! 3. If the API server's name later resolves to a new address, the connection waits a moment until
-//!    the mode has removed the address from Services. Otherwise the connection could reach a
+//! 3. The API server's name may later resolve to a new address. The connection then waits a moment
+//!    until the mode has removed the address from Services. Otherwise the connection could reach a
 //!    Service's endpoint, which would not reply until the timeout.
 
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ impl Clearing {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // Uses a task: it completes its work even if the request is cancelled.
+            // Uses a task, because a task completes its work even if the request is cancelled.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {

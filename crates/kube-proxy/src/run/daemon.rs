@@ -299,7 +299,7 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Passes changes to the families, if a family can receive them.
+    /// Passes changes to the families if at least one family can receive changes.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // Passes all changes to a family that was busy, because the family computes from the whole

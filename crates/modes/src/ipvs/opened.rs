@@ -205,8 +205,8 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`, because IPVS mode itself removes the entries of other modes, in the order in
-    /// which it replaces them.
+    /// Returns `None`, because IPVS mode itself removes the entries of other modes. The removals
+    /// follow the order in which IPVS mode replaces these entries.
     fn serving(&self) -> Option<ServingMode> {
         None
     }
@@ -259,8 +259,8 @@ impl OpenedKernel for Ipvs {
     }
 }
 
-/// Returns the error with which a start would fail because the kernel lacks the scheduler in
-/// `--ipvs-scheduler`, or `None` if the kernel has this scheduler.
+/// Returns the error that would end a start if the kernel lacks the scheduler in
+/// `--ipvs-scheduler`. Returns `None` if the kernel has this scheduler.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(

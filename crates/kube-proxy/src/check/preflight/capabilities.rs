@@ -48,7 +48,7 @@ mod tests {
     use crate::check::finding::Status;
 
     #[test]
-    fn a_missing_capability_fails_only_if_needed() {
+    fn a_missing_capability_is_a_failure_only_if_the_mode_needs_it() {
         let statuses = |effective, backend| {
             let findings = judge(effective, backend).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()

@@ -15,7 +15,7 @@ use crate::check::finding::{Finding, some};
 const NAME: &str = "iptables";
 
 /// Returns findings about the iptables backends. `chosen` is the backend that the mode would use,
-/// or the error of choosing it. `None` means that the mode does not use iptables.
+/// or the reason why no backend can be chosen. `None` means that the mode does not use iptables.
 pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
     let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
     let mut kubelets: Vec<Backend> = Vec::new();
@@ -65,7 +65,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports nftables entries in the tables that this mode writes by means of iptables.
+/// Reports objects of nft that affect this mode's iptables tables: chains that block a name,
+/// dormant tables, and rules that iptables cannot list.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {

@@ -365,7 +365,7 @@ fn deprecated_or_ignored_flags_are_accepted_with_a_warning() {
 }
 
 #[test]
-fn an_empty_mode_is_iptables_with_a_warning() {
+fn an_empty_proxy_mode_means_iptables_mode_with_a_warning() {
     for line in ["", "--proxy-mode=∅"] {
         let options = options(line);
         assert_eq!(options.modes.chosen, ProxyMode::Iptables);

@@ -168,7 +168,7 @@ async fn the_health_check_response_equals_upstreams() {
 }
 
 #[tokio::test]
-async fn the_health_check_fails_without_local_endpoints_or_when_late() {
+async fn the_health_check_fails_without_local_endpoints_or_if_the_proxy_is_late() {
     let mut world = World::new("").await;
     world.endpoints(&["node2"]);
     world.update(&[]).await;

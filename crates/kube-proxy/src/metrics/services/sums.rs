@@ -2,7 +2,7 @@
 //!
 //! A Service port has a counter at each of its addresses. A plain sum would fall when an address is
 //! removed, or when its kernel entry is created again. A scraper would take the lower sum for a
-//! restart from 0, and count all of it as new traffic.
+//! restart from 0, and count the whole sum as new traffic.
 
 use std::collections::HashMap;
 use std::hash::Hash;

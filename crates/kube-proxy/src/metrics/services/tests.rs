@@ -293,7 +293,7 @@ fn a_failed_read_does_not_change_the_counters() {
 }
 
 #[test]
-fn a_port_that_returns_to_the_busiest_keeps_its_sum() {
+fn a_service_port_that_becomes_busiest_again_keeps_its_sum() {
     let mut world = World::new(Detail::Endpoints, 1);
     world.apply(service("web", 1, None));
     world.apply(service("dns", 2, None));
