@@ -217,16 +217,16 @@ impl Kind {
 const SIGNS: [(Kind, &[&str]); 17] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
-    // The same file: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
+    // iptables/xshared.c: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
     (Kind::LockHeld, &["xtables.lock", "unavailable"]),
-    // The same file: "Fatal: can't open lock file /run/xtables.lock: ...".
+    // iptables/xshared.c: "Fatal: can't open lock file /run/xtables.lock: ...".
     (Kind::NotPermitted, &["xtables.lock"]),
     // strerror(EACCES); libiptc/libiptc.c: "Permission denied (you must be root)".
     (Kind::NotPermitted, &["ermission denied"]),
     (Kind::NotPermitted, &["must be root"]),
     // extensions/libxt_set.h: "Can't open socket to ipset."
     (Kind::NotPermitted, &["open socket to ipset"]),
-    // The same file, in another message: "Set X doesn't exist."
+    // extensions/libxt_set.h: "Set X doesn't exist."
     (Kind::NoSet, &["Set ", "exist"]),
     // iptables/iptables-restore.c: "unable to initialize table 'nat'".
     (Kind::NoTable, &["initialize table"]),
@@ -235,7 +235,7 @@ const SIGNS: [(Kind, &[&str]); 17] = [
     // iptables/nft.c: "TABLE_ADD failed (Operation not supported)", "RULE_APPEND failed (...)".
     (Kind::NoModule, &["TABLE_ADD"]),
     (Kind::NoModule, &["RULE_APPEND"]),
-    // The same file: "CHAIN_ADD failed (Operation not supported): chain FORWARD" for another hook
+    // iptables/nft.c: "CHAIN_ADD failed (Operation not supported): chain FORWARD" for another hook
     // or priority; "(File exists)" for another type.
     (
         Kind::ChainTaken,

@@ -1,5 +1,5 @@
-//! The iptables programs of one backend. Reads rules, and checks that rules can be read and
-//! written.
+//! The iptables programs of one backend. Reads rules, and checks that the programs can read and
+//! write rules.
 
 use std::io::BufRead;
 use std::sync::Arc;

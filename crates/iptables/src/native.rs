@@ -61,7 +61,8 @@ impl PrintedTables {
     /// Updates the state with an output line.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some(comment) = line.strip_prefix('#') {
-            // "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them."
+            // iptables prints "# Table `nat' contains incompatible base-chains, use 'nft' tool to
+            // list them."
             if comment.contains("incompatible base-chains")
                 && let Some((_, rest)) = comment.split_once('`')
                 && let Some((table, _)) = rest.split_once('\'')

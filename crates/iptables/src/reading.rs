@@ -41,7 +41,7 @@ pub(crate) enum RuleSupport {
     Unknown,
 }
 
-/// Last read rules of each backend and family, in one network namespace.
+/// Rules of the last read, for each backend and family, in one network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -54,7 +54,7 @@ pub(crate) struct Readings {
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the writer waited too long, and so writes without the turn.
+    /// True if the writer waited too long. The writer then writes without the turn.
     is_jumped: bool,
 }
 

@@ -91,7 +91,7 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // If the query fails, the first error is returned unchanged.
+            // If the query fails, returns the first error unchanged.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

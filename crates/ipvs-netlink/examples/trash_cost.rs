@@ -73,8 +73,8 @@ const PACKETS: u32 = 2_000;
 const STEP: Duration = Duration::from_secs(15);
 
 /// Steps of a round. Most cases replace all old destinations with new destinations; some cases add
-/// the old destinations again. The destinations are in the order of their addresses, except in the
-/// case `backwards`.
+/// the old destinations again. The destinations are in the order of their addresses, or in the
+/// reverse order if `backwards` is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// Adds the new destinations, then removes the old destinations.

@@ -137,7 +137,7 @@ fn the_example_lists_the_same_lines_as_ipvsadm() {
         let tool = String::from_utf8(tool.stdout).unwrap();
         let mut tool: Vec<_> = tool.lines().map(str::trim_end).collect();
         let mut example = example("ipvsadm_list", &[]);
-        // The tool sorts its lines, while the example keeps the kernel's order.
+        // `ipvsadm` sorts its lines. The example keeps the kernel's order.
         tool.sort_unstable();
         example.sort_unstable();
         assert_eq!(example, tool);

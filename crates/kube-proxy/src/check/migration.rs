@@ -84,7 +84,8 @@ impl Migration {
             .iter()
             .map(|CurrentEntryCount { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // Counts the shim as one entry, because one write contains all its rules.
+                // Counts all rules of IPVS mode (the shim) as one entry, because a single write
+                // contains them.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),

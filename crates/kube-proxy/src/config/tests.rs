@@ -383,7 +383,7 @@ fn a_warning_names_the_flag_that_overrides_the_file() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // A separate list of ignored flags contains this flag.
+    // The file overrides this flag, so only the warning about overridden flags contains it.
     let warnings = file
         .options("--kube-api-qps=50")
         .said

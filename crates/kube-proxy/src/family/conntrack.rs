@@ -151,7 +151,7 @@ impl StaleFlows {
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // Ignores the result: the worker runs the call anyway.
+        // Does not wait for the result. The worker runs the call in any case.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;

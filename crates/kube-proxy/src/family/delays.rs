@@ -1,6 +1,6 @@
 //! Delays outside of the mode: changes that the mode has not received yet, and removals that wait
 //! until every object is readable. A mode does not count the waiting removals, because no client
-//! waits for them. The status shows them to operators.
+//! waits for them. The status shows both kinds of delays to operators.
 
 use std::time::Instant;
 

@@ -254,7 +254,7 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     assert_eq!(told.standing.pending, 2);
     assert_eq!(told.standing.pending_since, Some(heard));
     assert_eq!(world.metric(pending), 2000, "metrics say the same");
-    // Other changes arrived earlier, and no family has received them.
+    // Further changes arrived even earlier, and no family has received these changes yet.
     let earlier = before(heard, 1);
     world
         .family

@@ -109,7 +109,8 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // The read was complete but has no such port, so the port no longer exists.
+                    // If the read has the Service port but not the endpoint, the endpoint no longer
+                    // exists. There is one exception: the limit cut the endpoint.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });

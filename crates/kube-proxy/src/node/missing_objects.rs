@@ -225,7 +225,7 @@ mod tests {
                      default/web102-a, default/web103-a, default/web104-a, …; their endpoints are \
                      taken away. {advice}"
                 ),
-                // Every API server has default/kubernetes.
+                // The API server still lists one Service: every API server has default/kubernetes.
                 format!(
                     "WARN the API server's list no longer names 120 of 121 Services: \
                      default/web100, default/web101, default/web102, \

@@ -61,8 +61,8 @@ pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Returns the families of the nodes' addresses and of the Services' cluster IPs. Walks through all
-/// Services.
+/// Returns the families of this Node's addresses and of the Services' cluster IPs. Walks through
+/// all Services.
 pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
     let is_used = |family: &IpFamily| {
         let mut services = model.services();

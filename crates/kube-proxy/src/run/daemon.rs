@@ -197,7 +197,7 @@ impl Daemon {
                         None
                     }));
                     // The addresses of the removed link belonged to the node. The kernel sent no
-                    // notification about them.
+                    // notification about these addresses.
                     self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
