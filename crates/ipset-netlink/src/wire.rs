@@ -86,7 +86,8 @@ pub(crate) const WITH_FORCEADD: u32 = 1 << 5;
 /// Maximum length of a set's name, in bytes. (`IPSET_MAXNAMELEN` also counts the terminating NUL.)
 pub(crate) const MAX_NAME: usize = 31;
 
-/// Error numbers: generic numbers, `IPSET_ERR_*`, and numbers of single set types.
+/// Error numbers of three kinds: generic numbers, `IPSET_ERR_*`, and numbers that only some set
+/// types use.
 pub(crate) mod errno {
     pub(crate) const EPERM: i32 = 1;
     pub(crate) const ENOENT: i32 = 2;

@@ -17,7 +17,8 @@ pub enum IptablesError {
     /// The program is not installed.
     #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
     Missing(String),
-    /// No installed backend can write to this kernel, or the requested backend cannot.
+    /// No installed backend can write to this kernel. If the user requests a backend, only this
+    /// backend counts.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
          iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \

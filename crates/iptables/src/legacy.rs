@@ -294,9 +294,9 @@ impl LegacyTables {
         self.ask_revision(0, name, revision)
     }
 
-    /// Queries a revision of a match (`kind` 0) or of a target (`kind` 1). The options are
-    /// `IPT_SO_GET_REVISION_MATCH`, `IP6T_SO_GET_REVISION_MATCH`, and the option that follows each
-    /// of them.
+    /// Queries a revision of a match (`kind` 0) or of a target (`kind` 1). The option for matches
+    /// is `IPT_SO_GET_REVISION_MATCH` or `IP6T_SO_GET_REVISION_MATCH`. The option for targets has
+    /// the next number.
     fn ask_revision(&self, kind: libc::c_int, name: &str, revision: u8) -> io::Result<()> {
         let get_match = match self.family {
             IpFamily::V4 => 66,

@@ -173,7 +173,8 @@ pub(crate) fn is_absent(family: IpFamily) -> bool {
     probe(family) == RuleSupport::Never || has_no_matches()
 }
 
-/// Reports whether the error means that the kernel lacks the match, or lacks the means to query it.
+/// Reports whether the error means that the kernel lacks the match, or supports no queries for
+/// matches.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     let is_no = |errno| matches!(errno, libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT);
     match error {

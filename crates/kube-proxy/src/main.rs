@@ -105,7 +105,7 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// Choice of the function that logs the messages about the flags.
+/// Choice of the place where the messages about the flags are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,

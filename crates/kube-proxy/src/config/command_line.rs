@@ -163,7 +163,8 @@ fn warned(
     read
 }
 
-/// Returns true if a command line asks to check a start. Works on invalid command lines too.
+/// Reports whether a command line contains a command about a start (`check`, `plan`, `diff`).
+/// Accepts invalid command lines, too.
 pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }

@@ -363,7 +363,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts those that still existed. Continues after a rejected deletion.
+/// Deletes flows, and counts the flows that still existed. Continues after a rejected deletion.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)

@@ -36,9 +36,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Applies prepared options. If they affect the modes, new modes replace the current modes. A
-    /// new mode adopts the entries in the kernel, and writes only differences. The model and its
-    /// watches stay.
+    /// Applies prepared options. If the options affect the modes, new modes replace the current
+    /// modes. A new mode adopts the entries in the kernel, and writes only differences. The model
+    /// and its watches stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
