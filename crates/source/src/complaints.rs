@@ -5,11 +5,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::decode::{Key, Problem};
 
-/// Problems that the log has reported, by object. Each problem is logged once, not at every update.
+/// Problems that the log has reported, by object. Unchanged problems of an object are logged once,
+/// not at every update.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
-/// Digest of an object's problems, of which there may be thousands.
+/// Digest of an object's problems. An object may have thousands of problems.
 #[derive(Debug, PartialEq, Eq)]
 struct ProblemDigest {
     problems: usize,
@@ -28,7 +29,8 @@ impl ProblemDigest {
 }
 
 impl Complaints {
-    /// Returns the lines about problems of an object that the log has not reported.
+    /// Returns log lines about an object's problems. Returns none if the log has reported the same
+    /// problems.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
         /// Largest number of log lines about one object. A slice with a thousand invalid endpoints
         /// usually has a single cause.

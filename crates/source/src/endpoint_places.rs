@@ -1,6 +1,7 @@
-//! Pods, nodes and zones of a Service's endpoints. The proxy does not need them to serve, so the
-//! model does not store them. For pages and commands, this module reads them from the source, one
-//! Service at a time.
+//! Pods, nodes and zones of a Service's endpoints, for pages and commands.
+//!
+//! The proxy does not need this data to serve, so the model does not store it. This module reads
+//! the data from the source, one Service at a time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -126,7 +127,8 @@ impl EndpointPlaces {
         };
         let listed = self.endpoints.get(&address)?.iter().enumerate();
         let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
-            // If a slice lists the address twice and neither is terminating, the last entry counts.
+            // If a slice lists the address twice and neither entry is terminating, the last entry
+            // counts.
             let later = (!listed.terminating).then_some(Reverse(*position));
             (listed.terminating, listed.slice, later, *position)
         };
@@ -225,9 +227,9 @@ fn read_folder(
     Ok(EndpointPlaces::new(found))
 }
 
-/// Reports whether a document may contain a name. The caller skips all other documents, because
-/// decoding a folder of thousands of Services takes seconds. A document with a backslash counts
-/// too: escapes may hide the name.
+/// Reports whether a document may contain a Service's name. The caller skips all other documents,
+/// because decoding a folder of thousands of Services takes seconds. Returns true for a document
+/// with a backslash, because escapes may hide the name.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     text.contains('\\')
@@ -238,8 +240,8 @@ fn may_name(text: &str, name: &str) -> bool {
         })
 }
 
-/// Decodes the objects of a document that may contain a name. Returns no slices if the document
-/// cannot be decoded.
+/// Decodes the EndpointSlices of a document, which may contain the Service's name. Skips list items
+/// that cannot contain the name. Returns no slices if the document cannot be decoded.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -418,7 +420,8 @@ mod tests {
         assert_eq!(found.endpoints.len(), 2);
     }
 
-    /// To decode a whole folder with 1,200 Services once took 2 s, so the page showed no pod names.
+    /// Checks which manifests are decoded. Decoding a whole folder with 1,200 Services once took 2
+    /// s, so the page showed no pod names.
     #[test]
     fn only_manifests_that_contain_the_services_name_are_decoded() {
         for (text, name, wanted) in [
@@ -487,7 +490,8 @@ mod tests {
         assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
     }
 
-    /// Two host-network pods of one node share an address. Each is in its own slice.
+    /// Checks two host-network pods of one node, which share an address. Each pod is in its own
+    /// slice.
     #[test]
     fn pods_that_share_an_address_are_distinguished_by_port() {
         let text = r#"{"items":[
@@ -518,7 +522,8 @@ mod tests {
         assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
     }
 
-    /// The result must be the endpoint that `proxy::Endpoints` uses, for any order of the slices.
+    /// Checks that the result is the endpoint that `proxy::Endpoints` uses, for any order of the
+    /// slices.
     #[test]
     fn the_effective_endpoint_of_a_shared_address_is_returned() {
         let slice = |name: &str, pods: &[(&str, bool)]| {

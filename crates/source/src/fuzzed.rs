@@ -5,7 +5,7 @@ use proxy::Kind;
 
 use crate::{address, api, decode, manifests};
 
-/// Splits bytes into a kind, which the first byte encodes, and the rest.
+/// Splits bytes into a kind, which the first byte encodes, and the remaining bytes.
 fn kind(bytes: &[u8]) -> Option<(Kind, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     let kind = Kind::ALL.get(usize::from(*first) % Kind::ALL.len())?;

@@ -51,13 +51,13 @@ const REFILLED: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3);
 /// Symbolic link that a mounted ConfigMap replaces to change all its files at once.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Number of event batches that wait for the receiver of the stream.
+/// Number of batches of events that may wait for the receiver of the stream.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
 /// The stream never ends. It begins with one list of each kind. Until every file has been readable
-/// once, the lists are complete but not whole.
+/// once, the lists end with `is_whole` false, because objects may be missing.
 ///
 /// # Errors
 ///
@@ -237,8 +237,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for a change, and then for a pause between changes. Returns `None` if the stream was
-    /// dropped.
+    /// Waits for a change, and then until no further change arrives for a while. Returns `None` if
+    /// the stream was dropped.
     fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();
         let mut deadlines: Option<(Instant, Instant)> = None;

@@ -22,12 +22,12 @@ pub struct Api {
     pub lists: Lists,
     /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,
-    /// Choice to watch ServiceCIDRs or not.
+    /// Setting that turns the watch of ServiceCIDRs on or off.
     pub service_cidrs: ServiceCidrWatch,
 }
 
-/// Use of ServiceCIDRs, the networks of ClusterIPs. For a folder of manifests, this setting has no
-/// effect: ServiceCIDRs are always read.
+/// Use of ServiceCIDRs, the networks of ClusterIPs. This setting has no effect on a folder of
+/// manifests, whose ServiceCIDRs are always read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrWatch {
     /// The source does not watch ServiceCIDRs.
@@ -43,7 +43,8 @@ pub enum Lists {
     /// A list from the server's watch cache. A server without a watch cache sends pages.
     #[default]
     Cached,
-    /// The beginning of a watch (KEP-3157), or a plain list if the server does not support this.
+    /// The beginning of a watch (KEP-3157), or a plain list if the server does not support such a
+    /// watch.
     Streamed,
 }
 

@@ -1,7 +1,7 @@
 //! Tests of the API source with an API server that fails for a while, and then recovers.
 //!
-//! If only the source and the server use time, the test pauses it. The time then advances when both
-//! wait.
+//! If only the source and the server depend on time, the test pauses tokio's clock. The clock then
+//! advances whenever both wait.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -87,7 +87,7 @@ fn is_as_it_was(told: &ReceivedState) -> bool {
 }
 
 /// Makes all requests fail for ten minutes. Checks that the last state stays meanwhile, that
-/// requests are rare, and that the source recovers soon after.
+/// requests are rare, and that the source recovers soon after the failure.
 async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let what = format!(
         "{fault:?}, watch_list {}, compacted {is_compacted}",

@@ -63,7 +63,7 @@ impl World {
         ReceivedState::of(&source.ok().unwrap(), "node1")
     }
 
-    /// Checks that all objects are listed and watched through this proxy, and by no other route.
+    /// Checks that the source lists and watches all objects through this proxy only.
     async fn is_served(&self, proxy: &Proxy, url: &str) {
         let before = self.server.requests().len();
         let mut told = self.told(url).await;
@@ -171,7 +171,7 @@ async fn a_socks_proxy_works_with_and_without_a_password() {
                 ..socks()
             };
             let proxy = Proxy::start(options).await.unwrap();
-            // A proxy that requires no password gets none, as from a Go program.
+            // Like a Go program, the source sends no password to a proxy that requires none.
             let user = has.map_or(String::new(), |_| format!("me:{ENCODED}@"));
             let url = format!("{scheme}://{user}{}", proxy.address());
             world.is_served(&proxy, &url).await;
@@ -190,7 +190,7 @@ async fn a_socks_proxy_works_over_ipv6() {
     world.is_served(&proxy, &url).await;
 }
 
-/// No resolver knows the server's name.
+/// Checks a server name that only the proxy can resolve.
 #[tokio::test]
 async fn the_proxy_resolves_the_servers_name() {
     for (scheme, speaks) in [
@@ -253,7 +253,7 @@ async fn a_proxys_certificate_is_checked_with_the_kubeconfigs_authorities() {
     );
     assert_eq!(misnamed.targets(), [""; 0]);
 
-    // The proxy's name differs from the server's.
+    // The name in the proxy's certificate differs from the server's name.
     let named = start(&world.authority, &["127.0.0.1"]).await;
     let cluster = json!({
         "proxy-url": format!("https://{}", named.address()), "tls-server-name": "api.example",

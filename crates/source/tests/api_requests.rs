@@ -29,7 +29,7 @@ fn settings(lists: Lists) -> Api {
     }
 }
 
-/// Starts a server with a Service `web`. Also starts a source that has listed it.
+/// Starts a server with a Service `web`. Also starts a source that has listed this Service.
 async fn well(lists: Lists, options: Options) -> (Server, ReceivedState) {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -172,8 +172,8 @@ async fn a_long_list_is_read_compressed_from_the_watch_cache() {
     assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
 }
 
-/// The server reads later lists from its watch cache, once the cache is as new as the last seen
-/// version.
+/// Checks that the server reads later lists from its watch cache, once the cache is as new as the
+/// last seen version.
 #[tokio::test(start_paused = true)]
 async fn a_new_list_is_requested_at_the_last_seen_version() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;
@@ -196,8 +196,8 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// The API server has lists that are older than the last seen version. These lists delete no
-/// object, until the server marks a list as its newest.
+/// Checks that lists older than the last seen version delete no object, until the server marks a
+/// list as its newest.
 #[tokio::test]
 async fn an_outdated_list_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -255,7 +255,8 @@ async fn an_outdated_list_removes_no_object() {
     );
 }
 
-/// A failed watch causes no list unless its resource version has expired or is too large.
+/// Checks that a failed watch causes no list unless its resource version has expired or is too
+/// large.
 #[tokio::test(start_paused = true)]
 async fn many_refused_watches_do_not_cause_a_list() {
     let refuse = |code| Fault::Refuse {
@@ -288,8 +289,8 @@ async fn many_refused_watches_do_not_cause_a_list() {
     }
 }
 
-/// A server that does not stream lists may have been replaced by another. So the source requests a
-/// streamed list again after it has reconnected.
+/// Checks that the source requests a streamed list again after a reconnect. Another server, which
+/// can stream lists, may have replaced the first server.
 #[tokio::test(start_paused = true)]
 async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     let options = Options {
@@ -335,7 +336,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     assert_eq!(services(&told.model), ["web"].into());
 }
 
-/// Only a refusal of streaming causes a plain list.
+/// Checks that only a refusal of streaming causes a plain list.
 #[tokio::test(start_paused = true)]
 async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -354,8 +355,8 @@ async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     assert_eq!(lists(&server.requests()).len(), 0);
 }
 
-/// Servers send compressed streamed lists from 1.37 on. The source decodes objects before the watch
-/// ends.
+/// Checks that the source decodes the objects of a compressed streamed list before the watch ends.
+/// Servers compress streamed lists from 1.37 on.
 #[tokio::test]
 async fn a_compressed_streamed_list_is_decoded_object_by_object() {
     let mut sent = Vec::new();

@@ -122,7 +122,8 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     );
 }
 
-/// Follows a server twice. The requested content type is protobuf the first time, then JSON.
+/// Checks that the source follows a server, first with protobuf as the requested content type, then
+/// with JSON.
 async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
     for content_type in [ContentType::Protobuf, ContentType::Json] {
         let settings = Api {
@@ -268,7 +269,8 @@ async fn an_api_server_that_starts_later_is_found() {
     told.until_services(&["web"]).await;
 }
 
-/// No event comes before the address of its connection, even if the URL of the server has a name.
+/// Checks that no event precedes the address of its connection, even if the server's URL has a host
+/// name.
 #[tokio::test]
 async fn an_api_servers_address_is_reported_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -402,8 +404,9 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
+/// Follows a server that has lost its history, and that replies to all lists with `nonsense`.
 /// Returns the Services that the source still has, and the number of list requests within a short
-/// time. The server has lost its history, and replies to all lists with `nonsense`.
+/// time.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -501,8 +504,8 @@ async fn a_truncated_streamed_list_removes_no_object() {
     told.until_services(&["b"]).await;
 }
 
-/// If storage cannot read a version, servers before 1.38 refuse it with status 500, and later
-/// servers with 400.
+/// Checks that the source lists all objects again if the server's storage cannot read a version.
+/// Servers before 1.38 refuse such a version with status 500, later servers with 400.
 #[tokio::test]
 async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {

@@ -139,7 +139,7 @@ async fn an_api_server_without_service_cidrs_delays_no_list() {
     }
 }
 
-/// The responses to unknown paths differ: servers send text, and from 1.37 on a Status.
+/// Checks the responses to unknown paths. Servers send plain text, and from 1.37 on a Status.
 #[tokio::test]
 async fn unknown_paths_are_recognised_in_text_and_status_responses() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
@@ -183,7 +183,7 @@ async fn unknown_paths_are_recognised_in_text_and_status_responses() {
 
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_stay_known_after_permission_is_lost() {
-    // Captures the log before its first line.
+    // Starts the capture before the source can log a line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = ReceivedState::with(server.url(), "node1", asking()).await;
@@ -201,10 +201,10 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
     .await;
 }
 
-/// The test simulates an upgrade of the server, which also closes the other connections.
+/// Simulates an upgrade of the server, which closes all connections.
 #[tokio::test(start_paused = true)]
 async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
-    // Captures the log before its first line.
+    // Starts the capture before the source can log a line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     server.faults().add(refuse(404));

@@ -119,8 +119,8 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // The server refuses two kinds of clients: those without a certificate, and those with another
-    // authority's certificate.
+    // The server refuses clients without a certificate, and clients with a certificate of another
+    // authority.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;

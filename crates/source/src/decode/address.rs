@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_parsed_as_by_go() {
+    fn addresses_are_parsed_as_in_go_programs() {
         let read = |text| ip(text).map(|ip| ip.to_string());
         assert_eq!(read("10.96.0.1").as_deref(), Some("10.96.0.1"));
         assert_eq!(read("010.096.000.001").as_deref(), Some("10.96.0.1"));

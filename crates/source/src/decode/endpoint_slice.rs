@@ -92,7 +92,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// Placements, each by the node, its zone, and the nodes and zones in the hints.
+/// Placements by their content: the node, its zone, and the nodes and zones in the hints.
 type Placements<'a> = HashMap<PlacementKey<'a>, Arc<Placement>>;
 
 type PlacementKey<'a> = (&'a str, &'a str, &'a [Named<'a>], &'a [Named<'a>]);
@@ -136,7 +136,7 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
-    // Ignores a longer zone: zones are label values, which have at most 63 characters.
+    // Ignores a zone of more than 63 characters. Zones are label values, which cannot be longer.
     let zone = wire.zone.as_deref().filter(|zone| zone.len() <= 63);
     let zone = zone.unwrap_or_default();
     let placement = if for_nodes.is_empty() && for_zones.is_empty() {
@@ -183,7 +183,8 @@ fn on_node(node: &str, zone: &str) -> Arc<Placement> {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();
     }
     KNOWN.with_borrow_mut(|known| {
-        // Looks the placement up by node, and compares the zone: a node is in only one zone.
+        // Looks up the placement by its node alone, because a node is in only one zone. Then
+        // compares the zone.
         let is_in_zone =
             |known: &&Arc<Placement>| known.zone.as_deref().unwrap_or_default() == zone;
         if let Some(placement) = known.get(node).filter(is_in_zone) {

@@ -159,7 +159,7 @@ impl Findings {
         self.unusable()
     }
 
-    /// Checks the object's own `kind`, if it has one. Objects in a list have none.
+    /// Checks the `kind` in the object, if it is set. Objects in a list have no `kind`.
     pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
         let expected = kind_name(self.key.kind);
         match kind {

@@ -25,8 +25,7 @@ struct Event<'a> {
 /// Decodes a watch event about an object of this kind. The outer error concerns the event. The
 /// event itself contains the error of the object.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
-    // Checks the encoding of the whole event here, because the parser does not check text that it
-    // skips.
+    // Checks the encoding of the whole event, because the parser does not check text that it skips.
     let text = str::from_utf8(event).map_err(|error| error.to_string())?;
     if let Some(object) = applied(kind, text) {
         return Ok(WatchEvent::Applied(object));
@@ -51,7 +50,7 @@ pub(crate) fn status(json: &[u8]) -> Option<Status> {
 }
 
 /// Decodes an added or modified object together with its event in one pass, because nearly all
-/// events are of these types. Returns `None` for other events, and if any part cannot be decoded.
+/// events have these types. Returns `None` for other events, or if any part cannot be decoded.
 pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, MissingName>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]

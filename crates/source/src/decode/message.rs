@@ -64,7 +64,7 @@ pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> 
 /// Decodes a message up to its first error. Returns the fields before the error.
 pub(crate) fn read_some<'a, M: Message<'a>>(bytes: &'a [u8]) -> M {
     let mut message = M::default();
-    // Ignores the error, because the caller has already found it.
+    // Ignores the error, because the caller has already detected it.
     let _ = merge(&mut message, bytes);
     message
 }

@@ -129,8 +129,8 @@ pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     read(raw).ok()
 }
 
-/// Decodes an object. `said` is the kind in the object's envelope, or `None` for an item of a list,
-/// which has no envelope.
+/// Decodes an object. `said` is the kind in the object's envelope, or `None` for an item of a list.
+/// Such an item has no envelope.
 fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;

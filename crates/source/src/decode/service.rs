@@ -280,7 +280,7 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports. Of two conflicting ports, returns only the first.
+/// Returns the valid ports. If two ports conflict, returns only the first of them.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],

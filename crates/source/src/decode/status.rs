@@ -26,8 +26,8 @@ pub(crate) struct Cause {
 
 impl Status {
     /// Reports whether the requested resource version is in the future. Status 504 alone does not
-    /// show this. Since Kubernetes 1.19, a cause contains the reason. Earlier servers wrote it in
-    /// the message.
+    /// show this. Since Kubernetes 1.19, a cause contains the reason. Earlier servers wrote the
+    /// reason in the message.
     pub(crate) fn is_ahead(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         self.code == 504

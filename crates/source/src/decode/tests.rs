@@ -249,7 +249,7 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
         ("fd00::/8".into(), both.clone())
     );
     assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // An invalid range admits no client. If no other range remains, the address is not served.
+    // An invalid range admits no client. If no valid range remains, the address is not served.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
         ("10.0.0.0/8".into(), "192.0.2.1".into())
@@ -260,7 +260,8 @@ fn a_source_range_of_all_addresses_opens_only_its_ip_family() {
     );
 }
 
-/// Each invalid field affects only itself. The problem contains the field's value.
+/// Checks that an invalid field affects only itself, and that the problem contains the field's
+/// value.
 #[test]
 fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     for (spec, named, check) in [
@@ -357,8 +358,8 @@ fn an_invalid_field_of_a_service_is_ignored_and_reported() {
     }
 }
 
-/// Stored objects may be older than the present validation, which requires a single spelling of
-/// addresses, and names that begin with a letter.
+/// Checks stored objects that are older than the present validation. This validation requires a
+/// single spelling of addresses, and names that begin with a letter.
 #[test]
 fn old_spellings_in_stored_objects_are_normalized() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
@@ -678,7 +679,7 @@ fn a_service_cidr_is_decoded() {
 }
 
 #[test]
-fn a_node_leaves_on_deletion_or_on_the_autoscalers_taint() {
+fn a_node_is_leaving_if_deleted_or_tainted_by_the_autoscaler() {
     let is_leaving = |metadata: Value, spec: Value| {
         let node = json!({"metadata": metadata, "spec": spec});
         let decoded = from_json(Kind::Node, &node.to_string()).unwrap();
@@ -703,7 +704,8 @@ fn a_node_leaves_on_deletion_or_on_the_autoscalers_taint() {
     ));
 }
 
-/// Generates JSON with the names of used fields, so that most inputs reach the converters.
+/// Checks that an added or modified object is decoded together with its event. All other events are
+/// decoded in another way.
 #[test]
 fn a_usual_event_is_decoded_together_with_its_object() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});

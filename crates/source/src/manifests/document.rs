@@ -93,7 +93,8 @@ fn near(line: &str, column: usize) -> String {
     text.trim().to_owned()
 }
 
-/// Returns the parser's message without its position, which is relative to the document.
+/// Returns the parser's message without its position. That position counts from the start of the
+/// document, not of the file.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error
         .without_snippet()
@@ -148,7 +149,7 @@ fn read_document(
     text: &str,
     objects: &mut Vec<Result<DecodedObject, String>>,
 ) -> Result<(), serde_saphyr::Error> {
-    // Sets limits that admit a file with every object of a large cluster, but no alias bomb.
+    // These limits admit a file with every object of a large cluster, and reject a YAML alias bomb.
     let options = || {
         serde_saphyr::options! {
             with_snippet: false,
@@ -186,7 +187,8 @@ struct Header {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum DocumentType {
     Object(Kind),
-    /// A list whose items have the given kind. If it is `None`, each item has its own kind.
+    /// A list whose items have the given kind. If the kind is `None`, each item states its own
+    /// kind.
     List(Option<Kind>),
     Other,
 }
@@ -366,7 +368,7 @@ mod tests {
         );
     }
 
-    /// A manifest of the misspelled kind `Servise` must not be ignored silently.
+    /// Checks that a misspelled kind such as `Servise` is not ignored silently.
     #[test]
     fn a_misspelled_kind_is_reported() {
         let told = |text: &str| -> Vec<String> {

@@ -2,13 +2,14 @@
 //! watch them.
 //!
 //! ```text
-//!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
+//!   files:   web.yaml ─▶ { Service default/web: content, … }
+//!   claims:  Service default/web ─▶ { web.yaml, web2.yaml }
 //! ```
 //!
 //! - If several files contain the same object, the first file by name wins.
 //! - A file that becomes unreadable keeps its last objects.
 //! - A file that has never been readable may contain any object. Until the file is readable or
-//!   deleted, the lists are complete but not whole.
+//!   deleted, the lists end with `is_whole` false.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -28,7 +29,7 @@ use crate::decode::{self, Content, Key};
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Name of this node. Other Nodes are ignored.
+    /// Name of this node. The folder ignores Node objects with other names.
     node: Box<str>,
     files: BTreeMap<OsString, File>,
     claims: HashMap<Key, BTreeSet<OsString>>,
@@ -241,8 +242,8 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // `self.files` lacks the objects of this file at this point. If this file is the
-                // winner, uses its former objects in `before`.
+                // At this point, `self.files` lacks the objects of this file. If this file provides
+                // the object, its former content is in `before`.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)

@@ -15,7 +15,8 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Number of letters in which a misspelt name may differ. In a name of up to `SHORT` letters: one.
+/// Number of letters in which a misspelt kind may differ from a known kind. If the known kind has
+/// at most `SHORT` letters, only one letter may differ.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
 /// Maximum length of compared names, in letters.

@@ -74,7 +74,8 @@ fn words(events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the events of a first read without the ends of lists, and true if all lists are whole.
+/// Returns the events of a first read without the events that end lists. Also returns true if all
+/// lists are whole.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
     let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));
@@ -86,7 +87,7 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Reads the folder as if all files had changed. So the read also detects two writes within one
+/// Reads the folder as if all files had changed. So the read also detects a second write within one
 /// tick of the file system's clock.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
@@ -377,8 +378,8 @@ async fn changes_of_manifests_are_noticed() {
     assert!(watched.is_quiet().await);
 }
 
-/// The test replaces 3,000 Services of one file with 3,000 others. All events arrive together, so
-/// no consumer sees a part of the change.
+/// Replaces 3,000 Services of one file with 3,000 other Services. All events must arrive together,
+/// so that no consumer sees a part of the change.
 #[tokio::test]
 async fn all_events_of_a_manifest_change_arrive_together() {
     let folder = Temporary::new();
@@ -449,7 +450,8 @@ async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // The folder is created again and filled slowly. The empty folder meanwhile must not count.
+    // Creates the folder again and fills it slowly. The source must ignore the folder while it is
+    // still empty.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

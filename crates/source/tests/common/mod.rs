@@ -123,7 +123,7 @@ impl ReceivedState {
     }
 }
 
-/// Waits until every kind is listed and watched.
+/// Creates an API server source with these settings.
 pub(crate) async fn server(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
@@ -157,7 +157,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Replaces the file with another file, as the kubelet does.
+    /// Replaces the file by renaming another file, as the kubelet does.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         fs::write(self.0.join("..new"), text).unwrap();
         fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
