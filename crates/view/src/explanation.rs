@@ -57,7 +57,8 @@ pub struct Walk {
     /// Reason why the endpoint's reply never returns. Absent if the reply may return.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// Reason why the reply may not return. Absent if the return is certain or impossible.
+    /// Reason why the reply may not return. Absent if the reply certainly returns, or never
+    /// returns.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
     /// Steps of the endpoint's reply on this node, in order.
@@ -73,7 +74,7 @@ pub struct Walk {
     pub steps: Vec<Step>,
 }
 
-/// A probability from 0 to 1. For a scheduler, the share of an endpoint.
+/// A probability from 0 to 1. At a scheduler, the share of connections that an endpoint gets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Chance(pub f64);
@@ -90,7 +91,7 @@ pub enum Fate {
     Unrouted,
     /// The packet is dropped silently.
     Dropped,
-    /// The packet is delivered to this node, where a process may or may not listen.
+    /// This node receives the packet. A process may or may not listen.
     Local,
     /// The packet leaves this node unchanged.
     Forwarded,

@@ -18,7 +18,7 @@ pub struct ServiceList {
     /// Value of `after=` for the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
-    /// Missing information, with the reason.
+    /// Information that is missing from the response, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub struct Service {
     pub errors: Vec<String>,
     /// Ports of the Service, in the order of `spec.ports`.
     pub ports: Vec<Port>,
-    /// Missing information, with the reason.
+    /// Information that is missing from the response, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -142,7 +142,7 @@ pub struct Address {
     /// virtual server at the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
-    /// Counters of connections to the address. Absent if the mode has none.
+    /// Counters of connections to the address. Absent if the mode has no counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -208,7 +208,7 @@ pub struct Endpoint {
     /// Absent if the endpoint does not drain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
-    /// Counters over all addresses of the port. Absent if the mode has none.
+    /// Counters over all addresses of the port. Absent if the mode has no counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
@@ -223,7 +223,7 @@ pub struct Drain {
     /// Number of open connections. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Number of closed connections that the kernel still stores; the drain lasts until they
+    /// Number of closed connections that the kernel still stores. The drain lasts until they
     /// expire. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
@@ -269,11 +269,11 @@ pub struct Counters {
     /// Number of bytes to clients. Absent if the mode does not count bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_out: Option<u64>,
-    /// Number of open connections. Absent if the mode does not count them.
+    /// Number of open connections. Absent if the mode does not count open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
     /// Number of closed connections that the kernel still stores. Absent if the mode does not count
-    /// them.
+    /// such connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

@@ -58,12 +58,13 @@ pub struct Family {
     pub pending: usize,
     /// Number of pending entries that the kernel rejected at the last attempt.
     pub failing: usize,
-    /// Age of the oldest pending change in seconds, or 0 without a pending change.
+    /// Age of the oldest pending change in seconds. 0 if no change is pending.
     pub lag_seconds: f64,
     /// Seconds since the kernel last accepted a pending change. Absent if no change is stuck.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stuck_seconds: Option<f64>,
-    /// Seconds since the kernel last had all changes. Absent if the kernel has never had all.
+    /// Seconds since the kernel last had all changes. Absent if the kernel has never had all
+    /// changes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub updated_seconds_ago: Option<f64>,
 }
@@ -79,7 +80,7 @@ pub enum SyncState {
     Synced,
     /// Changes are being written to the kernel.
     Syncing,
-    /// The kernel rejected some entries and has the rest.
+    /// The kernel rejected some entries, and has all other entries.
     Failing,
     /// The kernel accepts no pending change.
     Stuck,
@@ -97,9 +98,9 @@ pub struct Source {
     pub endpoint_slices: usize,
     /// True once both initial lists are complete.
     pub complete: bool,
-    /// True if every object could be read. If false, no entry is removed from the kernel.
+    /// True if every object could be read. If false, the proxy removes no entry from the kernel.
     pub whole: bool,
-    /// True if the Node object of this node exists, if known.
+    /// True if this node's Node object exists. Absent if unknown.
     pub node_exists: Option<bool>,
 }
 
@@ -154,7 +155,7 @@ pub struct RepairedEntries {
     pub family: String,
     /// Kind of the entries, such as `virtual server` or `set member`.
     pub kind: String,
-    /// Number of changed entries since the start.
+    /// Number of entries that other programs have changed since the start.
     pub count: u64,
     /// Time of the last drift, in RFC 3339.
     pub last: String,
@@ -170,7 +171,7 @@ pub struct Draining {
     pub server: String,
     /// Draining endpoint, such as `10.244.1.5:8080`.
     pub endpoint: String,
-    /// Seconds since the drain began, if the process has not restarted since.
+    /// Seconds since the drain began, or since the last restart of the process.
     pub seconds: f64,
     /// Number of active and inactive connections at the last check. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
