@@ -81,7 +81,7 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Rejects a request like the filters in front of a real server's handlers: in plain text.
+/// Returns a rejection in plain text, like the filters in front of a real server's handlers.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);
@@ -96,8 +96,8 @@ fn retry_after(response: &mut Response<Body>, seconds: u64) {
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
 }
 
-/// Compresses chunks. Sends compressed data once it has at least `least` bytes. If `least` is 0,
-/// sends each chunk separately.
+/// Compresses chunks. Sends compressed data once at least `least` bytes are available. If `least`
+/// is 0, sends each chunk separately.
 fn compressed(
     content: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The objects, their change history, and the resource version, which numbers every change.
+//! Stores the objects and their change history. Every change has its own resource version.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +25,7 @@ pub struct Cluster {
     changed: Arc<watch::Sender<u64>>,
 }
 
-/// Reason for which [`Cluster::apply_yaml`] stopped. Objects before the error stay applied.
+/// Reason why [`Cluster::apply_yaml`] stopped. Objects before the error stay applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The text is not YAML.
@@ -95,8 +95,8 @@ impl Cluster {
     }
 
     /// Creates or replaces an object, including its status. Keeps the identity (uid, creation time)
-    /// of an existing object and ignores `resourceVersion` in the new one. Returns the object as
-    /// stored.
+    /// of an existing object. Ignores `resourceVersion` in the given object. Returns the stored
+    /// object.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
         let object = self.write(|state| state.apply(object))?;
         Ok(object.value())
@@ -109,9 +109,9 @@ impl Cluster {
         Some(Recording::new(kind, &object))
     }
 
-    /// Stores all `recordings` in one step, so that watches see all of them together. Each keeps
-    /// its recorded content and gets the next resource version. (Its generation can therefore
-    /// decrease.) This is for change rates beyond those of [`Self::apply`].
+    /// Stores all `recordings` in one step, so that watches see all of them together. Each object
+    /// keeps its recorded content and gets the next resource version. (Its generation can therefore
+    /// decrease.) This function reaches higher change rates than [`Self::apply`].
     pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
         self.write(|state| {
             for slice in recordings {
@@ -252,7 +252,7 @@ fn describe(object: &Value) -> String {
     }
 }
 
-/// State behind the lock. Module [`crate::write`] has the writes.
+/// State of a cluster, behind a lock. Module [`crate::write`] implements its writes.
 #[derive(Debug)]
 pub(crate) struct StoredCluster {
     pub(crate) version: u64,
@@ -309,7 +309,7 @@ impl StoredCluster {
     }
 
     /// Returns up to `limit` changes after the version `after`, and the version up to which they
-    /// are complete. Returns `None` if the history has lost some of them.
+    /// are complete. Returns `None` if the history no longer has all changes after `after`.
     pub(crate) fn changes(
         &self,
         kind: Kind,
@@ -348,8 +348,8 @@ impl StoredCluster {
         after: Option<&Key>,
         limit: usize,
     ) -> Page {
-        // Computes the past state by undoing the later changes. `past` maps each object changed
-        // since then to its state before the first of these changes.
+        // Computes the past state by undoing the later changes. For each object that has changed
+        // since `version`, `past` contains its state before the first change.
         let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
         for change in self.later(kind, version) {
             past.entry(&change.object.key)

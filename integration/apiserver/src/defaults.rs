@@ -1,5 +1,5 @@
-//! Sets an object's default values like a real API server. Allocates no addresses or ports; clients
-//! must set them. Detects only the errors that prevent defaulting.
+//! Sets an object's default values like a real API server. Does not allocate addresses or ports:
+//! clients must set them. Detects only the errors that prevent defaulting.
 //!
 //! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
 //! 1.36.
@@ -22,7 +22,7 @@ fn invalid(field: impl Into<String>, why: impl Into<String>) -> Invalid {
     }
 }
 
-/// Completes `object` in place. `old` is its previous version, if it exists.
+/// Sets the default values of `object`. `old` is the previous version of the object, if any.
 pub(crate) fn fill(kind: Kind, object: &mut Value, old: Option<&Value>) -> Result<(), Invalid> {
     let object = object
         .as_object_mut()
@@ -115,7 +115,7 @@ fn service(service: &mut Map<String, Value>, old: Option<&Value>) -> Result<(), 
 }
 
 /// Derives missing values of `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from the
-/// others. A Service keeps its previous addresses.
+/// fields that are set. A Service keeps its previous addresses.
 fn cluster_ips(
     spec: &mut Map<String, Value>,
     old: Option<&Map<String, Value>>,

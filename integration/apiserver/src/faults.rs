@@ -2,7 +2,7 @@
 //!
 //! A [`Rule`] affects later requests. The server rejects them, does not respond, or cuts, stalls or
 //! slows the bodies of its responses. [`Faults::cut`] and [`Faults::freeze`] affect open responses.
-//! The cluster records changes during a fault, too.
+//! During a fault, the cluster still records changes.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -158,7 +158,7 @@ impl Faults {
         self.lock().push(rule.into());
     }
 
-    /// Removes all rules for new requests. Responses that are already silent or slow stay so.
+    /// Removes all rules for new requests. Responses that are already silent or slow do not change.
     pub fn clear(&self) {
         self.lock().clear();
     }
@@ -226,7 +226,7 @@ impl Faults {
 /// Response body that is being sent.
 struct Sent {
     body: BoxStream<'static, Bytes>,
-    /// Data that was taken from the body and remains to be sent.
+    /// Data of the body that remains to be sent.
     unsent: Bytes,
     fault: Option<Fault>,
     /// Number of bytes to send before the fault. `None` without such a fault.
@@ -241,7 +241,7 @@ impl Sent {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut bodies = self.bodies.clone();
         let began = self.began;
-        // If the sender of the signal is gone, no cut can occur.
+        // If the sender of the signal no longer exists, no cut can occur.
         let cut = async {
             if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
                 std::future::pending::<()>().await;

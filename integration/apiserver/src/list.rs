@@ -29,7 +29,7 @@ pub(crate) fn awaited(query: &Query) -> Option<u64> {
     (!is_exact && query.text("continue").is_empty()).then_some(version)
 }
 
-/// Returns the page that a query requests. It has a `continue` token if more objects follow.
+/// Returns the page that a query requests. The page has a `continue` token if more objects follow.
 pub(crate) fn page(
     cluster: &Cluster,
     kind: Kind,
@@ -53,7 +53,7 @@ pub(crate) fn page(
         ("", "Exact" | "NotOlderThan", None) => return wrong("needs a resourceVersion"),
         ("", "Exact", Some(0)) => return wrong("Exact has no version 0"),
         ("", "Exact", Some(version)) => (version, None),
-        // If a limit is set, a resource version always means exactly this version.
+        // With a limit, a resource version always means exactly this version.
         ("", "", Some(version @ 1..)) if limit > 0 => (version, None),
         ("", "" | "NotOlderThan", asked) => {
             if asked == Some(0) && cache == WatchCache::Present {
@@ -105,7 +105,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Encodes a page. `on` is its continue token, or empty for the last page.
+    /// Encodes a page. `on` is the page's continue token, or empty for the last page.
     pub(crate) fn new(kind: Kind, page: Page, on: &str, scope: &Scope, media: Media) -> Self {
         let resource = kind.resource();
         let mut metadata = json!({ "resourceVersion": page.version.to_string() });

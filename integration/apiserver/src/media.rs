@@ -137,8 +137,8 @@ impl<'a> Range<'a> {
     }
 
     fn is_met_by(&self, media: Media) -> bool {
-        // If kubectl requests a Table, it gets the object. The server supports no other
-        // transformation.
+        // If kubectl requests a Table, the server sends the object itself. The server supports no
+        // other transformation.
         let is_known = |parameter: &&str| match parameter.split_once('=') {
             Some(("as", form)) => form == "Table" && media == Media::Json,
             Some(("stream", what)) => what == "watch",

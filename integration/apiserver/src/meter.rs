@@ -16,12 +16,12 @@ pub(crate) struct MeteredStream<S> {
     meter: Meter,
 }
 
-/// The request that a connection serves now. Sent bytes count for this request. Clones share it.
+/// The request that a connection serves now, for which sent bytes count. Clones share the request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Counts all further bytes for this request, or for none.
+    /// Counts all further bytes for this request, or for no request.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

@@ -27,7 +27,7 @@ pub(crate) struct Object {
     protobuf: EncodedObject,
 }
 
-/// An object in one encoding. It is encoded once for all readers.
+/// An object in one encoding. The fixture encodes the object once for all readers.
 #[derive(Debug)]
 struct EncodedObject {
     /// Bytes of the object with its kind, as in a single-object response or an event.
@@ -122,7 +122,7 @@ impl Object {
             .map(|(_, value)| &**value)
     }
 
-    /// Returns the value of a selectable field. Empty if the object lacks it.
+    /// Returns the value of a selectable field, or an empty text if the object lacks the field.
     pub(crate) fn field(&self, name: &str) -> &str {
         match name {
             "metadata.name" => self.name(),
@@ -185,7 +185,8 @@ impl Object {
 }
 
 /// An object that a test can store repeatedly with different versions: see
-/// [`crate::Cluster::replay`]. The fixture encodes it once per number of digits in the version.
+/// [`crate::Cluster::replay`]. The fixture encodes the object once for each number of digits in the
+/// version.
 #[derive(Debug)]
 pub struct Recording {
     kind: Kind,

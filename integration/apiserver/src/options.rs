@@ -12,23 +12,24 @@ pub struct Options {
     pub address: SocketAddr,
     /// Listening socket, which replaces `address`. It may belong to another network namespace.
     pub listener: Option<std::net::TcpListener>,
-    /// True to support streamed initial lists (KEP-3157). If false, a request for one gets 422
-    /// Invalid.
+    /// True to support streamed initial lists (KEP-3157). If false, the server rejects requests for
+    /// such lists with 422 Invalid.
     pub watch_list: bool,
     /// Compression of streamed initial lists.
     pub streamed_lists: StreamedLists,
-    /// True if lists of any version come from a watch cache.
+    /// Presence of a watch cache, from which lists of any version come.
     pub watch_cache: WatchCache,
     /// Interval between bookmarks of a watch that requests them.
     pub bookmark_interval: Duration,
     /// True to create the Service `default/kubernetes` at 10.96.0.1.
     pub kubernetes_service: bool,
-    /// Ranges of cluster IPs, which the first `ServiceCIDR` has, too: an IPv4 range with 10.96.0.1,
-    /// and an IPv6 range.
+    /// Ranges of cluster IPs: an IPv4 range with 10.96.0.1, and an IPv6 range. The first
+    /// `ServiceCIDR` object has the same ranges.
     pub service_cidrs: [&'static str; 2],
     /// True to record the send times of change events, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// Number of changes that the history keeps per kind. A watch can resume within them.
+    /// Number of changes that the history keeps per kind. A watch can resume from any of these
+    /// changes.
     pub history: usize,
     /// Certificates for HTTPS. `None`: the server uses HTTP.
     pub tls: Option<Tls>,

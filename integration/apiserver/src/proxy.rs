@@ -1,5 +1,5 @@
-//! A proxy between clients and a server. It speaks HTTP `CONNECT`, also over TLS, or SOCKS5 (RFC
-//! 1928, RFC 1929).
+//! A proxy between clients and a server. The proxy speaks HTTP `CONNECT` (also over TLS) or SOCKS5
+//! (RFC 1928, RFC 1929).
 //!
 //! With SOCKS5, the proxy supports only the connect command. Like real proxies, it has separate
 //! error codes for forbidden, unreachable and unknown targets. It resolves only the names in its
@@ -41,7 +41,7 @@ pub struct ProxyOptions {
     /// Certificates for TLS to the proxy itself.
     pub tls: Option<Tls>,
     /// Name and password that a client must send. `None`: the proxy requires no password, and
-    /// rejects SOCKS clients that insist on one.
+    /// rejects SOCKS clients that insist on a password.
     pub user: Option<(String, String)>,
     /// Addresses of the names that the proxy can resolve.
     pub names: BTreeMap<String, IpAddr>,
@@ -80,7 +80,7 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// Reason for which the proxy rejects a tunnel.
+/// Reason why the proxy rejects a tunnel.
 enum Refusal {
     /// The client's name or password is wrong or missing.
     Unknown,

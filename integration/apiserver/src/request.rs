@@ -35,8 +35,8 @@ pub struct Request {
     pub accept_encoding: String,
     /// Value of the header `Authorization`. Empty if absent.
     pub authorization: Credentials,
-    /// The response. `None` before the response, or if the server closed the connection without
-    /// one.
+    /// The response. `None` before the response, or if the server closed the connection without a
+    /// response.
     pub answer: Option<LoggedResponse>,
     /// Number of bytes sent in response so far, below TLS: headers and compressed body.
     pub sent_bytes: u64,
@@ -105,8 +105,8 @@ impl Request {
     }
 }
 
-/// Returns the purpose of a request and the kind of its objects. Faults and counts distinguish
-/// requests by both.
+/// Returns the purpose of a request, and the kind of its objects. Faults and counts distinguish
+/// requests by purpose and kind.
 fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,
@@ -164,8 +164,8 @@ impl Log {
     }
 
     /// Returns the requests from number `from` on, the total of sent bytes, and the number of all
-    /// requests. If `without` is not empty, the requests and bytes exclude those of this
-    /// `User-Agent`.
+    /// requests. If `without` is not empty, excludes the requests with this `User-Agent` and their
+    /// bytes.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =
@@ -209,7 +209,7 @@ impl Entry {
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),
         };
-        // If there are several responses, keeps the first.
+        // If a request has several responses, keeps the first response.
         _ = self.answer.set(answer);
     }
 }

@@ -1,4 +1,4 @@
-//! The resources that the fixture serves, one table row each.
+//! Table of the resources that the fixture serves.
 
 /// Kind of an object. It also identifies the collection of all objects of this kind.
 #[derive(

@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::request::Request;
 use crate::service::Service;
 
-/// A listening server. Dropping it stops the server and closes its connections. It dereferences to
-/// its [`Cluster`], which lives as long as a clone of it exists.
+/// A listening server. Dropping the server stops it and closes its connections. The server
+/// dereferences to its [`Cluster`], which lives as long as a clone of the cluster exists.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -48,7 +48,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves a new cluster from a thread with its own runtime, for callers that have none.
+    /// Serves a new cluster from a thread with its own runtime, for callers without a runtime.
     pub fn spawn(options: Options) -> io::Result<Self> {
         Self::spawn_on(Cluster::new(&options), options)
     }

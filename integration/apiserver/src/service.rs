@@ -46,7 +46,7 @@ const BODY_LIMIT: usize = 3 << 20;
 /// Maximum time that a request waits for a future version, the same as in the real server's watch
 /// cache.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
-/// Prefix of paths that control the fixture. No real server has them.
+/// Prefix of paths that control the fixture. No real server has such paths.
 const FIXTURE: &str = "/fixture/";
 
 /// A response body, which a fault may end with an error.
@@ -329,7 +329,7 @@ impl Service {
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {
-            // This task has a handle to the cluster, so the sender of the signal exists.
+            // The sender of the signal exists, because this task has a handle to the cluster.
             _ = changed.wait_for(|current| *current >= version).await;
         };
         if self.cache == WatchCache::Present {
@@ -346,11 +346,12 @@ impl Service {
     /// requests, and the request log does not contain them.
     ///
     /// ```text
-    ///  GET  /fixture/sent       send times of change events since the last call: nanoseconds of CLOCK_MONOTONIC
-    ///                           by resource version
-    ///  GET  /fixture/requests   requests from number `from` on, except those with the User-Agent `without`:
-    ///                           each with its response headers and the bytes sent
-    ///  PUT  /fixture/faults     replaces the rules: [{"fault": {"refuse": {"code": 504}}, "on": "watch"}]
+    ///  GET  /fixture/sent       send times of change events since the last call, by version
+    ///                           (nanoseconds of CLOCK_MONOTONIC)
+    ///  GET  /fixture/requests   requests from number `from` on, except those with the User-Agent
+    ///                           `without`: each with its response headers and the bytes sent
+    ///  PUT  /fixture/faults     replaces the rules:
+    ///                           [{"fault": {"refuse": {"code": 504}}, "on": "watch"}]
     ///  POST /fixture/cut        cuts every response body in transmission
     /// ```
     async fn about_fixture(

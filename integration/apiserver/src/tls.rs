@@ -100,7 +100,7 @@ fn named(names: &[&str], common: &str) -> io::Result<CertificateParams> {
     Ok(params)
 }
 
-/// Converts the certificates for the TLS library. The error names the unusable part.
+/// Converts the certificates for the TLS library. An error names the unusable part.
 pub(crate) fn config(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -132,8 +132,8 @@ fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
         .map_err(io::Error::other)
 }
 
-/// Returns true if a request is authorized. Without `tokens` and `by_certificate`, every request
-/// is.
+/// Returns true if a request is authorized. Without `tokens` and `by_certificate`, every request is
+/// authorized.
 pub(crate) fn is_allowed(
     tokens: Option<&BTreeSet<String>>,
     by_certificate: bool,

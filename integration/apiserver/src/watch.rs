@@ -1,9 +1,9 @@
 //! WATCH: the changes after a resource version, as a stream of events.
 //!
 //! ```text
-//!  start ─┬─ too old a version ────────────────▶ ERROR 410, end
-//!         ├─ initial objects ─▶ ADDED… [─▶ BOOKMARK initial-events-end] ─┐
-//!         └─ a version ──────────────────────────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
+//!  start ─┬─ too old a version ──────────────▶ ERROR 410, end
+//!         ├─ initial objects ─▶ ADDED… [─▶ BOOKMARK] ─┐
+//!         └─ a version ───────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
 //! ```
 
 use std::sync::Arc;
@@ -147,8 +147,7 @@ impl Watch {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // While initial objects remain, sends them up to one chunk. Later changes are rarely
-        // numerous.
+        // While initial objects remain, sends a chunk of them. Later changes are usually few.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {

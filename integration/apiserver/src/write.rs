@@ -102,7 +102,8 @@ impl StoredCluster {
         self.record(Kind::EndpointSlice, Arc::new(object), false);
     }
 
-    /// Completes and stores `object`. An unchanged object creates no version and wakes no watch.
+    /// Sets default values, and stores `object`. An unchanged object creates no version and wakes
+    /// no watch.
     fn store(&mut self, kind: Kind, key: &Key, mut object: Value) -> Result<Arc<Object>, Status> {
         let held = self.get(kind, key);
         let old = held.as_ref().map(|held| held.value());

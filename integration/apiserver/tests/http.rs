@@ -104,7 +104,7 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Some keys remain. The server must read their objects to know whether they match.
+        // Some keys remain. The server must read the remaining objects to know whether they match.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(
@@ -949,7 +949,7 @@ mod encodings {
     }
 
     #[tokio::test]
-    async fn refusals_are_sent_as_protobuf() {
+    async fn error_statuses_are_sent_as_protobuf() {
         let (_server, client) = with_services(&["a"]).await;
         let path = format!("{SERVICES}?resourceVersion=100");
         let refused = get(&client, &path, &[("accept", PROTOBUF)]).await;
@@ -1163,7 +1163,7 @@ async fn posted_events_are_stored() {
     let (code, event) = client.write("POST", EVENTS, &posted).await;
     assert_eq!((code, &event["metadata"]["name"]), (201, &"node1.1".into()));
 
-    // In client-go's envelope: Event{metadata: {name: e1, namespace: default}, reason: Synced}.
+    // Event{metadata: {name: e1, namespace: default}, reason: Synced}, in client-go's envelope.
     let protobuf = b"k8s\0\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\x19\x0a\x0d\x0a\x02e1\x1a\x07default\x3a\x06Synced\x42\0\x1a\0\x22\0";
     let headers = [
         ("content-type", "application/vnd.kubernetes.protobuf"),

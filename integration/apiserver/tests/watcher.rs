@@ -79,7 +79,7 @@ async fn kube_rs_reads_a_streamed_list() {
 }
 
 #[tokio::test]
-async fn kube_rs_is_refused_a_streamed_list_if_disabled() {
+async fn kube_rs_gets_an_error_if_streamed_lists_are_disabled() {
     let server = Server::start(Options {
         watch_list: false,
         ..Options::default()

@@ -13,16 +13,16 @@ use tokio::signal::unix::{SignalKind, signal};
 /// An API server fixture: lists and watches Services, EndpointSlices and Nodes over plain HTTP.
 #[derive(Debug, Parser)]
 struct Flags {
-    /// The address to listen on; port 0 takes a free one, which is printed.
+    /// Listen address. Port 0 takes a free port. The program prints the address.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// YAML or JSON files, or folders of them, to start with.
+    /// YAML or JSON files with the initial objects, or folders of such files.
     #[arg(long, num_args = 1.., value_name = "DIR_OR_FILE")]
     objects: Vec<PathBuf>,
     /// File for a kubeconfig.
     #[arg(long, value_name = "FILE")]
     kubeconfig_out: Option<PathBuf>,
-    /// Note when events of changes are sent, for GET /fixture/sent.
+    /// Record when the server sends events of changes, for GET /fixture/sent.
     #[arg(long)]
     notes_sent: bool,
 }
@@ -40,9 +40,9 @@ async fn main() -> Result<()> {
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    // Loads the objects in a separate thread, which uses its own arena of glibc's allocator.
-    // Parsing leaves hundreds of thousands of holes between the objects. Requests in the same arena
-    // would use these holes and run slowly, on cold memory.
+    // Loads the objects in a separate thread, because a thread has its own arena of glibc's
+    // allocator. Parsing leaves hundreds of thousands of holes between the objects. Requests in the
+    // same arena would use these holes and run slowly, on cold memory.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags

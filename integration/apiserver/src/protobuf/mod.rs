@@ -2,9 +2,9 @@
 //! Also decodes the Events that clients post.
 //!
 //! ```text
-//!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}    an object, a list, a Status
-//!   ▲                    │  └──▶ List{items: message…}
-//!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length   a watch
+//!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}   objects, Status
+//!   ▲                    │  └──▶ List{items: message…}                         lists
+//!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length  watches
 //! ```
 //!
 //! Both directions use one table ([`schema`]). Like a real server, they drop unknown fields.
@@ -534,8 +534,8 @@ mod tests {
         assert!(again == posted, "{again:?}");
     }
 
-    /// If a value has the wrong type, the error names the location of the field. An unknown field
-    /// is ignored.
+    /// Checks that the error for a value of the wrong type names the location of the field, and
+    /// that an unknown field is ignored.
     #[test]
     fn values_of_a_wrong_type_are_errors() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);

@@ -19,9 +19,10 @@ pub(crate) type Schema = &'static [(u64, &'static str, Presence, Shape)];
 /// Condition under which a field is on the wire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Presence {
-    /// Always present. Go has a plain value and encodes its zero value, too, which JSON omits.
+    /// Always present. The field is a plain value in Go. Protobuf contains even its zero value,
+    /// which JSON omits.
     Always,
-    /// Present if the object has the field. Go has a pointer or a map.
+    /// Present if the object has the field. The field is a pointer or a map in Go.
     Set,
     /// Present once per item of a list.
     Each,
@@ -64,8 +65,8 @@ pub(super) fn named(name: &str) -> Schema {
     ALL.get(name).expect("what is asked for is in the table")
 }
 
-/// Parses a message of the table, and the messages inside it. Each is parsed once and cached for
-/// the process's lifetime.
+/// Parses a message of the table, and the messages inside it. Each message is parsed once and
+/// cached for the process's lifetime.
 fn read(name: &str) -> Schema {
     let mut messages = TEXT
         .split("\n\n")

@@ -1,5 +1,5 @@
-//! A minimal HTTP client for tests. It opens one connection per request, exchanges JSON, and reads
-//! watches line by line.
+//! A minimal HTTP client for tests. The client opens one connection per request, exchanges JSON,
+//! and reads watches line by line.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -82,14 +82,14 @@ impl Client {
         .await
     }
 
-    /// Sends a GET request, which must get a response with status 200. Returns its body.
+    /// Sends a GET request, which must get a response with status 200. Returns the response's body.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(code, 200, "{path}: {body}");
         body
     }
 
-    /// Sends a GET request, which must get another status than 200. Returns the status and the
+    /// Sends a GET request, which must get a status other than 200. Returns the status and the
     /// body.
     pub(crate) async fn refused(&self, path: &str) -> (u16, String) {
         let (code, body) = self.send("GET", path, &[], b"").await;
