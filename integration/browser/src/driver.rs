@@ -1,5 +1,5 @@
 //! A WebDriver client with the few commands that the tests need. Published clients have a licence
-//! that this project does not accept, or they need two HTTP stacks.
+//! that this project does not accept, or need two HTTP stacks.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -55,8 +55,8 @@ impl Key {
 }
 
 /// Starts chromedriver. Returns its process and its port. chromedriver takes a free port of
-/// 127.0.0.1 and the same port of `::1`. If the latter is in use, chromedriver exits, and this
-/// function starts it again.
+/// 127.0.0.1 and the same port of `::1`. If another program uses the port of `::1`, chromedriver
+/// exits. This function then starts it again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {
@@ -136,7 +136,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// Fails if the browser cannot load it.
+    /// Fails if the browser cannot load the page.
     pub fn go(&self, to: &str) -> Result<()> {
         self.command("url", &json!({ "url": to })).map(drop)
     }
@@ -335,8 +335,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The end of the session ends the browser. Without it, the browser would outlive a killed
-        // driver.
+        // Ends the session, and so the browser. Otherwise, the browser would outlive a killed
+        // chromedriver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);
             drop(self.send("DELETE", &path, &Value::Null));

@@ -181,7 +181,8 @@ impl World {
         status
     }
 
-    /// Returns the response of `/api/v1/top`. The second response is the first one with rates.
+    /// Returns the response of `/api/v1/top`. The first response has no rates, because rates need
+    /// two samples.
     pub fn top(&self) -> Top {
         let now = Instant::now();
         let before = self.last.lock().ok().and_then(|mut last| last.replace(now));
@@ -224,7 +225,7 @@ impl World {
         }
     }
 
-    /// Returns the response of `/api/v1/explain`: the same three paths for every Service.
+    /// Returns the response of `/api/v1/explain`. Every Service has the same three paths.
     pub fn explain(&self, to: &str, from: &str) -> Explanation {
         let who = match from {
             "pod" => "pod 10.244.0.5 on this node",

@@ -151,8 +151,8 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     Ok(())
 }
 
-/// Checks that the page shows an endpoint that has no EndpointSlice but still has a client's
-/// connection.
+/// Checks that the page shows a draining endpoint: no EndpointSlice contains it, but a client's
+/// connection to it is open.
 fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     let dial = || c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
     let mut kept = dial().reset_on_close().open()?;

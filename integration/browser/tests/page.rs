@@ -91,7 +91,7 @@ fn ten_thousand_services_are_searched_by_keyboard() -> Result<()> {
         "Weight",
     ])?;
     ensure!(hash(&browser)? == "#/services/team-1/web-04321");
-    // The first response has no rates, the second has them.
+    // The first response has no rates. The second response has rates.
     browser.until(
         "rates",
         "return [...document.querySelectorAll('td[data-title=\"New/s\"]')].some((cell) => cell.textContent > 0)",
@@ -140,7 +140,7 @@ fn a_packets_path_is_drawn_and_readable_as_a_list() -> Result<()> {
         "delivered to 10.244.0.3:8080",
         "Is refused: the Service port has no endpoints.",
     ])?;
-    // The page draws steps that all paths share once, in the order of the packet.
+    // Steps that all paths share appear once, in the order in which the packet takes them.
     let places = browser.run(
         "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
         &[],
@@ -380,7 +380,8 @@ fn a_lost_daemon_is_shown_until_one_returns() -> Result<()> {
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;
-    // Another daemon may respond now, so the page reloads its header before it removes the banner.
+    // Another daemon may now respond, with other data in the header. So the page reloads the header
+    // before it removes the banner.
     let head = browser.until(
         "the end of the outage",
         "return document.getElementById('gone').hidden && document.getElementById('node').innerText",
