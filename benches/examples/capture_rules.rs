@@ -1,4 +1,4 @@
-//! Writes the files of `tests/data`: nat tables in a real kernel's binary layout.
+//! Writes the files of `tests/data`: nat tables in the binary layout of a real kernel.
 //!
 //! ```text
 //! cargo build -p lab && cargo build -p bench --example capture_rules
@@ -6,6 +6,7 @@
 //!   target/debug/lab run -- target/debug/examples/capture_rules benches/tests/data/$one.rules > benches/tests/data/$one.hex
 //! done
 //! ```
+//!
 //! `iptables-legacy-restore` loads the rules. Each output line is one rule (`struct ipt_entry`) in
 //! hex.
 
@@ -16,7 +17,7 @@ use std::process::Command;
 use iptables::LegacyTables;
 use proxy::IpFamily;
 
-/// Bytes of an entry that hold the offset of the next entry.
+/// Byte range of an entry's field `next_offset`, the distance to the next entry.
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,29 +1,32 @@
-//! Predicts the duration of cells, so that no cell starts that cannot finish in time.
+//! Predicts the duration of each cell (one benchmark run), so that the benchmark starts only cells
+//! that can finish in time.
 //!
-//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On other or
-//! busy machines, they differ by a factor, which the budget learns from finished cells. For other
-//! kube-proxies, the durations are estimates from upstream's 1.36. Each of these subjects has its
-//! own factor, so that a wrong estimate does not look like a slow machine.
+//! The expected durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On
+//! another machine, or on a busy one, durations differ by a factor. The budget learns this factor
+//! from finished cells.
+//!
+//! For other kube-proxies, the durations are estimates from upstream's 1.36. Each of these programs
+//! has its own factor, so that a wrong estimate does not look like a slow machine.
 
 use std::collections::BTreeMap;
 
 use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
-/// Seconds for booting, setting up the nodes, and shutting down.
+/// Seconds for booting the VM, setting up its nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Weight of the initial factor 1, in seconds. Once finished cells have taken this long, they weigh
-/// as much as the initial factor.
+/// Weight of the initial factor 1, in seconds. Finished cells with this total duration weigh as
+/// much as the initial factor.
 const PRIOR: f64 = 60.0;
 
-/// Measured durations of cells, compared with their expected durations.
+/// Expected and actual durations of the finished cells.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     ours: Account,
-    /// Durations of other kube-proxies, by subject.
+    /// Durations of other kube-proxies, by the name of the measured program.
     others: BTreeMap<String, Account>,
 }
 
-/// Sums over the finished cells, in seconds.
+/// Total expected and total actual duration of the finished cells, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     expected: f64,
@@ -31,7 +34,7 @@ struct Account {
 }
 
 impl Budget {
-    /// Returns the expected seconds of a cell, from the durations measured before.
+    /// Returns the expected seconds of a cell, corrected by the durations of finished cells.
     pub(crate) fn expected(&self, cell: &Cell) -> f64 {
         let account = if cell.subject.kind.is_other() {
             self.others.get(&cell.subject.name).unwrap_or(&self.ours)
@@ -74,8 +77,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
-        // The changes take a sixth of the limit, and the warm-up a quarter of that. The cell makes
-        // at least ten changes.
+        // The changes take a sixth of the limit, and the warm-up takes a quarter of this sixth. The
+        // cell makes at least ten changes.
         Axis::Change if cell.subject.kind.is_other() => {
             5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
         }
@@ -90,8 +93,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Delete => 5.5 + 8.0 * services,
         #[allow(clippy::cast_precision_loss, reason = "a few minutes")]
         Axis::Idle => 5.5 + cell.idle_s as f64,
-        // Two storms of ten seconds, the recovery after each, and a quiet period after every
-        // occasion.
+        // Covers two storms of ten seconds, the recovery after each storm, and a quiet period after
+        // each occasion.
         Axis::Api => 65.0,
         // The kernel walks all rules for each packet.
         Axis::First if is_iptables => 1.3 + services * services,
@@ -102,28 +105,28 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     };
     let all = AROUND + start + rest;
     if cell.is_counting {
-        // Adds the cost of strace, and the wait until the subject is idle.
+        // Adds the cost of strace, and the wait until the measured program is idle.
         all * 1.5 + 3.5
     } else {
         all
     }
 }
 
-/// Returns true if the subject of a cell is expected to exceed the time limit.
+/// Returns true if the measured program is expected to exceed the cell's time limit.
 pub(crate) fn is_over(cell: &Cell) -> bool {
     #[allow(clippy::cast_precision_loss, reason = "minutes")]
     let limit = cell.limit_s as f64;
     start(cell) > limit
 }
 
-/// Returns the seconds from the start of a subject until it has programmed its Services. Includes
-/// the last look at the kernel.
+/// Returns the seconds from the program's start until the kernel has all its Services. Includes the
+/// benchmark's last check of the kernel.
 fn start(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
     let subject = &cell.subject.kind;
     // Seconds per ten thousand Services or endpoints. The cost of addresses on a device grows with
-    // the square of their number.
+    // the square of the number of addresses.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
         // Upstream starts several processes for each Service and endpoint.
         SubjectKind::KubeProxy {

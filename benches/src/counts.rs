@@ -1,21 +1,21 @@
-//! Counts the system calls of a subject, from the output of strace.
+//! Counts the system calls of the measured program, from the output of strace.
 
 use std::collections::BTreeMap;
 
 use crate::schema::Counts;
 
-/// Number of most frequent system calls that the report names.
+/// Maximum number of system calls that the report lists by name, the most frequent first.
 const NAMED: usize = 12;
 
-/// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. The number of started
-/// programs includes the subject itself if the output begins with the subject's start.
+/// Counts the system calls in the output of `strace -f -s 1000000 -o FILE`. If the output begins
+/// with the start of the traced program, the number of started programs includes that start.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
     for line in trace.lines() {
-        // A call looks like `123   sendto(5, ...) = 20`. The end of a call that another thread
-        // interrupted is `123 <... read resumed>`. `123 +++ exited with 0 +++` and `123 --- SIGCHLD
-        // ...` are not calls.
+        // A system call looks like `123   sendto(5, ...) = 20`. If another thread interrupts it,
+        // its end is `123 <... read resumed>`. The lines `123 +++ exited with 0 +++` and `123 ---
+        // SIGCHLD ...` are not calls.
         let call = line
             .trim_start_matches(|c: char| c.is_ascii_digit())
             .trim_start();
@@ -34,7 +34,7 @@ pub(crate) fn count(trace: &str) -> Counts {
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
             // The kernel rolls back an nftables transaction without an end message. Such a
-            // transaction is a query, not a write.
+            // transaction only tests something, so it does not count as a write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");
             for message in rest.split("nlmsg_len=").skip(1) {
@@ -60,8 +60,8 @@ pub(crate) fn count(trace: &str) -> Counts {
     counts
 }
 
-/// Returns true for a `setsockopt` that replaces a table of legacy iptables: option 64 of the level
-/// IP or IPv6. strace prints this option as a number, or with the name of another level's option.
+/// Returns true if this `setsockopt` replaces a table of legacy iptables: option 64 of the level IP
+/// or IPv6. strace prints the option as a number, or with the name of another level's option.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());
@@ -70,20 +70,20 @@ fn is_replacement(arguments: &str) -> bool {
 }
 
 /// Returns the name of the write that a netlink message requests, or `None` if the message only
-/// reads. The text begins at the message's length.
+/// reads. `message` begins with the value of `nlmsg_len`.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // An rtnetlink message on a socket that was opened before strace started: RTM_GETLINK. Generic
-    // netlink families begin at 0x13.
+    // strace cannot name the message types of a socket that was opened before strace started.
+    // `0x12` is RTM_GETLINK of rtnetlink. Generic netlink families begin at 0x13.
     if kind == "0x12" {
         return None;
     }
     if kind == "IPVS" || kind.starts_with("0x") {
-        // A generic netlink family: the first byte of the content is the command.
+        // This is a generic netlink family, in which the first byte of the content is the command.
         // IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO only read.
         let name = match command(rest) {
             Some(4 | 8 | 11 | 13 | 15) => return None,
@@ -103,7 +103,7 @@ fn write(message: &str) -> Option<String> {
     (!reads.iter().any(|read| kind.contains(read))).then_some(kind)
 }
 
-/// Returns the first byte of a message's content, which strace prints as a string: `},
+/// Returns the first byte of a message's content. strace prints the content as a string: `},
 /// "\x08\x01..."`.
 fn command(message: &str) -> Option<u8> {
     let (_, content) = message.split_once("}, \"\\x")?;

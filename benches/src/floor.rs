@@ -1,11 +1,14 @@
-//! The floor: a bare loader that writes the final state of IPVS mode as fast as the kernel allows.
-//! It encodes the messages before the clock starts, except set members, which it encodes while it
-//! sends them. It writes in the daemon's order: sets, members, rules, virtual servers with
-//! destinations, addresses.
+//! The bare loader of IPVS mode, called `floor`. It writes the final state as fast as the kernel
+//! allows, so it is the lower bound for a kube-proxy.
 //!
-//! The floor has no API server, no model and no read-back. Like the daemon, it writes the shim's
-//! rules with one `iptables-restore` per family. It prepares its messages and stops itself
-//! (SIGSTOP). When the measurement continues it, it writes.
+//! - It has no API server, no object model and no read-back.
+//! - It prepares its messages before the clock starts. Only set members are encoded during the
+//!   measurement.
+//! - After preparation, it stops itself (SIGSTOP). The benchmark starts the clock and continues it
+//!   (SIGCONT).
+//! - It writes in the daemon's order: sets, members, rules, virtual servers with destinations,
+//!   addresses.
+//! - Like the daemon, it writes the iptables rules with one `iptables-restore` per family.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
@@ -26,15 +29,15 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Minimum size of a set, equal to the daemon's minimum.
+/// Minimum capacity of a set (maxelem), the same as the daemon's.
 const LEAST_ROOM: u32 = 65_536;
-/// Line that the floor prints when it is ready.
+/// Line that the bare loader prints when its messages are prepared.
 const READY: &str = "ready";
-/// Minimum timeout for a floor's preparation. For the axis `change`, the preparation includes
-/// writing the whole state.
+/// Minimum time limit for the bare loader's preparation. For the axis `change`, the preparation
+/// includes writing the whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
-/// Waits until a floor has prepared its messages, and then continues it.
+/// Waits until the bare loader has prepared its messages, and then continues its stopped process.
 pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
@@ -59,8 +62,8 @@ fn is_stopped(pid: u32) -> Result<bool> {
         .is_some_and(|state| state == "T"))
 }
 
-/// Runs the subcommand `floor` in a separate process: the floor of a cell. After its work, the
-/// process waits so that the measurement can read its figures.
+/// Runs the subcommand `floor`, the bare loader of a cell, in its own process. Never returns after
+/// its work, so that the benchmark can still read the process' figures.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
     if matches!(
@@ -85,7 +88,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
     }
 }
 
-/// Prints that the floor is ready, and stops until continued.
+/// Prints that the bare loader is ready, and stops this process until the benchmark continues it.
 pub(crate) fn pause() -> Result<()> {
     println!("{READY}");
     std::io::stdout().flush()?;
@@ -155,7 +158,7 @@ impl Floor {
         took("write_rules");
         accepted(&self.ipvs.execute(&self.servers)?, "virtual servers")?;
         took("write_servers");
-        // The link's index is unknown until the link exists.
+        // The kernel assigns the link's index, so the address messages cannot be prepared earlier.
         let addresses = addresses(&self.objects, link);
         accepted(&self.route.execute(&addresses)?, "addresses")?;
         took("write_addresses");
@@ -164,7 +167,7 @@ impl Floor {
     }
 }
 
-/// Fails with the first rejected message.
+/// Returns an error with the first reply that is not success.
 fn accepted(replies: &[Reply], what: &str) -> Result<()> {
     let refused = replies.iter().find(|reply| **reply != Reply::Done);
     ensure!(refused.is_none(), "{what}: {refused:?}");
@@ -186,7 +189,8 @@ fn definition(set: Set, family: IpFamily) -> Definition {
     Definition::new(set_type, family)
 }
 
-/// Returns the shim's rules with addresses filled in, as input of `iptables-restore`.
+/// Returns the iptables rules of IPVS mode as input of `iptables-restore`, with addresses filled
+/// in.
 pub(crate) fn shim(family: IpFamily, style: ShimStyle) -> Result<String> {
     let filled = match family {
         IpFamily::V4 => [Set::ClusterIp, Set::IpvsIps, Set::LoopBack].into(),
@@ -226,7 +230,7 @@ fn restore(program: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the members of the three sets.
+/// Returns the members of the three sets that grow with the objects.
 fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
     let all = || (0..objects.services()).map(|service| IpAddr::V4(Objects::address(service)));
     let local = (0..objects.services()).flat_map(|service| objects.endpoints(service));
@@ -245,7 +249,8 @@ fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
 
 const TCP: IpProtocol = IpProtocol(6);
 
-/// Returns the set member of a local endpoint, with the endpoint's own address as the source.
+/// Returns the set member for a local endpoint. Destination and source are the endpoint's own
+/// address.
 fn loop_back(at: SocketAddrV4) -> Entry {
     let ip = IpAddr::V4(*at.ip());
     Entry::IpPortIp {
@@ -256,7 +261,7 @@ fn loop_back(at: SocketAddrV4) -> Entry {
     }
 }
 
-/// Fails with the first rejected member.
+/// Returns an error with the first outcome that is not success.
 fn done(outcomes: &[ipset_netlink::Outcome]) -> Result<()> {
     let done = ipset_netlink::Outcome::Done;
     let refused = outcomes.iter().find(|outcome| **outcome != done);
@@ -297,14 +302,14 @@ fn addresses(objects: &Objects, link: u32) -> Batch {
     batch
 }
 
-/// The changes of the axis `change`, with the daemon's messages.
+/// Changes of the axis `change`, as the messages that the daemon would send.
 struct Changes(Vec<OneChange>);
 
 struct OneChange {
     key: ServiceKey,
-    /// Adds the new destination, and sets weight 0 for the old one.
+    /// Messages that add the new destination, and set the old destination's weight to 0.
     made: Batch,
-    /// Removes the old destination.
+    /// Messages that remove the old destination.
     removed: Batch,
     /// Members to remove from the set of local endpoints.
     members: Vec<Entry>,
@@ -336,14 +341,14 @@ impl Changes {
         Self(turns.collect())
     }
 
-    /// Sends one change after another. Prints the duration of each in milliseconds.
+    /// Makes the changes one after another. Prints the duration of each change in milliseconds.
     fn run(&self, ipvs: &mut Ipvs, ipset: &mut Ipset) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
         for change in &self.0 {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
-            // The daemon asks the kernel whether the old destination still has connections. Here
-            // the destination never has connections.
+            // Like the daemon, asks the kernel whether the old destination still has connections.
+            // In this benchmark, it never has.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

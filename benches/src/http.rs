@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// Value of the header `User-Agent`. It distinguishes this program's requests from the subject's.
+/// Value of the `User-Agent` header, which distinguishes the benchmark's requests from those of the
+/// measured kube-proxy.
 pub(crate) const USER_AGENT: &str = "bench";
 
 /// A connection to the API server fixture.

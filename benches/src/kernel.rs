@@ -1,9 +1,9 @@
-//! Reads the node's kernel: cheap looks during a wait, and the whole state at the end.
+//! Reads the kernel state of a node: a few entries during a wait, and the whole state at the end.
 //!
-//! This program does not rely on a subject's own report. While a subject works, this program looks
-//! up a few entries by their keys. The lookups run at the lowest scheduler priority, so that they
-//! do not slow the subject down. When all these entries exist, this program reads and compares the
-//! whole state.
+//! The benchmark does not rely on a kube-proxy's own report. While the kube-proxy works, the
+//! benchmark looks up a few entries by their keys. It does so at the lowest scheduler priority, to
+//! avoid slowing the kube-proxy down. Once all these entries exist, the benchmark reads and
+//! compares the whole state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -29,17 +29,17 @@ pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-/// Protocol number of the routes that our daemon adds (`--ipvs-vip-mode=route`).
+/// Protocol number of the routes that this project's daemon adds (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
-/// Number of differences that an outcome names.
+/// Maximum number of differences that an outcome lists.
 const NAMED: usize = 5;
 
-/// State of a kernel, read back or derived from the objects.
+/// State of a node's kernel: either read back, or derived from the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Virtual servers, or the destinations reachable through the nat table. Includes only
-    /// destinations that get new connections.
+    /// Destinations of each virtual server, or of each Service address in the nat table. Includes
+    /// only destinations that get new connections.
     pub(crate) servers: Servers,
     /// IPVS: members of the set of cluster IPs and ports.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
@@ -47,13 +47,13 @@ pub(crate) struct Snapshot {
     pub(crate) ipvs_ips: BTreeSet<Ipv4Addr>,
     /// IPVS: members of the set of local endpoints.
     pub(crate) loop_back: BTreeSet<SocketAddrV4>,
-    /// IPVS: Service addresses that are local to this node: bound to the device `kube-ipvs0`, or
-    /// local by a route.
+    /// IPVS: Service addresses that are local to this node, either on the device `kube-ipvs0` or
+    /// through a route.
     pub(crate) local: BTreeSet<Ipv4Addr>,
 }
 
 impl Snapshot {
-    /// Returns the state that a mode must program for the objects.
+    /// Returns the state that a kube-proxy in this mode must write for the objects.
     pub(crate) fn wanted(objects: &Objects, mode: Mode) -> Self {
         let mut wanted = Self::default();
         for service in 0..objects.services() {
@@ -74,7 +74,7 @@ impl Snapshot {
         wanted
     }
 
-    /// Returns the size and digest of the state.
+    /// Returns a summary of the state: its sizes and a digest.
     pub(crate) fn state(&self, rules: u64) -> KernelDigest {
         let mut digest = DefaultHasher::new();
         (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
@@ -90,7 +90,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns the Services that lack entries of `wanted` here.
+    /// Returns the Services that miss an entry of `wanted`, or have different destinations.
     pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
         let servers = wanted
             .servers
@@ -100,13 +100,13 @@ impl Snapshot {
         servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
     }
 
-    /// Returns the Services that exist here but not in `wanted`.
+    /// Returns the Services that are in this state but not in `wanted`.
     pub(crate) fn excess(&self, wanted: &Self) -> impl Iterator<Item = Ipv4Addr> {
         let is_excess = |at: &&SocketAddrV4| !wanted.servers.contains_key(at);
         self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
-    /// Returns true if this state has all entries of `wanted`. It may have more.
+    /// Returns true if this state has all entries of `wanted`. Additional entries are allowed.
     pub(crate) fn holds(&self, wanted: &Self) -> bool {
         self.lacking(wanted).is_empty()
             && self.cluster_ip.is_superset(&wanted.cluster_ip)
@@ -114,7 +114,7 @@ impl Snapshot {
             && self.loop_back.is_superset(&wanted.loop_back)
     }
 
-    /// Describes the first differences. Empty if the states are equal.
+    /// Describes the first few differences. Returns an empty text if the states are equal.
     pub(crate) fn differences(&self, wanted: &Self) -> String {
         let mut text = String::new();
         for (at, reals) in &wanted.servers {
@@ -169,17 +169,17 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// Location of IPVS mode's sets.
+/// Place in the kernel where IPVS mode keeps its sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// ipset, as upstream uses it.
+    /// ipset, like upstream's kube-proxy.
     Ipset,
-    /// An nftables table, together with the rules.
+    /// An nftables table, which also holds the rules.
     Nftables,
 }
 
-/// Sockets to the node's kernel. Only the sockets that the mode needs are open, because the kernel
-/// may lack the other features.
+/// Sockets to the node's kernel. Only sockets that the mode needs are open, because the kernel may
+/// lack other features.
 pub(crate) struct Kernel {
     place: Place,
     mode: Mode,
@@ -214,7 +214,8 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// Returns true if a Service exists, and its new connections reach exactly these endpoints.
+    /// Returns true if the Service exists and its new connections reach exactly the endpoints in
+    /// `wanted`.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,
@@ -230,7 +231,8 @@ impl Kernel {
             Mode::Nftables => self
                 .tables()?
                 .serves(SocketAddrV4::new(address, PORT), wanted),
-            // In userspace mode, the kernel knows only the daemon's port.
+            // In userspace mode, the nat rules lead to a port of the daemon. They show only whether
+            // the Service has endpoints.
             Mode::Userspace => {
                 let (table, _) = self.nat()?.read()?;
                 let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
@@ -239,8 +241,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the destinations of a virtual server that get new connections. Empty if there is no
-    /// such virtual server.
+    /// Returns the destinations of a virtual server that get new connections. Returns an empty set
+    /// if the virtual server does not exist.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         self.weighty(&ServiceKey::new(
             ipvs_netlink::Protocol::TCP,
@@ -266,7 +268,7 @@ impl Kernel {
         Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
-    /// Returns the number of a set's members, or 0 if the set does not exist.
+    /// Returns the number of members of a set, or 0 if the set does not exist.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
         if let Some(tables) = &mut self.tables {
             return Ok(tables.members(nft::SHIM, set)?.len() as u64);
@@ -280,7 +282,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the nat tables of iptables.
+    /// Returns the sockets to the iptables nat tables.
     pub(crate) fn nat(&self) -> Result<&Nat> {
         self.nat
             .as_ref()
@@ -303,15 +305,15 @@ impl Kernel {
             .context("this mode has no table of nftables")
     }
 
-    /// Returns the number of IPv4 iptables rules, including the final rules of chains. Returns 0
-    /// without iptables.
+    /// Returns the number of IPv4 rules in the iptables nat table, including the final rule of each
+    /// chain. Returns 0 if the mode has no such table.
     pub(crate) fn rules(&self) -> Result<u64> {
         self.nat
             .as_ref()
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Returns true if IPv6 has rules, or IPv4 has none.
+    /// Returns true if IPv6 also has rules. Returns true as well if IPv4 has none.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),
@@ -321,7 +323,7 @@ impl Kernel {
         }
     }
 
-    /// Removes a Service from the table of nftables mode.
+    /// Removes a Service's entry from the table of nftables mode.
     pub(crate) fn take_out(&mut self, address: Ipv4Addr) -> Result<()> {
         self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
@@ -344,9 +346,9 @@ impl Kernel {
 
     /// Returns all virtual servers.
     ///
-    /// Reads `/proc/net/ip_vs`, which costs far less than a netlink request for the destinations of
-    /// each virtual server. If other network namespaces have virtual servers, too, Linux 6.1 omits
-    /// entries from this file. In this case, sends the netlink requests.
+    /// Reads `/proc/net/ip_vs`, which costs far less than one netlink request per virtual server
+    /// for its destinations. Linux 6.1 omits entries from this file if other network namespaces
+    /// also have virtual servers. In that case, sends the netlink requests.
     pub(crate) fn servers(&mut self) -> Result<Servers> {
         let text = self
             .place
@@ -373,8 +375,8 @@ impl Kernel {
         Ok(servers)
     }
 
-    /// Reads the whole state. Copies parts from `wanted` that are expensive to read or that the
-    /// kernel does not store.
+    /// Reads the whole state. Copies from `wanted` the parts that are expensive to read, or that
+    /// the kernel does not store.
     pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let servers = match self.mode {
             Mode::Ipvs => return self.virtual_state(wanted),
@@ -383,7 +385,8 @@ impl Kernel {
             Mode::Userspace => {
                 let mut servers = Rules::new(&self.nat()?.read()?.0).servers()?;
                 for (at, targets) in &mut servers {
-                    // In userspace mode, each Service leads to one port of the daemon.
+                    // In userspace mode, the rules lead each Service to one port of the daemon. The
+                    // kernel does not know the endpoints.
                     if let (1, Some(wanted)) = (targets.len(), wanted.servers.get(at)) {
                         targets.clone_from(wanted);
                     }
@@ -446,8 +449,8 @@ impl Kernel {
         Ok(snapshot)
     }
 
-    /// Returns the local addresses of Services: addresses with a host route, and addresses of
-    /// `wanted` that a local route covers.
+    /// Returns the Service addresses that are local to this node. Includes addresses with a host
+    /// route, and addresses of `wanted` that a wider local route covers.
     fn local_addresses(&mut self, wanted: &BTreeSet<Ipv4Addr>) -> Result<BTreeSet<Ipv4Addr>> {
         let mut found = BTreeSet::new();
         for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {
@@ -485,13 +488,13 @@ fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
     }
 }
 
-/// Returns true for an address in the Service range 10.96.0.0/12.
+/// Returns true if the address is in the Service range 10.96.0.0/12.
 fn is_service(address: Ipv4Addr) -> bool {
     let [a, b, ..] = address.octets();
     a == 10 && b & 0xf0 == 96
 }
 
-/// Parses `/proc/net/ip_vs`. Skips destinations of weight 0.
+/// Parses `/proc/net/ip_vs`. Skips destinations with weight 0.
 fn virtual_servers(text: &str) -> Result<Servers> {
     let mut servers = Servers::new();
     let mut current: Option<&mut BTreeSet<SocketAddrV4>> = None;

@@ -1,13 +1,14 @@
-//! `bench`: measures how fast the daemon is, compared with a bare loader, the kernel's tools and
-//! other kube-proxies.
+//! `bench`: measures the speed of the daemon. Compares it with a bare loader, the kernel's tools
+//! and other kube-proxies.
 //!
 //! ```text
 //!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
 //!                                 control_plane, data_plane, api                       bench report
 //! ```
 //!
-//! Each cell boots a fresh kernel. A cell counts only if the complete state, read back from that
-//! kernel, is correct.
+//! A cell is one benchmark run: one measured program, one input size and one quantity. Each cell
+//! boots a fresh kernel. A cell counts only if the complete state, read back from this kernel, is
+//! correct.
 
 mod api;
 mod budget;
@@ -64,7 +65,7 @@ enum Verb {
         #[arg(hide = true)]
         cell: String,
     },
-    /// Draw the report of a report.json again
+    /// Draw the report again from a report.json
     Report {
         /// The file
         json: PathBuf,
@@ -73,15 +74,15 @@ enum Verb {
     Publish {
         /// The file
         json: PathBuf,
-        /// Folder for the page, its charts and the file
+        /// Folder for the page, its charts and the JSON file
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
         into: PathBuf,
     },
-    /// Put the memory and CPU times of a report.json into the page about sizing
+    /// Put the memory and CPU figures of a report.json into the page about sizing
     Sizing {
         /// The file
         json: PathBuf,
-        /// Page with the markers of the tables
+        /// Page that has the markers of the tables
         #[arg(long, value_name = "FILE", default_value = "docs/sizing.md")]
         into: PathBuf,
     },
@@ -144,12 +145,12 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page with the main figures and its charts, and the file with all figures.
+/// Writes the page with the main figures, its charts, and the JSON file with all figures.
 fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, folder, false)?;
-    // Removes the paths of programs, which mean nothing to a reader.
+    // A reader cannot use the programs' local paths, so the published file omits them.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();
@@ -160,15 +161,15 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
-/// Replaces the tables of the page about sizing.
+/// Replaces the tables in the page about sizing.
 fn sizing(json: &Path, page: &Path) -> Result<()> {
     let text = std::fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let text = report::sizing::page(&read(json)?, &text).context(page.display().to_string())?;
     std::fs::write(page, text).with_context(|| page.display().to_string())
 }
 
-/// Returns the reason if another kube-proxy rejected its flags: this kube-proxy does not support
-/// the mode or a flag of the cell.
+/// Returns the reason if another kube-proxy refused to start because it does not support the cell's
+/// mode or one of its flags.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     if why.contains("the kernel has no nf_tables") {
         return Some("this kernel has no nf_tables; that of lane B has (LANE=B)".to_owned());

@@ -1,5 +1,5 @@
-//! Reads the nat tables of iptables: their length cheaply, or the bytes of the IPv4 table for
-//! [`crate::rules`].
+//! Reads the nat tables of iptables. A cheap request returns only the table's length. A full read
+//! returns the bytes of the IPv4 table, which [`crate::rules`] parses.
 
 use std::io;
 
@@ -7,13 +7,14 @@ use anyhow::{Context as _, Result, bail};
 use iptables::{LegacyTable, LegacyTables};
 use proxy::IpFamily;
 
-/// Maximum number of attempts to read a table. The subject may replace the table during a read.
+/// Maximum number of attempts to read a table. The measured kube-proxy may replace the table during
+/// a read.
 const READINGS: u32 = 100;
 
-/// Length of a table. Equal lengths do not imply equal tables.
+/// Length of a table. Two different tables may have the same length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Number of rules. Includes the final rule of each chain.
+    /// Number of rules, including the final rule of each chain.
     pub(crate) rules: u64,
     bytes: usize,
 }
@@ -35,7 +36,7 @@ pub(crate) struct Nat {
 }
 
 impl Nat {
-    /// Opens a socket for each family. From now on, this process keeps freed memory.
+    /// Opens one socket per IP family. From now on, this process keeps the memory that it frees.
     pub(crate) fn open() -> io::Result<Self> {
         keep_memory();
         Ok(Self {
@@ -44,7 +45,7 @@ impl Nat {
         })
     }
 
-    /// Returns true if IPv6 has rules, or IPv4 has none.
+    /// Returns true if IPv6 also has rules. Returns true as well if IPv4 has none.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
         let has_rules = |tables| {
             Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))
@@ -52,12 +53,13 @@ impl Nat {
         Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
-    /// Returns the length of the IPv4 table, or zeros if the table does not exist.
+    /// Returns the length of the IPv4 table. The length is zero if the table does not exist.
     pub(crate) fn length(&self) -> Result<Length> {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }
 
-    /// Reads the IPv4 table and its length. Returns both empty if the table does not exist.
+    /// Returns the bytes of the IPv4 table, and its length. Returns empty values if the table does
+    /// not exist.
     pub(crate) fn read(&self) -> Result<(Vec<u8>, Length)> {
         for _ in 0..READINGS {
             let Some(table) = table(&self.v4)? else {
@@ -65,7 +67,7 @@ impl Nat {
             };
             match self.v4.content(&table) {
                 Ok(content) => return Ok((content, Length::of(&table))),
-                // The subject replaced the table after the kernel returned its size.
+                // The kube-proxy replaced the table after the kernel had returned its size.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) => {
                 }
                 Err(error) => return Err(error).context("cannot read the nat table"),
@@ -75,21 +77,21 @@ impl Nat {
     }
 }
 
-/// Makes the allocator keep freed memory. A table of 50,000 Services has 140 MB, and the program
-/// reads it repeatedly while a subject works. In User Mode Linux, fresh pages for the table would
+/// Makes the allocator keep freed memory. The table of 50,000 Services has 140 MB, and the
+/// benchmark reads it repeatedly while a kube-proxy works. In User Mode Linux, fresh pages would
 /// take ten times as long as the read itself.
 #[allow(unsafe_code, reason = "no crate offers glibc's settings")]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: both settings are allowed at any time. They only control when memory is returned to
-    // the kernel.
+    // SAFETY: both settings are allowed at any time. They only control when the allocator returns
+    // memory to the kernel.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
     }
 }
 
-/// Returns the nat table of a family, or `None` if it does not exist.
+/// Returns the nat table of an IP family, or `None` if the table does not exist.
 fn table(tables: &LegacyTables) -> Result<Option<LegacyTable>> {
     match tables.table("nat") {
         Ok(table) => Ok(Some(table)),

@@ -1,5 +1,5 @@
-//! Reads nftables tables from the kernel: the targets of a Service's packets in nftables mode, and
-//! the sets of IPVS mode with the nftables shim.
+//! Reads nftables tables from the kernel: the endpoints of each Service in nftables mode, and the
+//! sets of IPVS mode with its rules in nftables.
 
 mod flat;
 
@@ -14,39 +14,40 @@ use nftables_netlink::{
 
 use crate::rules::Servers;
 
-/// Name of nftables mode's table. Our daemon and upstream's kube-proxy use the same name.
+/// Name of the table of nftables mode. This project's daemon and upstream's kube-proxy use the same
+/// name.
 pub(crate) const TABLE: &str = "kube-proxy";
-/// Map of Service addresses in the table.
+/// Name of the map of Service addresses in this table.
 const SERVICES: &str = "service-ips";
-/// Name of the table that holds the nftables shim of IPVS mode.
+/// Name of the table with the helper rules of IPVS mode.
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
-/// Name of a table that tests whether the kernel supports a family.
+/// Name of a temporary table that shows whether the kernel supports an address family.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
-/// Number of Services up to which the program reads all endpoints at the end. Reading one Service
-/// takes a few requests. For each request, the kernel walks all maps.
+/// Maximum number of Services of which the benchmark reads all endpoints at the end. Each Service
+/// takes a few requests, and the kernel walks all maps for each request.
 const WHOLE: usize = 12_000;
-/// Number of Services that the program reads if there are more than [`WHOLE`].
+/// Approximate number of Services that the benchmark reads if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
 
-/// Layout of nftables mode's table.
+/// Layout of the table of nftables mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
-    /// A chain per Service and per endpoint.
+    /// One chain per Service, and one per endpoint.
     Upstream,
-    /// Elements in maps that all Services share.
+    /// Map elements instead of chains. All Services share the maps.
     Flat,
 }
 
 /// A connection to nf_tables, in the network namespace of the thread that opened it.
 pub(crate) struct Tables {
     nft: Nftables,
-    /// Chains of Services, as of the last read of the map.
+    /// Chain of each Service, as of the last read of the map `service-ips`.
     chains: HashMap<SocketAddrV4, Name>,
-    /// Layout of nftables mode's table, once the table exists.
+    /// Layout of the table of nftables mode, or `None` until the table exists.
     layout: Option<Layout>,
-    /// Service whose state was wrong in this generation of the ruleset. Its state is not read again
-    /// until the generation changes.
+    /// Service that the last check found wrong, and the ruleset's generation at that time. The
+    /// benchmark does not read this Service again until the generation changes.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
 
@@ -54,8 +55,8 @@ impl Tables {
     pub(crate) fn open() -> Result<Self> {
         const NONE: &str = "the kernel has no nf_tables";
         let mut nft = Nftables::open().context(NONE)?;
-        // A kernel may have nf_tables but lack the family `ip`. The probe adds and deletes a table
-        // in one transaction.
+        // A kernel may have nf_tables but lack the family `ip`. To test this, one transaction adds
+        // and deletes a table.
         let probe = Transaction {
             family: Family::Ip,
             table: PROBE.into(),
@@ -91,7 +92,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Returns true if IPv6 has the table, or IPv4 has none.
+    /// Returns true if IPv6 also has the table. Returns true as well if IPv4 lacks it.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {
@@ -101,8 +102,8 @@ impl Tables {
         Ok(!is_in(Family::Ip) || is_in(Family::Ip6))
     }
 
-    /// Returns true if new connections to a Service reach exactly these endpoints. A Service
-    /// without endpoints may be absent.
+    /// Returns true if new connections to a Service reach exactly the endpoints in `wanted`. A
+    /// Service without endpoints may be absent.
     pub(crate) fn serves(
         &mut self,
         at: SocketAddrV4,
@@ -117,21 +118,23 @@ impl Tables {
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }
-        // A Service keeps its chain as long as it exists.
+        // A Service keeps its chain as long as it exists, so a known chain needs no new read.
         if wanted.is_empty() || !self.chains.contains_key(&at) {
             self.read_chains()?;
         }
         let serves = match self.chains.get(&at).cloned() {
             None => wanted.is_empty(),
-            // The subject may have deleted the chain in the meantime.
+            // The kube-proxy may have deleted the chain since the last read, so an error means "not
+            // served".
             Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
         };
         self.unwanted = (!serves).then_some((*at.ip(), generation));
         Ok(serves)
     }
 
-    /// Returns all Services with their endpoints. If there are many Services, reads only a sample
-    /// of them. The other Services count as correct if the map leads to their chains.
+    /// Returns all Services with their endpoints. With many Services in upstream's layout, reads
+    /// the endpoints of only a sample. For all other Services, it is enough that the map has a
+    /// chain for them.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();
@@ -163,7 +166,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a set. Empty if the set does not exist.
+    /// Returns the elements of a set. Returns none if the set does not exist.
     pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
         match self.nft.elements(Family::Ip, table, set) {
             Err(error) if is_absent(&error) => Ok(Vec::new()),
@@ -171,7 +174,7 @@ impl Tables {
         }
     }
 
-    /// Removes a Service from the map of Services.
+    /// Removes a Service's elements from the map that leads to it.
     pub(crate) fn take_out(&mut self, at: SocketAddrV4) -> Result<()> {
         let (map, gone) = match self.layout()? {
             Layout::Flat => self.flat_elements(at)?,
@@ -206,7 +209,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the endpoints among which the only rule of a Service's chain chooses.
+    /// Returns the endpoints to which the only rule of a Service's chain can send a packet.
     fn endpoints(&mut self, chain: &str) -> Result<BTreeSet<SocketAddrV4>> {
         let rules = self.nft.rules_of_chain(Family::Ip, TABLE, chain)?;
         let [rule] = rules.as_slice() else {
@@ -236,7 +239,8 @@ fn is_absent(error: &nftables_netlink::Error) -> bool {
     )
 }
 
-/// Parses the address and port of a map key. The key begins with address, protocol (TCP) and port.
+/// Parses the address and port of a map key. The key begins with the address, the protocol (TCP)
+/// and the port.
 pub(crate) fn address(key: &[u8]) -> Option<SocketAddrV4> {
     match key {
         [a, b, c, d, PROTOCOL_TCP, _, _, _, high, low, ..] => Some(SocketAddrV4::new(

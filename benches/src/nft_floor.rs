@@ -1,7 +1,9 @@
-//! The floor of nftables mode: a bare loader that sends the mode's own transactions. Before the
-//! clock starts, the mode writes the objects and each change to a recording kernel, which accepts
-//! every transaction. The floor then encodes the recorded transactions. It has no API server, no
-//! model and no read-back.
+//! The bare loader of nftables mode (`floor`). It sends the transactions that the mode itself would
+//! send.
+//!
+//! Before the clock starts, the mode runs against a recorder in place of the kernel. The recorder
+//! accepts every transaction for the objects and for each change. The bare loader then encodes
+//! these transactions. It has no API server, no object model and no read-back.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -23,11 +25,11 @@ use crate::floor::pause;
 use crate::objects::{CLUSTER_CIDR, NAMESPACE, Objects, PORT, TARGET_PORT, changed};
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Maximum number of sync turns of a start. More turns are a bug.
+/// Maximum number of sync turns at the start. A mode that needs more turns has a bug.
 const MOST_TURNS: usize = 10_000;
 
-/// Runs a cell's floor in a separate process. After its work, the process waits so that the
-/// measurement can read its figures.
+/// Runs the bare loader of a cell in its own process. Never returns after its work, so that the
+/// benchmark can still read the process' figures.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
     let mut objects = Objects::new(cell.size);
     let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| RecordedMode::new(family, cell));
@@ -81,7 +83,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
 }
 
-/// Returns the transactions that changes of the model cause.
+/// Returns the transactions that both IP families need for the model's pending changes.
 fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
@@ -92,7 +94,7 @@ fn record(modes: &mut [RecordedMode; 2], model: &mut Model) -> Result<Vec<Prepar
     Ok(prepared.collect())
 }
 
-/// A mode with its recorded transactions.
+/// nftables mode of one IP family, with its recorded transactions.
 struct RecordedMode {
     mode: Proxier<Recorder>,
     written: Arc<Mutex<Vec<Transaction>>>,
@@ -140,7 +142,7 @@ impl RecordedMode {
     }
 }
 
-/// A substitute for the kernel, without tables. It accepts and records every transaction.
+/// A substitute for the kernel that stores no tables. It accepts and records every transaction.
 #[derive(Clone)]
 struct Recorder {
     family: IpFamily,

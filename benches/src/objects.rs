@@ -1,9 +1,10 @@
-//! The objects that every subject receives. They depend only on their numbers, so that each run has
-//! the same objects.
+//! The objects that every measured program receives. Each object depends only on its index, so all
+//! runs use the same objects.
 //!
-//! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port
-//! 8080 of addresses from 10.128.1.0 on. One endpoint in 100 is on this node. Slices have at most
-//! 100 endpoints, like those of the real controller.
+//! - Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i.
+//! - Its endpoints listen on port 8080 of addresses from 10.128.1.0 on. One endpoint in 100 is on
+//!   this node.
+//! - An EndpointSlice has at most 100 endpoints, as with the real controller.
 
 mod served;
 
@@ -23,18 +24,20 @@ pub(crate) const NAMESPACE: &str = "bench";
 pub(crate) const PORT: u16 = 80;
 /// Port of every endpoint (TCP).
 pub(crate) const TARGET_PORT: u16 = 8080;
-/// Range of pod addresses: `--cluster-cidr`.
+/// Range of pod addresses, passed as `--cluster-cidr`.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
-/// First address of replacement endpoints.
+/// First address of the endpoints that replace others.
 const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
-/// Number of nodes that share the endpoints. This node is the first.
+/// Number of nodes that the endpoints are spread over. This node is the first.
 const NODES: u32 = 100;
-/// Maximum number of endpoints in a slice, as in the controller's `--max-endpoints-per-slice`.
+/// Maximum number of endpoints in a slice, like the default of the controller's
+/// `--max-endpoints-per-slice`.
 const SLICE: usize = 100;
-/// Maximum number of Services or endpoints in one file. The fixture reads a whole file into memory.
+/// Maximum number of Services or endpoints in one file. The API fixture reads a whole file into
+/// memory.
 const FILE: usize = 20_000;
 
 /// Endpoint of a Service.
@@ -46,29 +49,29 @@ pub(crate) struct Endpoint {
     pub(crate) is_local: bool,
 }
 
-/// The objects of a size, with all changes made so far.
+/// All objects of a given size, with the changes made so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Objects {
     size: Size,
-    /// Number of Services that exist, from the first on.
+    /// Number of existing Services. They are numbered from 0.
     services: u32,
-    /// Services with replaced endpoints.
+    /// Endpoints of each Service in which an endpoint was replaced.
     others: BTreeMap<u32, Vec<Endpoint>>,
     looks: ObjectContent,
 }
 
-/// Content of objects beyond the fields that a kube-proxy reads.
+/// Choice of how much an object contains beyond the fields that a kube-proxy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ObjectContent {
     /// No additional fields.
     #[default]
     Bare,
-    /// Fields that controllers and the API server write, for realistic sizes.
+    /// Also fields that controllers and the API server write, for realistic object sizes.
     Served,
 }
 
 impl Objects {
-    /// Creates the objects of a size.
+    /// Creates the objects for a number of Services and endpoints.
     pub(crate) fn new(size: Size) -> Self {
         Self {
             size,
@@ -78,12 +81,12 @@ impl Objects {
         }
     }
 
-    /// Sets the additional content of the objects.
+    /// Sets how much content the objects have.
     pub(crate) fn set_looks(&mut self, looks: ObjectContent) {
         self.looks = looks;
     }
 
-    /// Returns the number of Services.
+    /// Returns the number of existing Services.
     pub(crate) fn services(&self) -> u32 {
         self.services
     }
@@ -93,7 +96,7 @@ impl Objects {
         self.services = services;
     }
 
-    /// Returns the name of a Service. Its first slice has the same name with the suffix `-0`.
+    /// Returns the name of a Service. The Service's first slice has this name with the suffix `-0`.
     pub(crate) fn name(service: u32) -> String {
         format!("svc-{service:05}")
     }
@@ -117,8 +120,8 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service with an endpoint on another node. Each `turn` uses a new
-    /// address.
+    /// Replaces an endpoint of a Service with an endpoint on another node. Each `turn` gives it a
+    /// new address.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
             at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),
@@ -146,7 +149,7 @@ impl Objects {
         })
     }
 
-    /// Returns the slices of a Service as API objects, with their names.
+    /// Returns the names and API objects of a Service's slices.
     pub(crate) fn slices(&self, service: u32) -> Vec<(String, Value)> {
         let owner = Self::name(service);
         let endpoints = self.endpoints(service);
@@ -195,18 +198,18 @@ impl Objects {
     }
 }
 
-/// Returns the Service and the endpoint index that a change replaces. Successive changes visit the
-/// Services in a scattered order, and then their next endpoints.
+/// Returns the Service and the index of the endpoint that the change `turn` replaces. Successive
+/// changes visit all Services in a scattered order, then start again with the next endpoint.
 pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime that divides no number of Services used here. The changes therefore visit every
-    // Service once before any Service twice.
+    // A prime number that divides none of the Service counts used here. So the changes visit every
+    // Service once before they visit a Service again.
     const STEP: u32 = 7_919;
     let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
     let index = turn / size.services % size.endpoints;
     (u32::try_from(service).unwrap_or_default(), index as usize)
 }
 
-/// Returns `/api/v1/namespaces/bench/services/NAME`, or the path of the collection.
+/// Returns the API path `/api/v1/namespaces/bench/services/NAME`, or the path of the collection.
 pub(crate) fn path(version: &str, plural: &str, name: Option<&str>) -> String {
     let root = if version == "v1" { "api" } else { "apis" };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();

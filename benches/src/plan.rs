@@ -1,22 +1,23 @@
-//! The cells of a run, and their order.
+//! The cells of a run, and their order. A cell is one measurement: an axis (the measured quantity),
+//! a size, and a measured program. A point is an axis with a size.
 //!
 //! ```text
 //!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time, the rest ─▶ `Spare` ─▶ counting other kube-proxies
 //! ```
 //!
-//! In each phase, the run visits the points from the most informative to the least. It measures all
-//! subjects at a point before the next point, so a change of the machine's speed affects all
-//! subjects equally. If the run's time ends early, the report has every axis and complete
-//! comparisons.
+//! In each phase, the run visits the most informative points first. It measures all programs at one
+//! point before the next point. So a change of the machine's speed affects all programs equally. If
+//! the time ends early, the report still has every axis and complete comparisons.
 //!
-//! Other kube-proxies may take minutes per cell. Without arguments, they first run only the cells
-//! of the main table, and other cells at the end.
+//! A cell of another kube-proxy may take minutes. Without arguments, the run first measures other
+//! kube-proxies only for the main table. Their remaining cells come at the end.
 
 use std::str::FromStr;
 
 use crate::schema::{Axis, Cell, Mode, NATIVE, RANGE, ROUTE, Size, Subject, SubjectKind};
 
-/// Number of Services above which the run measures only sizes with two endpoints per Service.
+/// Maximum number of Services that may have more than two endpoints each. With more Services, the
+/// run measures only sizes with two endpoints.
 const MANY: u32 = 10_000;
 /// Sizes of a run without limits (`--full`).
 const ALL: [&str; 11] = [
@@ -24,20 +25,21 @@ const ALL: [&str; 11] = [
     "10000x50",
 ];
 
-/// Number of measurements of a point, and their place in the order.
+/// Number of times that the run measures a point, and its place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
-    /// The number of repeats on the command line.
+    /// As many times as the command line's number of repeats.
     All,
     Twice,
     Once,
-    /// Once, early, if there is another kube-proxy to compare with. Otherwise like `Spare`.
+    /// Once, early, if the run compares with another kube-proxy. Otherwise like `Spare`.
     Beside,
     /// Once, after all other cells.
     Spare,
 }
 
-/// The points of a run without arguments, the most informative first: axis, size and frequency.
+/// Points of a run without arguments, the most informative first. Each row has an axis, a size and
+/// a frequency.
 const POINTS: &str = include_str!("points.txt");
 
 impl Often {
@@ -53,14 +55,15 @@ impl Often {
     }
 }
 
-/// Parses a row of the points.
+/// Parses a row of `points.txt`.
 fn point(row: &str) -> Option<(Axis, Size, Often)> {
     let mut words = row.split(' ');
     let (axis, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Some((axis, size, Often::named(words.next()?)?))
 }
 
-/// An axis, at the sizes of the plan or at one given size: `change@50000`.
+/// An axis that the command line names, either at one size (`change@50000`) or at the sizes of the
+/// plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AxisChoice {
     pub(crate) axis: Axis,
@@ -82,7 +85,7 @@ impl FromStr for AxisChoice {
     }
 }
 
-/// The subjects, axes and sizes that the user requested.
+/// The programs, axes and sizes that the user requested.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Axes to measure. Empty for all axes.
@@ -104,12 +107,13 @@ struct Point {
     axis: Axis,
     size: Size,
     often: Often,
-    /// True if the command line names this point. No subject is then postponed to the end.
+    /// True if the command line names this point. The run then measures all programs at this point
+    /// early, even slow ones.
     is_asked: bool,
 }
 
 impl Point {
-    /// Returns how often the run measures a subject at this point.
+    /// Returns how often the run measures a program at this point.
     fn often(&self, subject: &SubjectKind) -> Often {
         if self.is_asked {
             self.often
@@ -123,8 +127,8 @@ impl Point {
     }
 }
 
-/// Returns the frequency for other kube-proxies. Each of their cells may take minutes, so the run
-/// measures only the points of the main table early.
+/// Returns how often the run measures other kube-proxies. Each of their cells may take minutes, so
+/// the run measures only the points of the main table early.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -137,7 +141,7 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
 }
 
 /// Returns true if the main table shows an axis at a size. Assumes that the report has another
-/// kube-proxy. Without one, the table does not show 1,000 Services.
+/// kube-proxy. Otherwise, the main table omits 1,000 Services.
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -153,7 +157,7 @@ pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
 }
 
 impl Plan<'_> {
-    /// Returns all cells, in order.
+    /// Returns all cells, in the order in which the run measures them.
     pub(crate) fn cells(&self) -> Vec<Cell> {
         let points = self.points();
         let mut cells = Vec::new();
@@ -174,7 +178,7 @@ impl Plan<'_> {
         cells
     }
 
-    /// Adds one repeat of all points whose frequency `is_had` accepts.
+    /// Adds one cell for each program at each point whose frequency `is_had` accepts.
     fn repeat(
         &self,
         points: &[Point],
@@ -184,8 +188,8 @@ impl Plan<'_> {
     ) {
         for point in points {
             for subject in self.subjects {
-                // The subject `direct` has no Services, so their number makes no difference. One
-                // cell is enough.
+                // The measurement `direct` uses no Services, so their number makes no difference.
+                // One cell is enough for all sizes.
                 let is_told = subject.kind == SubjectKind::Direct
                     && cells.iter().any(|cell| {
                         (cell.axis, cell.repeat) == (point.axis, repeat)
@@ -199,7 +203,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Adds the counting repeats of the subjects that `is_had` accepts.
+    /// Adds cells that count system calls, for the programs that `is_had` accepts.
     fn count(
         &self,
         points: &[Point],
@@ -235,7 +239,7 @@ impl Plan<'_> {
         cell
     }
 
-    /// Returns the points in order.
+    /// Returns the points in the order in which the run measures them.
     fn points(&self) -> Vec<Point> {
         let is_whole = |axis| {
             let asks = |asked: &AxisChoice| asked.axis == axis && asked.size.is_none();
@@ -281,8 +285,8 @@ impl Plan<'_> {
         points
     }
 
-    /// Returns the sizes of an axis: those on the command line, or all. Some axes have one fixed
-    /// size.
+    /// Returns the sizes at which the run measures an axis: those of the command line, or all. Some
+    /// axes have one fixed size.
     fn sizes(&self, axis: Axis) -> Vec<Size> {
         let read = |texts: &[&str]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         let fixed = |text| -> Vec<Size> { read(&[text]) };
@@ -304,7 +308,7 @@ impl Plan<'_> {
     }
 }
 
-/// Returns the frequency of an axis at a requested size.
+/// Returns how often the run measures an axis at a size that the user requested.
 fn often(axis: Axis) -> Often {
     if matches!(axis, Axis::Idle | Axis::Memory) {
         Often::Once
@@ -313,8 +317,9 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Returns true if counting at a point adds information: at the largest size. For changes, the
-/// smallest size does, too, because the counts at both sizes must be equal.
+/// Returns true if counting system calls at a point adds information. This holds for the largest
+/// size of each axis. For changes, it also holds for the smallest size, because the counts at both
+/// sizes must be equal.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -326,10 +331,10 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
         || (point.axis == Axis::Change && of_axis.min() == Some(point.size))
 }
 
-/// Returns true if the run measures a subject on an axis.
+/// Returns true if the run measures this program on this axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // The anatomy axis has the parts of the shims and of nftables tables.
+        // The anatomy axis measures the parts of IPVS mode's helper rules, and of nftables tables.
         SubjectKind::KubeProxy {
             mode,
             flags,
@@ -344,15 +349,15 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
                     Mode::Iptables | Mode::Userspace => false,
                 }
         }
-        // One subject is enough to measure the cost of loading modules.
+        // One program is enough to measure the cost of loading kernel modules.
         SubjectKind::KubeProxy {
             mode,
             flags,
             is_ours,
             ..
         } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
-        // In userspace mode, the daemon accepts connections itself. The kernel does not know the
-        // endpoints.
+        // In userspace mode, the daemon itself accepts the connections. The kernel does not know
+        // the endpoints, so these axes cannot be measured.
         SubjectKind::KubeProxy {
             mode: Mode::Userspace,
             ..
@@ -360,11 +365,11 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             axis,
             Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::First
         ),
-        // The shim affects packets and the cost of writing a whole state.
+        // The helper rules of IPVS mode affect only packets and the cost of writing a whole state.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
             axis == Axis::Cold || axis.is_data_plane()
         }
-        // Device addresses and routes differ in the cost of writing.
+        // Local addresses on a device and local routes differ only in the cost of writing.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
                 && axis <= Axis::First
@@ -384,7 +389,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes long for the information that it adds.
+/// Returns true if a cell takes long compared with the information that it adds.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -397,7 +402,8 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
                 || size.services * size.endpoints > 100_000
         }
         SubjectKind::KubeProxy { .. } if subject.is_lean() => is_large && axis != Axis::First,
-        // Routes differ from device addresses only when the daemon adds and removes addresses.
+        // Local routes and addresses on a device differ only while the daemon adds or removes
+        // addresses.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => match axis {
             Axis::Cold | Axis::Restart | Axis::Delete => false,
             Axis::Change => size.services > 100,
@@ -409,8 +415,8 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if the run counts a subject's system calls on an axis. Each mode has such a
-/// subject.
+/// Returns true if the run counts this program's system calls on this axis. Each mode has such a
+/// program.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)
@@ -501,7 +507,7 @@ mod tests {
         assert!("cold@".parse::<AxisChoice>().is_err() && "warm".parse::<AxisChoice>().is_err());
     }
 
-    /// Subjects of the cold start axis.
+    /// Programs that the axis `cold` measures.
     const LOADERS: [&str; 6] = [
         "ipvs",
         "ipvs-route",
@@ -512,7 +518,7 @@ mod tests {
     ];
 
     #[test]
-    fn repeats_are_interleaved_and_counting_runs_come_later() {
+    fn repeats_are_interleaved_and_counting_runs_come_after_them() {
         let subjects = subjects();
         let axes = ["cold".parse().unwrap()];
         let sizes = ["100".parse().unwrap()];
@@ -557,7 +563,7 @@ mod tests {
         assert!(full.cells().len() > 2 * cells.len());
     }
 
-    /// Returns subjects of upstream's binary, as the command line names them.
+    /// Returns upstream's kube-proxy in each mode, as the command line names it.
     fn with_upstream() -> Vec<Subject> {
         let other = |mode: Mode| {
             let name = format!("upstream-{}", mode.name());
@@ -568,7 +574,7 @@ mod tests {
         subjects
     }
 
-    /// Returns the cells that finish within this many minutes on the reference machine.
+    /// Returns the cells that finish within `minutes` on the reference machine.
     fn done(subjects: &[Subject], minutes: u64) -> Vec<Cell> {
         let cells = plan(&[], &[], subjects).cells();
         let mut until = Duration::ZERO;
@@ -581,7 +587,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the number of cells of an axis, size and subject.
+    /// Returns the number of finished cells of an axis, a size and a program.
     fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
         let size: Size = size.parse().unwrap();
         let is_it = |cell: &&Cell| {
@@ -591,7 +597,7 @@ mod tests {
         done.iter().filter(is_it).count()
     }
 
-    /// Asserts that the cells include every cell on which an aim depends.
+    /// Asserts that the finished cells include every cell on which a performance aim depends.
     fn assert_aims(done: &[Cell]) {
         let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
@@ -617,7 +623,8 @@ mod tests {
         assert!(done.iter().any(restart));
     }
 
-    /// Asserts that the cells include other kube-proxies at every size that they can complete.
+    /// Asserts that the finished cells include other kube-proxies at every size that they can
+    /// complete.
     fn assert_compared(done: &[Cell]) {
         let rows = [
             (Axis::Cold, "100"),
@@ -644,14 +651,15 @@ mod tests {
         assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
     }
 
-    /// Checks that `make bench` measures all aims and the comparison within its time limit.
+    /// Checks that `make bench` measures all performance aims and the comparison within its time
+    /// limit.
     #[test]
     fn forty_eight_minutes_are_enough_for_all_aims() {
         assert_aims(&done(&subjects(), 48));
     }
 
     #[test]
-    fn a_comparison_with_upstream_still_measures_all_aims() {
+    fn a_comparison_with_upstream_still_measures_all_performance_aims() {
         let subjects = with_upstream();
         assert_eq!(default_minutes(&subjects), 68);
         let done = done(&subjects, 68);
@@ -667,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn counting_runs_of_upstream_come_last() {
+    fn runs_that_count_system_calls_of_upstream_come_last() {
         let cells = plan(&[], &[], &with_upstream()).cells();
         let last = cells.iter().rposition(|cell| !cell.is_counting).unwrap();
         let counted = |cell: &Cell| cell.is_counting && cell.subject.kind.is_other();

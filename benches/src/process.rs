@@ -1,4 +1,4 @@
-//! A measured process, and its resource use from `/proc`.
+//! A measured process, and its use of CPU and memory as `/proc` shows it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use lab::{Signal, process};
 use rustix::process::{Pid, kill_process};
 
-/// A running program, whose output goes to a file. Dropping it kills the program.
+/// A running program whose output goes to a file. Dropping the value kills the program.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -43,7 +43,7 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Returns the end of the output.
+    /// Returns the last part of the program's output.
     pub(crate) fn said(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -60,7 +60,7 @@ impl Process {
         Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
-    /// Sends SIGTERM and waits for the process to end. Sends SIGKILL after 20 s.
+    /// Sends SIGTERM and waits until the process ends. After 20 s, sends SIGKILL.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let limit = Instant::now() + Duration::from_secs(20);
@@ -70,18 +70,18 @@ impl Process {
         Ok(())
     }
 
-    /// Returns the CPU time of the process and its ended children, in seconds.
+    /// Returns the CPU time of the process and of its children that have ended, in seconds.
     pub(crate) fn cpu_s(&self) -> Result<f64> {
         Ok(process::cpu(self.id())?.as_secs_f64())
     }
 
-    /// Returns a field of `/proc/PID/status` in KiB: `VmHWM`, `VmRSS`.
+    /// Returns a field of `/proc/PID/status` in KiB, such as `VmHWM` or `VmRSS`.
     pub(crate) fn memory_kib(&self, field: &str) -> Result<u64> {
         Ok(process::status(self.id(), field)?)
     }
 
-    /// Returns the number of voluntary context switches of all threads. Each switch is followed by
-    /// one wakeup.
+    /// Returns the number of voluntary context switches of all threads. A wakeup follows each such
+    /// switch.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
@@ -99,7 +99,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns the kernel's threads: the children of process 2.
+/// Returns the kernel's threads, which are the children of process 2.
 pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     let mut threads = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
@@ -107,7 +107,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // The process may have ended in the meantime.
+        // The process may have ended since `/proc` was listed.
         let stat = process::stat(pid).unwrap_or_default();
         if stat.get(1).is_some_and(|parent| parent == "2") {
             threads.insert(pid);
@@ -116,8 +116,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// Returns the number of processes and threads started since boot, including the kernel's own
-/// threads.
+/// Returns the number of processes and threads started since boot, including kernel threads.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

@@ -1,5 +1,5 @@
-//! Follows packets through an iptables table. Parses the table from the kernel's binary layout
-//! (`struct ipt_entry`).
+//! Finds the endpoints that a packet can reach through an iptables nat table. Parses the table from
+//! the kernel's binary layout (`struct ipt_entry`).
 //!
 //! ```text
 //!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80 ── KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
@@ -7,10 +7,12 @@
 //!                                            KUBE-SVC-…, KUBE-SEP-… without a jump: no packet gets there
 //! ```
 //!
-//! The program follows a packet from rule to rule. It knows the packet's address, protocol and
-//! port, but not its sender, its interface or random choices. A rule with an unknown condition
-//! counts as both matching and not matching. The program ignores chains that no rule jumps to:
-//! kube-proxy leaves such chains behind and deletes them later.
+//! - This module follows a packet from rule to rule. The packet's destination address, protocol and
+//!   port are known. Its sender, its interface and random choices are unknown.
+//! - If a rule depends on something unknown, the module follows both cases: the rule matches, and
+//!   the rule does not match.
+//! - Chains to which no rule jumps are ignored. kube-proxy leaves such chains behind and deletes
+//!   them later.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`,
 //! `linux/netfilter/xt_tcpudp.h`, `linux/netfilter/nf_nat.h`.
@@ -20,13 +22,13 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Service addresses with their endpoints: the part of the state that all modes have.
+/// Endpoints of each Service address and port. All modes have this part of the state.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
-/// Destinations that the rules may choose for a packet.
+/// Destinations to which the rules may translate a packet.
 type Targets = BTreeSet<SocketAddrV4>;
 
-/// The rules of an IPv4 table.
+/// Rules of an IPv4 nat table, in the kernel's binary layout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
     entries: &'a [u8],
@@ -36,13 +38,13 @@ pub(crate) struct Rules<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     bytes: &'a [u8],
-    /// Offset of the target in the rule. The matches end there.
+    /// Offset of the target in the rule. The rule's matches end at this offset.
     target: usize,
     /// Offset of the next rule in the table.
     next: usize,
 }
 
-/// Effect of a rule on a packet whose fields are only partly known.
+/// Answer to whether a rule matches a packet of which only some fields are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RuleEffect {
     Never,
@@ -50,25 +52,26 @@ enum RuleEffect {
     Always,
 }
 
-/// Verdict of a rule on a packet.
+/// Action that a matching rule takes on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// Continue with the next rule.
     On,
     /// Call the chain at this offset.
     Jump(usize),
-    /// Continue in the chain at this offset. Its end returns to the caller of this chain.
+    /// Continue in the chain at this offset. At its end, return to the caller of the current chain.
     Goto(usize),
-    /// Return to the caller of this chain.
+    /// Return to the caller of the current chain.
     Back,
-    /// End the traversal of this table.
+    /// Stop: the packet has passed this table.
     End,
-    /// Translate the destination to this address. If the port is `None`, the packet keeps its port.
+    /// Translate the packet's destination to this address. If the port is `None`, the packet keeps
+    /// its port.
     To(Ipv4Addr, Option<u16>),
 }
 
-/// Offsets in `struct ipt_ip`: addresses and their masks, interface masks, protocol, flags, inverse
-/// flags.
+/// Field offsets in `struct ipt_ip`: addresses and their masks, interface masks, protocol, flags,
+/// inverse flags.
 const SOURCE: usize = 0;
 const DESTINATION: usize = 4;
 const SOURCE_MASK: usize = 8;
@@ -77,30 +80,30 @@ const INTERFACE_MASKS: std::ops::Range<usize> = 48..80;
 const PROTOCOL: usize = 80;
 const FLAGS: usize = 82;
 const INVERTED: usize = 83;
-/// Flags of `struct ipt_ip`: `IPT_F_FRAG`, `IPT_F_GOTO`.
+/// Flags in `struct ipt_ip`: `IPT_F_FRAG` and `IPT_F_GOTO`.
 const FRAGMENT: u8 = 0x01;
 const GOTO: u8 = 0x02;
-/// Inverse flags of `struct ipt_ip`: `IPT_INV_DSTIP`, `IPT_INV_FRAG`, `IPT_INV_PROTO`.
+/// Inverse flags in `struct ipt_ip`: `IPT_INV_DSTIP`, `IPT_INV_FRAG` and `IPT_INV_PROTO`.
 const NOT_DESTINATION: u8 = 0x10;
 const NOT_FRAGMENT: u8 = 0x20;
 const NOT_PROTOCOL: u8 = 0x40;
-/// Offsets in `struct ipt_entry`: the target's offset, the next entry's offset, and the end of the
-/// structure.
+/// Offsets in `struct ipt_entry`: of the field with the target's offset, of the field with the next
+/// entry's offset, and of the end of the structure.
 const TARGET_OFFSET: usize = 88;
 const NEXT_OFFSET: usize = 90;
 const ENTRY: usize = 112;
-/// Offsets in `struct xt_entry_match` and `struct xt_entry_target`: size, name, revision, and the
-/// extension's data.
+/// Offsets in `struct xt_entry_match` and `struct xt_entry_target`: name, revision, and the
+/// extension's own data.
 const NAME: std::ops::Range<usize> = 2..31;
 const REVISION: usize = 31;
 const OWN: usize = 32;
-/// Standard verdict `XT_RETURN`: return to the calling chain.
+/// Standard verdict `XT_RETURN`, with which a packet returns to the calling chain.
 const RETURN: i32 = -5;
-/// Range flags: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
+/// NAT range flags: `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Targets that end the packet's traversal, or whose effect this program does not know. After any
-/// other target, the traversal continues with the next rule.
+/// Names of targets after which this module stops following a packet, because the packet leaves the
+/// table or the effect is unknown. After any other target, the packet continues with the next rule.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -111,18 +114,18 @@ const ENDS: [&[u8]; 8] = [
     b"SYNPROXY",
     b"TPROXY",
 ];
-/// Maximum depth of nested chains. Kube-proxies nest four chains.
+/// Maximum depth of nested chains. A kube-proxy nests at most four chains.
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// Wraps the entries of a nat table, whose first built-in chain is PREROUTING. Pass no entries
-    /// if the table does not exist.
+    /// Wraps the entries of a nat table. Its first built-in chain must be PREROUTING. Pass no
+    /// entries if the table does not exist.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
 
-    /// Returns the destinations that the rules may choose for a new TCP connection to this address
-    /// and port. Empty if no rule translates the connection.
+    /// Returns the destinations that the rules may choose for a new TCP connection to an address
+    /// and port. Returns none if no rule translates the connection.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -131,8 +134,9 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// Returns every address and port that rules for incoming packets match, with the destinations
-    /// that the rules may choose. Skips rules for whole networks and rules without a single port.
+    /// Returns every address and port that a rule for incoming packets matches, with the
+    /// destinations that the rules may choose. Skips rules that match a whole network or more than
+    /// one port.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -142,7 +146,8 @@ impl<'a> Rules<'a> {
         Ok(servers.map(|(at, (targets, _))| (at, targets)).collect())
     }
 
-    /// Follows a packet from a rule on. Returns true if the packet may reach the end of the chain.
+    /// Follows a packet, beginning with one rule of a chain. Returns true if the packet may reach
+    /// the end of this chain.
     fn follow(
         &self,
         from: usize,
@@ -185,10 +190,12 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Walks a chain and the chains that it calls. If a rule matches only one address and port,
-    /// follows a packet to that address instead. `found` maps each such address to the destinations
-    /// of its packets, and records whether the rules have taken every packet. The walk always
-    /// visits the later rules, because packets to other addresses may pass this chain.
+    /// Visits all rules of a chain, and of the chains that it calls for all packets.
+    ///
+    /// If a rule matches only one address and port, follows a packet to this address. `found` then
+    /// gets the packet's possible destinations, and true once the rules have certainly taken the
+    /// packet. Visits all later rules as well, because packets to other addresses may pass this
+    /// one.
     fn gather(
         &self,
         from: usize,
@@ -252,10 +259,11 @@ impl<'a> Rules<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Matches the rule with a TCP packet to an address and port, from any source.
+    /// Returns whether the rule matches a TCP packet to an address and port. The packet's source is
+    /// unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
-        // Checks the destination first: among tens of thousands of rules, nearly every rule is for
-        // another address.
+        // Checks the destination first, for speed. Among tens of thousands of rules, nearly every
+        // rule is for a different address.
         let wanted = self.number(DESTINATION)?;
         let mask = self.number(DESTINATION_MASK)?;
         let inverted = self.byte(INVERTED)?;
@@ -285,8 +293,8 @@ impl<'a> Rule<'a> {
         Ok(takes)
     }
 
-    /// Returns the single address and port that the rule matches, if any. Ignores its further
-    /// conditions.
+    /// Returns the single address and port that the rule matches, or `None` if it matches several.
+    /// Ignores the rule's other conditions.
     fn only(&self) -> Result<Option<SocketAddrV4>> {
         let is_one = self.number(DESTINATION_MASK)? == u32::MAX
             && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
@@ -303,19 +311,20 @@ impl<'a> Rule<'a> {
         Ok(None)
     }
 
-    /// Returns true if the rule takes every packet.
+    /// Returns true if the rule matches every packet.
     fn is_for_all(&self) -> bool {
         let head = self.bytes.get(SOURCE..FLAGS).unwrap_or_default();
         head.iter().all(|byte| *byte == 0) && self.target == ENTRY
     }
 
-    /// Returns the rule's verdict on a packet. `at` is the rule's offset.
+    /// Returns the action that the rule takes if it matches. `at` is the rule's offset.
     fn fate(&self, at: usize) -> Result<Fate> {
         let target = Extension::at(self.bytes.get(self.target..).unwrap_or_default())
             .with_context(|| format!("the rule at byte {at} has no target"))?;
         let number = |at| target.number(at);
         Ok(match target.name {
-            // The target without a name: a verdict, or the offset of a chain.
+            // The standard target has an empty name. Its data is a verdict, or the offset of a
+            // chain.
             b"" => match i32::from_ne_bytes(number(0)?.to_ne_bytes()) {
                 RETURN => Fate::Back,
                 verdict if verdict < 0 => Fate::End,
@@ -326,8 +335,8 @@ impl<'a> Rule<'a> {
                 },
             },
             b"DNAT" => {
-                // Revision 0 is `struct nf_nat_ipv4_multi_range_compat`. Revision 2 is `struct
-                // nf_nat_range2`, with addresses of 16 bytes.
+                // Revision 0 of DNAT is `struct nf_nat_ipv4_multi_range_compat`. Revision 2 is
+                // `struct nf_nat_range2`, with addresses of 16 bytes.
                 let (flags, address, to, port) = match target.revision {
                     0 => (4, 8, 12, 16),
                     2 => (0, 4, 20, 36),
@@ -344,7 +353,8 @@ impl<'a> Rule<'a> {
                     (flags & HAS_PORT != 0).then_some(port),
                 )
             }
-            // Marks the head of a chain, or the end of the table.
+            // The kernel marks the head of a chain and the end of the table with a target named
+            // ERROR.
             b"ERROR" => bail!("the chain before byte {at} has no end"),
             name if ENDS.contains(&name) => Fate::End,
             _ => Fate::On,
@@ -380,10 +390,10 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// `IPPROTO_TCP`, in the byte order of `ipt_ip`.
+/// `IPPROTO_TCP`, in the byte order of `struct ipt_ip`.
 const TCP: [u8; 2] = 6_u16.to_ne_bytes();
 
-/// A match or target of a rule.
+/// A match or a target of a rule, such as `tcp` or `DNAT`.
 #[derive(Debug, Clone, Copy)]
 struct Extension<'a> {
     name: &'a [u8],
@@ -394,7 +404,7 @@ struct Extension<'a> {
 }
 
 impl<'a> Extension<'a> {
-    /// Returns the match or target that begins here, or `None` without one.
+    /// Returns the match or target at the start of `bytes`, or `None` if `bytes` is too short.
     fn at(bytes: &'a [u8]) -> Option<Self> {
         let size = usize::from(short(bytes, 0)?);
         let name = bytes.get(NAME)?;
@@ -406,7 +416,8 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Matches a TCP packet to a port, from any source.
+    /// Returns whether this match accepts a TCP packet to an address and port. The packet's source
+    /// is unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         match self.name {
             b"comment" => Ok(RuleEffect::Always),
@@ -425,7 +436,8 @@ impl<'a> Extension<'a> {
         }
     }
 
-    /// Returns the single port that a match accepts, if any.
+    /// Returns the single destination port that this match accepts, or `None` if it accepts
+    /// several.
     fn only_port(&self) -> Result<Option<u16>> {
         if self.name != b"tcp" {
             return Ok(None);
@@ -461,14 +473,14 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// Inverse flag of `struct xt_tcp`: `XT_TCP_INV_DSTPT`.
+/// Inverse flag in `struct xt_tcp`: `XT_TCP_INV_DSTPT`.
 const NOT_TO_PORT: u8 = 0x02;
 
 /// Conditions of a TCP match.
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,
-    /// True if the match has more conditions than the destination port.
+    /// True if the match has conditions other than the destination port.
     asks_more: bool,
     inverted: u8,
 }
@@ -487,8 +499,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A table that the kernel made of `leftovers.rules` and `ways.rules`, captured by
-    /// `examples/capture_rules.rs`.
+    /// Table that the kernel built from `leftovers.rules`. [`WAYS`] is the table of `ways.rules`.
+    /// `examples/capture_rules.rs` captured both.
     pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
     pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
 
@@ -499,16 +511,16 @@ pub(crate) mod tests {
         pairs.map(|pair| byte(pair)).collect()
     }
 
-    /// Returns the targets of packets to an address and port, as text.
+    /// Returns the destinations that a packet to an address and port may reach, as text.
     fn targets(table: &[u8], at: &str) -> Vec<String> {
         let targets = Rules::new(table).targets(at.parse().unwrap()).unwrap();
         targets.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn an_endpoint_without_a_jump_is_not_reachable() {
+    fn an_endpoint_chain_without_a_jump_is_not_reachable() {
         let table = table(LEFTOVERS);
-        // The replaced endpoint is still in the table, but no rule leads to it.
+        // The replaced endpoint's chain is still in the table, but no rule jumps to the chain.
         let old = [10, 128, 1, 1];
         assert!(table.as_chunks::<4>().0.contains(&old));
         assert_eq!(
@@ -519,7 +531,7 @@ pub(crate) mod tests {
             targets(&table, "10.96.1.1:80"),
             ["10.128.1.2:8080", "10.128.1.3:8080"]
         );
-        // The same is true for endpoints of deleted Services, and of Services without a rule.
+        // Endpoints of deleted Services, and of Services without a rule, are not reachable either.
         for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
             assert!(targets(&table, gone).is_empty(), "{gone}");
         }
@@ -530,7 +542,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_reachable_endpoints_equal_those_of_each_address() {
+    fn all_reachable_endpoints_equal_those_found_for_each_address() {
         let table = table(LEFTOVERS);
         let servers = Rules::new(&table).servers().unwrap();
         let found: Vec<String> = servers.keys().map(ToString::to_string).collect();
@@ -570,7 +582,8 @@ pub(crate) mod tests {
             assert!(Rules::new(cut).targets(at).is_err());
             assert!(Rules::new(cut).servers().is_err());
         }
-        // Changes each byte of the rules that packets meet. Any result but a panic is fine.
+        // Changes each byte of the rules that the packets traverse. The result may be wrong, but
+        // the parser must not panic.
         let mut bytes = whole;
         for index in 0..bytes.len() {
             *bytes.get_mut(index).unwrap() ^= 0xff;

@@ -1,4 +1,5 @@
-//! The host's part: runs cells one after another within the limits, and writes the report.
+//! Runs the cells one after another within the limits, and writes the report. This part runs on the
+//! host, outside the VMs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,15 +25,15 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time for a cell in addition to its limits: boot, node setup, the fixture's start and a last look
-/// at the kernel.
+/// Time that a cell may take in addition to its limits: booting, setting up the node, starting the
+/// API fixture, and a last read of the kernel.
 const AROUND: Duration = Duration::from_mins(2);
-/// Time limit for another kube-proxy to print its version, including the boot.
+/// Time limit for another kube-proxy to print its version. Includes booting the VM.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of a run, in minutes. With the build, a run takes at most an hour.
+/// Time limit of a run, in minutes. Together with the build, a run takes at most an hour.
 const MINUTES: u64 = 48;
-/// Additional minutes for each other kube-proxy. Upstream's IPVS mode needs this time for the main
-/// table.
+/// Additional minutes for each other kube-proxy. Upstream's IPVS mode needs this much time for the
+/// main table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
@@ -172,7 +173,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // The measurements up to the error are enough for a report.
+                        // The cells measured before the error are enough for a report.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -235,13 +236,13 @@ impl Run {
         Ok(folder.canonicalize()?)
     }
 
-    /// Returns the subjects. Also returns the names of other kube-proxies that `--subjects` does
-    /// not include.
+    /// Returns the programs to measure. Also returns the names of other kube-proxies that the
+    /// command line gives but `--subjects` excludes.
     fn chosen_subjects(&self) -> Result<(Vec<Subject>, Vec<String>)> {
         self.chosen_from(&beside("kube-proxy")?)
     }
 
-    /// Chooses the subjects, with `daemon` as our binary.
+    /// Chooses the programs to measure, with the binary `daemon` as our daemon.
     fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
         let ours =
             |name: &str, mode, flags: &[&str]| Subject::kube_proxy(name, daemon, mode, flags, true);
@@ -249,7 +250,8 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        // If this build lacks a feature, the first cell that uses the feature reports the lack.
+        // A build may lack a feature. In that case, the first cell that uses the feature reports
+        // it.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -302,7 +304,7 @@ impl Run {
         Ok((asked, others.map(|one| one.name).collect()))
     }
 
-    /// Returns other kube-proxies with their versions.
+    /// Returns the other kube-proxies with the versions that they print.
     fn others(&self, subjects: &[Subject], folder: &Path) -> Vec<Other> {
         let mut others = Vec::new();
         for subject in subjects {
@@ -323,8 +325,8 @@ impl Run {
         others
     }
 
-    /// Runs a program with `--version` in a VM. A program that ignores the flag would otherwise
-    /// start its work on this host.
+    /// Runs a program with `--version` in a VM. On the host, a program that ignores the flag would
+    /// start its work.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";
@@ -343,7 +345,7 @@ impl Run {
         line.unwrap_or_default().to_owned()
     }
 
-    /// Returns the options of all VMs.
+    /// Returns the options with which all VMs start.
     fn options(&self, folder: &Path) -> Options {
         let given = Options::from_env();
         Options {
@@ -365,8 +367,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // The limit covers the preparation and the measurement. The cell gets the limit twice: if
-        // the state is wrong, reading it takes long.
+        // The limit applies to the preparation and to the measurement, and reading a wrong state
+        // takes long. So the VM gets twice the limit.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
@@ -381,7 +383,7 @@ impl Run {
         let started = Instant::now();
         let status = lab::run(&argv, &options);
         let took_s = started.elapsed().as_secs_f64();
-        // SIGINT, SIGTERM and SIGHUP end the whole run.
+        // These statuses mean that SIGINT, SIGTERM or SIGHUP ended the VM. They end the whole run.
         ensure!(
             ![129, 130, 143].contains(&status),
             "interrupted; what was measured is in {}",
@@ -442,23 +444,24 @@ impl Run {
     }
 }
 
-/// Cells that the run skips, and the reasons.
+/// Earlier results for which the run skips further cells.
 #[derive(Debug, Default)]
 struct SkippedCells {
-    /// Subjects that do not support their mode or flags.
+    /// Measured programs that do not support their mode or flags, each with the reason.
     refused: BTreeMap<String, String>,
-    /// Cells that exceeded their limit.
+    /// Cells that exceeded their time limit.
     over: Vec<Cell>,
 }
 
 impl SkippedCells {
-    /// Returns the outcome of a cell that the run skips, or `None` to run the cell.
+    /// Returns the outcome of a cell that the run skips. Returns `None` if the cell must run.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
-        // Every axis begins with a cold start.
+        // Every axis begins with a cold start. So a cell cannot finish in time if a cold start of
+        // the same or a smaller size exceeded its limit.
         let begins_with = |one: &Cell| {
             let is_as_large = one.size.services <= cell.size.services
                 && one.size.endpoints <= cell.size.endpoints;
@@ -492,7 +495,7 @@ impl SkippedCells {
     }
 }
 
-/// Returns the title of a cell: `cold 10000x2 ipvs #0`.
+/// Returns the title of a cell, such as `cold 10000x2 ipvs #0`.
 fn title(cell: &Cell) -> String {
     let counting = if cell.is_counting { " counting" } else { "" };
     let (axis, size, name) = (cell.axis, cell.size, &cell.subject.name);
@@ -505,8 +508,8 @@ pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
     MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
 }
 
-/// Returns the cells with their expected durations in seconds. `None`: an earlier cell shows that
-/// the cell would exceed its limit.
+/// Returns the cells with their expected durations in seconds. The duration is `None` if the run
+/// would skip the cell, because an earlier cell is expected to exceed its limit.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     let mut left_out = SkippedCells::default();
     let mut foreseen = Vec::new();
@@ -520,7 +523,7 @@ pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     foreseen
 }
 
-/// Lists the cells, one per line, with the cumulated minutes.
+/// Lists the cells, one per line. Each line has the total minutes up to the end of the cell.
 fn planned(cells: &[Cell]) -> String {
     let (mut text, mut until) = (String::new(), 0.0);
     for (cell, seconds) in foreseen(cells) {
@@ -585,7 +588,7 @@ fn short(outcome: &Outcome) -> String {
     words.join(", ")
 }
 
-/// Returns the output of a program, or an empty text if the program cannot run.
+/// Returns the output of a program. Returns an empty text if the program cannot run.
 fn said(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -605,14 +608,14 @@ fn cpu() -> String {
     format!("{} × {model}", models.len())
 }
 
-/// Formats a time in UTC: `2026-11-21T11:45:00Z`.
+/// Formats a time in UTC, such as `2026-11-21T11:45:00Z`.
 fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH);
     let seconds = i64::try_from(seconds.unwrap_or_default().as_secs()).unwrap_or_default();
     jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
-/// Returns the command line without this machine's folders, which have no influence on the
+/// Returns the command line without the folders of this machine, which do not influence the
 /// measurement.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut words = Vec::new();
@@ -634,7 +637,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
     words.join(" ")
 }
 
-/// Returns a flag's value. If the value is a path, returns only the file name.
+/// Returns the value of a flag. If the value contains a path, keeps only the file name.
 fn without_folder(flag: &str, value: &str) -> String {
     let (name, path) = match flag {
         "--kernel" => ("", value),
@@ -664,8 +667,8 @@ mod tests {
         assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
     }
 
-    /// Returns the subjects that a command line chooses, and the subjects that it excludes. Any
-    /// file can stand in for our daemon here.
+    /// Returns the names of the programs that a command line selects, and of the kube-proxies that
+    /// it excludes. Any file can stand in for our daemon here.
     fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
         #[derive(Debug, clap::Parser)]
         struct Line {
@@ -683,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_kube_proxy_argument_is_reported() {
+    fn a_kube_proxy_that_the_command_line_does_not_use_is_reported() {
         let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
         let (all, not_named) = chosen(given).unwrap();
         assert_eq!(all.get(10..12).unwrap(), ["up-ipvs", "up-iptables"]);

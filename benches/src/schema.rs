@@ -1,4 +1,4 @@
-//! Cells, outcomes and the report: the data that host and VM exchange, and the format of
+//! Cells, outcomes and the report: the data that the host and its VMs exchange, and the format of
 //! `report.json`.
 //!
 //! ```text
@@ -13,46 +13,47 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Quantity that a cell measures.
+/// Quantity that a cell (one benchmark run) measures.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Axis {
-    /// Cold start: from exec to the whole state in an empty kernel.
+    /// Cold start: the time from exec until an empty kernel has the whole state.
     Cold,
-    /// A cold start with kernel modules that are already loaded.
+    /// Cold start with kernel modules that are already loaded.
     Loaded,
-    /// Restart: from exec to the end of the first sync. The kernel already holds the state.
+    /// Restart: the time from exec to the end of the first sync. The kernel already holds the
+    /// state.
     Restart,
-    /// Time until an added Service is in the kernel.
+    /// Time from the creation of a Service until the kernel has it.
     Add,
-    /// Replacement of one endpoint of one Service, many times. The next change waits until the
-    /// kernel has the previous one.
+    /// Replacement of one endpoint of one Service, many times. Each change waits until the kernel
+    /// has the previous change.
     Change,
-    /// Replacement of 100 endpoints, one object after another without waiting.
+    /// Replacement of 100 endpoints without waiting in between.
     Rolling,
-    /// Time until the subject has removed all Services from the kernel.
+    /// Time until the kube-proxy has removed all Services from the kernel.
     Delete,
     /// CPU time and wakeups of an idle daemon.
     Idle,
-    /// Peak and steady memory of a cold start.
+    /// Peak memory during a cold start, and steady memory after it.
     Memory,
-    /// One Service with many endpoints. The size sets their number.
+    /// Cold start with one Service that has many endpoints.
     Big,
-    /// Requests to the API server, and its responses.
+    /// Load of the API server: requests and the size of their responses.
     Api,
-    /// The first packet of a new flow.
+    /// Cost of the first packet of a new flow.
     First,
     /// New connections per second.
     Connect,
     /// Requests per second on a persistent connection.
     Keptalive,
-    /// Answered datagrams per second.
+    /// UDP datagrams with a reply per second.
     Udp,
     /// Gigabits per second on one connection.
     Throughput,
-    /// Cost that each part of a mode's rules adds to a first packet.
+    /// Cost that each part of a mode's rules adds to the first packet of a flow.
     Anatomy,
 }
 
@@ -61,13 +62,13 @@ impl Axis {
         Self::value_variants().iter().copied()
     }
 
-    /// Returns true if the axis measures packets. Other axes measure writes.
+    /// Returns true if the axis measures packets. All other axes measure the daemon.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
 }
 
-/// Formats the axis as on the command line and in the report.
+/// Formats the axis by its name on the command line and in the report.
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.to_possible_value();
@@ -86,7 +87,7 @@ impl FromStr for Axis {
     }
 }
 
-/// Mode of a kube-proxy: `--proxy-mode`.
+/// Mode of a kube-proxy, as in `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -112,10 +113,10 @@ impl Mode {
     }
 }
 
-/// Program or kernel state that a run measures: a column of the report.
+/// A measured program, or a kernel state without a program. Each has a column in the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Name of the subject in the report.
+    /// Name in the report.
     pub(crate) name: String,
     /// Kind of the subject.
     #[serde(flatten)]
@@ -123,7 +124,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Returns a kube-proxy in a mode, with additional flags.
+    /// Creates a kube-proxy in a mode, with additional flags, for measurement.
     pub(crate) fn kube_proxy(
         name: &str,
         path: impl Into<PathBuf>,
@@ -143,63 +144,64 @@ impl Subject {
     }
 }
 
-/// Program or kernel state that a subject consists of.
+/// The measured program, or the kernel state that is measured without a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum SubjectKind {
-    /// A kube-proxy binary, ours or another one.
+    /// A kube-proxy binary, either this repository's or another one.
     KubeProxy {
         /// Path of the binary.
         path: PathBuf,
         /// Value of `--proxy-mode`.
         mode: Mode,
-        /// Additional command line flags of the binary.
+        /// Additional command line flags for the binary.
         flags: Vec<String>,
-        /// True if this repository built the binary. Only such a binary gets our additional flags.
+        /// True if this repository built the binary. Only such a binary gets this project's
+        /// additional flags.
         is_ours: bool,
     },
-    /// The bare loader of IPVS mode. It sends messages for the same final state, encoded
-    /// beforehand.
+    /// The bare loader of IPVS mode. It sends prepared messages that lead to the same final state.
     Floor,
-    /// A bare loader of nftables mode.
+    /// The bare loader of nftables mode, with upstream's layout.
     NftFloor,
-    /// A bare loader of nftables mode's flat layout.
+    /// The bare loader of nftables mode, with the flat layout.
     NftFlatFloor,
-    /// `ipvsadm -R`, `ipset restore` and `ip -batch` with the same final state.
+    /// The kernel's tools `ipvsadm -R`, `ipset restore` and `ip -batch`, which write the same final
+    /// state.
     Tools,
-    /// Data plane: only virtual servers, without sets and rules.
+    /// Data plane only: IPVS virtual servers without sets and rules.
     BareIpvs,
-    /// Data plane: no Service. The client connects directly to the pod.
+    /// Data plane only: no Service. The client connects directly to the pod.
     Direct,
 }
 
-/// Prefix of `anatomy` series from a node that a daemon has programmed. The name of the daemon's
-/// subject follows.
+/// Prefix of `anatomy` series that were measured on a node with a complete mode. The name of the
+/// measured program follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
-/// Name of the `anatomy` series in which address translation is enabled but no rule translates.
+/// Name of the `anatomy` series in which the kernel has address translation enabled, but no rule.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
 /// Reason for skipping a cell that would not finish within the run's time limit.
 pub(crate) const NO_TIME: &str =
     "it would not have been done in the time of the whole run (--minutes)";
-/// Flag that selects the lean shim.
+/// Flag that selects the short iptables rules of IPVS mode.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
-/// Flag that selects the nftables shim.
+/// Flag that selects nftables for the rules and sets of IPVS mode.
 pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
-/// Flag that selects the semantics of iptables mode in IPVS mode.
+/// Flag that makes IPVS mode treat packets exactly like iptables mode.
 pub(crate) const EXACT: &str = "--ipvs-semantics=exact";
-/// Flag that selects upstream's layout of nftables mode.
+/// Flag that selects upstream's table layout in nftables mode.
 pub(crate) const UPSTREAM_LAYOUT: &str = "--nftables-layout=upstream";
-/// Flag that selects the flat layout of nftables mode.
+/// Flag that selects the flat table layout in nftables mode.
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
-/// Flag that makes Service addresses local by routes.
+/// Flag that makes each Service address local by a route.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
-/// Flag that makes a network of Service addresses local by one route.
+/// Flag that makes a whole network of Service addresses local by one route.
 pub(crate) const RANGE: &str = "--ipvs-vip-mode=range";
-/// Flag that names the network of [`RANGE`].
+/// Flag that names the network for [`RANGE`].
 pub(crate) const SERVICE_CIDRS: &str = "--ipvs-service-cidrs=10.96.0.0/12";
 
 impl Outcome {
-    /// Returns the outcome of a cell that the run skips for this reason.
+    /// Returns the outcome of a cell that the run skips for the reason `why`.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self::Skipped {
             why: why.into(),
@@ -209,26 +211,26 @@ impl Outcome {
 }
 
 impl SubjectKind {
-    /// Returns true for a kube-proxy from another source.
+    /// Returns true for a kube-proxy that this repository did not build.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::KubeProxy { is_ours: false, .. })
     }
 
-    /// Returns true if the subject has the lean shim.
+    /// Returns true for a kube-proxy with the short iptables rules of IPVS mode ([`LEAN`]).
     pub(crate) fn is_lean(&self) -> bool {
         self.has(LEAN)
     }
 
-    /// Returns true for a kube-proxy with this additional flag.
+    /// Returns true for a kube-proxy that has this additional flag.
     pub(crate) fn has(&self, wanted: &str) -> bool {
         matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == wanted))
     }
 }
 
-/// Number of Services and endpoints: `10000x2`.
+/// Number of Services, and of endpoints per Service, such as `10000x2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Number of Services. Each has one TCP port.
+    /// Number of Services. Each Service has one TCP port.
     pub(crate) services: u32,
     /// Number of endpoints per Service.
     pub(crate) endpoints: u32,
@@ -243,7 +245,7 @@ impl fmt::Display for Size {
 impl FromStr for Size {
     type Err = String;
 
-    /// Parses `10000` (two endpoints each) or `10000x50`.
+    /// Parses `10000x50`, or `10000` for two endpoints per Service.
     fn from_str(text: &str) -> Result<Self, String> {
         let (services, endpoints) = text.split_once('x').unwrap_or((text, "2"));
         let number = |text: &str| {
@@ -265,47 +267,51 @@ pub(crate) struct Cell {
     pub(crate) axis: Axis,
     pub(crate) subject: Subject,
     pub(crate) size: Size,
-    /// Number of the repeat, from 0. The repeats of one axis, subject and size are one point of the
-    /// report.
+    /// Number of the repeat, from 0. The report combines the repeats of one axis, measured program
+    /// and size.
     pub(crate) repeat: u32,
-    /// True if the subject runs under `strace -f`. The cell then counts system calls, and its
-    /// durations are meaningless.
+    /// True if the measured program runs under `strace -f`. The cell then counts system calls, and
+    /// its durations are meaningless.
     pub(crate) is_counting: bool,
-    /// Time limit in seconds. It applies to the measurement, and to the preparation of each step.
+    /// Time limit in seconds. It applies to the measurement, and separately to the preparation of
+    /// each step.
     pub(crate) limit_s: u64,
-    /// Number of changes of the axis `change`.
+    /// Number of changes that the axis `change` makes.
     pub(crate) changes: u32,
-    /// Duration of the axis `idle`, in seconds.
+    /// Duration of the measurement on the axis `idle`, in seconds.
     pub(crate) idle_s: u64,
 }
 
 impl Cell {
-    /// Returns the factor by which this cell's time limit exceeds the run's. strace slows the
-    /// subject down. At up to 1,000 Services, other kube-proxies may take minutes. They get more
-    /// time so that a comparison is possible.
+    /// Returns the factor by which this cell's time limit exceeds the limit of the run.
+    ///
+    /// - strace slows a program down.
+    /// - At up to 1,000 Services, another kube-proxy may take minutes. It gets more time, so that a
+    ///   comparison is possible.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
     }
 }
 
-/// Result of a cell: figures, or the reason for their absence.
+/// Result of a cell: its figures, or the reason why it has none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
-    /// Figures of a correct state.
+    /// Figures of a cell whose final kernel state is correct.
     Measured(Box<CellFigures>),
-    /// The time limit passed. The report shows "over N s".
+    /// The cell exceeded its time limit. The report shows "over N s".
     Over {
-        /// The limit. In JSON, its name differs from the cell's limit in the same object.
+        /// Time limit in seconds. The JSON name differs from that of the cell's limit, which is in
+        /// the same object.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// Progress of the subject when the time limit passed.
+        /// Progress of the measured program when the time limit passed.
         reached: String,
     },
-    /// The subject finished its work, but the kernel's state is wrong.
+    /// The measured program finished its work, but the kernel's state is wrong.
     Wrong {
-        /// The first differences between the kernel's state and the wanted state.
+        /// The first few differences between the kernel's state and the expected state.
         differences: String,
     },
     /// The measurement failed.
@@ -313,56 +319,56 @@ pub(crate) enum Outcome {
         /// The error that stopped the measurement.
         why: String,
     },
-    /// Skipped: the subject does not support its mode or flags, its cold start takes too long, or
-    /// the run's time limit would pass.
+    /// The run skipped the cell. Either the program does not support its mode or flags, or its cold
+    /// start takes too long, or the run's time limit would pass.
     Skipped {
         /// The reason.
         why: String,
-        /// Time limit in seconds that a cold start of this or a smaller size exceeded. This cell
-        /// would have exceeded it as well.
+        /// Time limit in seconds that a cold start of the same or a smaller size exceeded. This
+        /// cell would have exceeded its limit, too.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
 }
 
-/// Figures of a cell. A figure that the axis does not measure is absent.
+/// Figures of a cell. Figures that the axis does not measure are absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct CellFigures {
     /// Wall time of the whole measurement, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wall_s: Option<f64>,
-    /// CPU time of the subject and its child processes, user and system, in seconds.
+    /// CPU time of the measured program and its child processes, user and system, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_s: Option<f64>,
     /// CPU time of the API fixture during the measurement, in seconds. The fixture shares the CPU,
     /// so this time is part of the wall time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fixture_cpu_s: Option<f64>,
-    /// `VmHWM` of the subject, in KiB.
+    /// Peak memory of the measured program (`VmHWM`), in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_kib: Option<u64>,
-    /// `VmRSS` of the subject after it has finished its work and settled, in KiB.
+    /// Memory of the measured program (`VmRSS`) some time after it has finished its work, in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
-    /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data
-    /// plane.
+    /// Distributions of measured values, by name. The axis `change` has `all`. The data plane has
+    /// `first`, `middle`, `last` and `direct`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) series: BTreeMap<String, Distribution>,
-    /// Additional figures. The name ends in the unit: `write_sets_s`, `wakeups_per_s`,
+    /// Additional figures, by name. Each name ends in its unit: `write_sets_s`, `wakeups_per_s`,
     /// `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
     /// Load of the API server on each occasion.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) server: BTreeMap<RequestOccasion, ServerCost>,
-    /// Counts of a counting repeat.
+    /// System calls and messages that strace counted, if the measured program ran under strace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
-    /// Release and machine of the VM's kernel.
+    /// Release and machine architecture of the VM's kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
-    /// The kernel's state at the end, read back and found correct.
+    /// Summary of the kernel's final state, which was read back and found correct.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<KernelDigest>,
 }
@@ -381,7 +387,8 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Computes the distribution of these values, by the nearest rank; `None` without values.
+    /// Computes the distribution of these values by the nearest-rank method. Returns `None` if
+    /// there are no values.
     pub(crate) fn of(unit: &str, mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| {
@@ -400,21 +407,21 @@ impl Distribution {
     }
 }
 
-/// Occasion on which a subject sends requests to the API server.
+/// Occasion on which a kube-proxy sends requests to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RequestOccasion {
-    /// First start of the subject.
+    /// First start of the kube-proxy.
     First,
     /// Restart of the subject.
     Restart,
-    /// Endpoints change while the subject watches them.
+    /// Changes of endpoints while the kube-proxy watches them.
     Watch,
     /// Simultaneous reconnect of many clients.
     Reconnect,
-    /// The server returns 504 to watches for a while.
+    /// All connections break. For a while, the server then returns 504 to watches.
     WatchStorm,
-    /// All connections break. For a while, the server returns 504 to lists as well as watches.
+    /// All connections break. For a while, the server then returns 504 to watches and lists.
     Storm,
 }
 
@@ -441,48 +448,48 @@ impl RequestOccasion {
     }
 }
 
-/// Work that an API server did for its clients.
+/// Load that the API server had from its clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
     /// Bytes that the server sent on the wire.
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Requests whose response contained all objects of a kind.
+    /// Number of requests whose response contained all objects of a kind.
     pub(crate) lists: u64,
     /// CPU time of the server process, in seconds.
     pub(crate) cpu_s: f64,
 }
 
-/// System calls of a subject and its children, counted by strace.
+/// System calls of the measured program and its child processes, counted by strace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) system_calls: u64,
-    /// Messages that the subject sent to netlink sockets, counted in the sent bytes.
+    /// Number of messages that the program sent to netlink sockets, found in the sent bytes.
     pub(crate) netlink_messages: u64,
-    /// Netlink messages that change the kernel's state.
+    /// Number of netlink messages that change the kernel's state.
     pub(crate) netlink_writes: u64,
-    /// Numbers of netlink messages that write, by command or type.
+    /// Number of netlink messages that change the kernel's state, by command or message type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
-    /// Tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes over
-    /// netlink instead.
+    /// Number of tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes
+    /// over netlink instead.
     #[serde(default)]
     pub(crate) table_writes: u64,
-    /// Programs that the subject started (`execve`).
+    /// Number of programs that the measured program started (`execve`).
     pub(crate) processes: u64,
-    /// Numbers of calls of the most frequent system calls, by name.
+    /// Number of calls of each of the most frequent system calls, by name.
     #[serde(default)]
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
-/// Size and digest of the kernel's state.
+/// Sizes and digest of the kernel's state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KernelDigest {
     pub(crate) servers: u64,
     pub(crate) destinations: u64,
     pub(crate) members: u64,
     pub(crate) addresses: u64,
-    /// iptables rules of both tables.
+    /// Number of IPv4 rules in the iptables nat table.
     pub(crate) rules: u64,
     /// Digest of the state. Equal states have equal digests.
     pub(crate) digest: String,
@@ -495,38 +502,38 @@ pub(crate) struct Measurement {
     pub(crate) cell: Cell,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
-    /// Wall time of the whole cell, boot included, in seconds.
+    /// Wall time of the whole cell, including the boot, in seconds.
     pub(crate) took_s: f64,
 }
 
 /// Content of `report.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Format version. Incremented when a field changes its meaning.
+    /// Format version. It is incremented whenever a field changes its meaning.
     pub(crate) version: u32,
     pub(crate) about: About,
-    /// Measurements in their order.
+    /// Measurements in the order in which they were made.
     pub(crate) measurements: Vec<Measurement>,
 }
 
-/// Environment of a run: time, commit, machine and options.
+/// Circumstances of a run: time, commit, machine and options.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {
-    /// Start time in UTC: `2026-11-21T11:45:00Z`.
+    /// Start time in UTC, such as `2026-11-21T11:45:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: u64,
-    /// Number of planned cells. A report with fewer measurements was interrupted.
+    /// Number of planned cells. If the report has fewer measurements, the run was interrupted.
     pub(crate) cells: usize,
     /// The measured commit, with the suffix `-dirty` if there were uncommitted changes.
     pub(crate) commit: String,
     /// Command line of the run.
     pub(crate) command: String,
-    /// Lane of the lab, which selects the kernel of the VMs: `host`, `A` or `B`.
+    /// Kernel choice of the lab: `host` for the host's kernel, otherwise `A` or `B`.
     pub(crate) lane: String,
-    /// Kernel of the VMs: `6.1.0 x86_64`.
+    /// Kernel of the VMs, such as `6.1.0 x86_64`.
     pub(crate) kernel: String,
-    /// The model and number of the host's CPUs.
+    /// Model and number of the host's CPUs.
     pub(crate) cpu: String,
     /// Memory of each VM.
     pub(crate) memory: String,
@@ -534,11 +541,11 @@ pub(crate) struct About {
     pub(crate) load: String,
     /// True if the run had no limits (`--full`).
     pub(crate) is_full: bool,
-    /// Subjects, in the order of the columns.
+    /// Names of the measured programs, in the order of the columns.
     pub(crate) subjects: Vec<String>,
-    /// The subjects from other sources.
+    /// Measured kube-proxies from other sources.
     pub(crate) others: Vec<Other>,
-    /// Kube-proxies that `--kube-proxy` gave but `--subjects` does not name.
+    /// Kube-proxies that the option `--kube-proxy` gives but `--subjects` excludes.
     pub(crate) not_named: Vec<String>,
 }
 
@@ -547,9 +554,9 @@ pub(crate) struct About {
 pub(crate) struct Other {
     /// Name of the subject.
     pub(crate) name: String,
-    /// Output of `--version`; empty without output.
+    /// Output of `--version`, or an empty text if the binary printed nothing.
     pub(crate) version: String,
-    /// SHA-256 of the binary in hex. Empty if the binary is unreadable.
+    /// SHA-256 of the binary in hex, or an empty text if the binary is unreadable.
     pub(crate) sha256: String,
 }
 

@@ -1,4 +1,4 @@
-//! Stage of a cell: a node, the API fixture with all objects, and the subject.
+//! The environment of one cell: a node, the API fixture with all objects, and the measured program.
 //!
 //! ```text
 //!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, with separate CPU accounting
@@ -22,17 +22,17 @@ use crate::wait::{self, WaitEnd};
 
 /// Address of the API fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// Timeout for the start of the fixture. It allows more than a second per thousand objects.
+/// Time limit for the start of the API fixture. It allows more than a second per thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// Environment of a subject: its node, its objects and its API server.
+/// Environment of a measured program: its node, its objects and its API server.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
-    /// World of the lab, in which a measurement adds pods and hosts.
+    /// The lab's virtual network. A measurement adds pods and hosts to it.
     pub(crate) world: World,
-    /// Node of the subject: 172.35.0.100. Its pods are in 10.200.1.0/24.
+    /// Node of the measured program, 172.35.0.100. The node's pods are in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// Objects that the fixture should hold. [`Stage::serve`] starts the fixture with them. After
-    /// that, a measurement makes each change both here and in the fixture.
+    /// Objects that the API fixture should hold. [`Stage::serve`] starts the fixture with these
+    /// objects. Later, a measurement makes each change both here and in the fixture.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,
@@ -44,8 +44,8 @@ impl Stage {
     /// Creates an empty node.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
-        // On the host's own kernel, an earlier cell's process with the same id may have left this
-        // folder.
+        // Without a VM, an earlier cell may have left this folder, because its process had the same
+        // id.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;
@@ -64,7 +64,7 @@ impl Stage {
         })
     }
 
-    /// Continues with another subject on another node, with a new API fixture.
+    /// Moves the stage to another node and another measured program, with a new API fixture.
     pub(crate) fn go_on(&mut self, node: Node, subject: Subject) -> Result<()> {
         self.fixture = None;
         self.cell.subject = subject;
@@ -73,7 +73,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the mode of the subject.
+    /// Returns the mode of the measured program.
     pub(crate) fn mode(&self) -> Mode {
         mode(&self.cell)
     }
@@ -83,7 +83,7 @@ impl Stage {
         &self.folder
     }
 
-    /// Returns true if `iptables` is the legacy variant.
+    /// Returns true if the command `iptables` is the legacy variant.
     pub(crate) fn has_legacy_iptables(&self) -> bool {
         self.has_legacy
     }
@@ -98,7 +98,7 @@ impl Stage {
         Snapshot::wanted(&self.objects, self.mode())
     }
 
-    /// Starts the fixture with the objects, and waits until it accepts requests.
+    /// Starts the API fixture with the objects, and waits until it accepts requests.
     pub(crate) fn serve(&mut self) -> Result<()> {
         let objects = self.folder.join("objects");
         self.objects.write(&objects)?;
@@ -126,12 +126,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the CPU time of the fixture, in seconds, or 0 without a fixture.
+    /// Returns the CPU time of the API fixture in seconds, or 0 if there is no fixture.
     pub(crate) fn fixture_cpu_s(&self) -> Result<f64> {
         self.fixture.as_ref().map_or(Ok(0.0), Process::cpu_s)
     }
 
-    /// Returns a connection to the fixture.
+    /// Opens a connection to the API fixture.
     pub(crate) fn api(&self) -> Result<Api> {
         let to: SocketAddr = API.parse()?;
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
@@ -182,7 +182,7 @@ fn sets(cell: &Cell) -> SetsIn {
     }
 }
 
-/// Returns the path of a program of this workspace from the same build.
+/// Returns the path of a program that was built together with this program.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let file = own.with_file_name(name);
@@ -194,15 +194,15 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy iptables programs first into this process's search path. These programs
-/// have separate names if iptables-nft is the default, and the VM's kernel may lack nftables.
-/// Returns false if `iptables-legacy` is not installed.
+/// Makes `iptables` and its relatives the legacy variants in this process: puts links to them first
+/// into the search path. Needed because `iptables` may be iptables-nft, and the VM's kernel may
+/// lack nftables. Returns false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
     let missing = lab::link_iptables("legacy", &bin)?;
     let path = std::env::var("PATH").unwrap_or_default();
-    // SAFETY: this process still has one thread. A cell runs in a separate process, and calls this
+    // SAFETY: this process still has only one thread. Each cell has its own process, and calls this
     // function first.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
     Ok(!missing.iter().any(|name| name == "iptables-legacy"))

@@ -1,4 +1,4 @@
-//! Starts subjects. A subject keeps running after its work.
+//! Starts the measured program, which keeps running after its work.
 
 use std::process::Command;
 use std::time::Instant;
@@ -11,14 +11,15 @@ use crate::schema::SubjectKind;
 use crate::stage::{API, Stage};
 use crate::{floor, tools};
 
-/// Starts the subject. Also returns the start time.
+/// Starts the measured program. Returns its process and the start time.
 pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
     let log = stage.folder().join("subject.log");
     if matches!(
         stage.cell.subject.kind,
         SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
     ) {
-        // The floor prepares its messages, stops itself, and writes when it is continued.
+        // The bare loader prepares its messages and stops itself. It starts to write when it is
+        // continued.
         let process = Process::start(command(stage)?, &log)?;
         floor::await_ready(process, stage.limit())
     } else {
@@ -38,8 +39,9 @@ fn command(stage: &Stage) -> Result<Command> {
         } => {
             let mut command = if stage.cell.is_counting {
                 let mut command = stage.node.command("strace");
-                // With -D, strace runs as a detached grandchild. The child process is the subject,
-                // and receives the signals. The other options make strace print every sent byte.
+                // With -D, strace runs as a detached grandchild, so the child process is the
+                // measured program and receives the signals. With -s 1000000 and the further
+                // options, strace prints every sent byte.
                 command
                     .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                     .arg(stage.trace());
@@ -54,15 +56,16 @@ fn command(stage: &Stage) -> Result<Command> {
                 .arg(format!("--cluster-cidr={CLUSTER_CIDR}"))
                 .args([
                     "--hostname-override=node1",
-                    // Only the initial network namespace may set the size of the connection
-                    // tracking table.
+                    // The value 0 keeps the size of the connection tracking table. Only the initial
+                    // network namespace may change it.
                     "--conntrack-max-per-core=0",
                     "--ipvs-min-sync-period=0s",
                     "--iptables-min-sync-period=0s",
                 ])
                 .args(flags);
             if *is_ours && stage.has_legacy_iptables() && lab::iptables_backend() == "nft" {
-                // Other kube-proxies use the program `iptables`. Our daemon would choose nftables.
+                // Other kube-proxies use the program `iptables`, here the legacy variant. Without
+                // this flag, our daemon would use iptables-nft.
                 command.arg("--iptables-backend=legacy");
             }
             Ok(command)

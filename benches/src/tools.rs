@@ -1,5 +1,5 @@
-//! The kernel's own bulk tools, with the final state of the IPVS mode as their input: `ipset
-//! restore`, `iptables-restore`, `ipvsadm -R` and `ip -batch`, one after another.
+//! Runs the kernel's own bulk tools one after another: `ipset restore`, `iptables-restore`,
+//! `ipvsadm -R` and `ip -batch`. Their input is the final state of IPVS mode.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::objects::{Objects, PORT};
 use crate::stage::Stage;
 
 /// Writes the input of the tools. Returns the command that runs all of them. After its work, the
-/// command waits so that the measurement can read its figures.
+/// command keeps running, so that the benchmark can still read its figures.
 pub(crate) fn command(stage: &Stage) -> Result<Command> {
     let folder = stage.folder();
     let shim = |family| floor::shim(family, ShimStyle::Upstream);

@@ -1,4 +1,4 @@
-//! Waits until the kernel holds the wanted state.
+//! Waits until the kernel has the expected state.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -13,28 +13,29 @@ use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
 use crate::schema::{KernelDigest, Mode, Outcome};
 
-/// Number of Services to look up before reading the whole state.
+/// Number of Services that a wait looks up before it reads the whole state.
 const SAMPLE: u32 = 100;
-/// Pause between two looks at a state of many entries. A look makes two system calls, which take
-/// less than 2 % of the pause.
+/// Minimum pause between two checks of the kernel. A check makes two system calls, which take less
+/// than 2 % of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Minimum ratio of the pause after a look to the CPU time of the look. Some looks read a whole
-/// table. A look in the background takes no CPU time from the subject, so its pause is only as long
-/// as the look.
+/// Minimum ratio of the pause after a check to the CPU time of the check. Some checks read a whole
+/// table, and so take CPU time from the measured program. After a check at background priority,
+/// which takes none, the pause is only as long as the check.
 const REST: u32 = 10;
-/// Pause between two reads of a whole state that has excess entries.
+/// Pause between two reads of the whole state while the kernel still has entries that must
+/// disappear.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Guard that runs this thread at `SCHED_IDLE` priority until dropped. Threads and processes
-/// started in the meantime inherit the priority.
+/// Guard that runs this thread at `SCHED_IDLE` priority until dropped. New threads and processes
+/// inherit this priority.
 #[derive(Debug)]
 pub(crate) struct Background;
 
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
-        // Yields the CPU to other threads. The kernel applies a change of policy only at its next
-        // tick, up to 10 ms later.
+        // Yields the CPU to other threads. Otherwise, the kernel would apply the new priority only
+        // at its next tick, up to 10 ms later.
         std::thread::yield_now();
         Ok(Self)
     }
@@ -62,15 +63,18 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 /// Result of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
-    /// The state is correct. Holds the time of the first cheap look that found it, and the state.
+    /// The kernel's state is correct. Holds the time of the first quick check that found it, and
+    /// the state.
     Done(Instant, KernelDigest),
-    /// The wait timed out, or the state is wrong.
+    /// The time limit passed, or the kernel's state is wrong.
     Not(Outcome),
 }
 
-/// Waits until the kernel holds `wanted`: exactly these Services, and rules in both families. (Even
-/// a family without Services has its shim.) Gives up `limit` after `started`. `alive` fails when
-/// the subject has ended.
+/// Waits until the kernel has exactly the Services of `wanted`, and rules in both IP families. (A
+/// family without Services also has some rules.)
+///
+/// Gives up `limit` after `started`. `alive` must return an error once the measured program has
+/// ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -80,22 +84,22 @@ pub(crate) fn until(
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<WaitEnd> {
-    // These looks run at normal priority. If the subject keeps working after its write, a look in
-    // the background would notice the state too late.
+    // These checks run at normal priority. At background priority, a check would notice the state
+    // too late if the program continues to work after its write.
     let mut looks = match mode {
         Mode::Ipvs => LookSubject::Servers(sample(services)),
         Mode::Nftables => LookSubject::Elements(sample(services)),
         Mode::Iptables | Mode::Userspace => LookSubject::Table {
             services: sample(services),
             // After a restart, a change or a deletion, the table has enough rules from the start.
-            // The number of rules then does not show the end of the work.
+            // So this length does not show that the work is done.
             unwanted: Some(kernel.nat()?.length()?)
                 .filter(|length| are_enough(mode, wanted, *length)),
         },
     };
     let deadline = started + limit;
     loop {
-        // Repeats the cheap look until the wanted state exists.
+        // Repeats the quick check until it succeeds.
         let since = loop {
             let before = own_cpu();
             let look = match &mut looks {
@@ -154,33 +158,33 @@ pub(crate) fn until(
     }
 }
 
-/// Part of the kernel's state that a wait reads.
+/// Part of the kernel's state that a quick check reads.
 enum LookSubject {
-    /// Virtual servers of the Services not yet found correct, by their keys, and the number of set
-    /// members.
+    /// IPVS mode: virtual servers of the Services that are not yet correct. The check also compares
+    /// the number of set members.
     Servers(Vec<Ipv4Addr>),
-    /// nftables mode: chains and map elements of the Services not yet found correct.
+    /// nftables mode: chains and map elements of the Services that are not yet correct.
     Elements(Vec<Ipv4Addr>),
-    /// The nat table, which a subject replaces and the kernel returns as a whole.
+    /// iptables and userspace mode: the nat table. The kernel returns it only as a whole.
     Table {
-        /// Services not yet found correct.
+        /// Services that are not yet correct.
         services: Vec<Ipv4Addr>,
-        /// Length of the table at the last wrong state. Before the first read, the wait only
-        /// watches the length.
+        /// Length of the table when it was last found wrong. While this is `None`, the check
+        /// compares only the length and does not read the table.
         unwanted: Option<Length>,
     },
 }
 
-/// Returns the CPU time of this thread. The subject loses this time.
+/// Returns the CPU time of this thread. The measured program could not use this time.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Returns the Services to look up: the first, the last, and others in a scattered order. No
-/// subject is likely to write in this order.
+/// Returns the Services to look up: the first, the last, and some others in a scattered order. A
+/// kube-proxy is unlikely to write Services in this order.
 fn sample(services: u32) -> Vec<Ipv4Addr> {
-    // A prime, so that successive steps are scattered over the Services.
+    // A prime number, so that successive steps are scattered over all Services.
     const STEP: u32 = 7_919;
     (0..SAMPLE.min(services))
         .map(|turn| turn * STEP % services)
@@ -189,15 +193,16 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Result of one look at the kernel's state.
+/// Result of one quick check of the kernel.
 enum LookResult {
     /// All entries were correct at this time.
     Done(Instant),
-    /// An entry is missing. The pause after this look is at least `rest` times its CPU time.
+    /// An entry is missing. The pause before the next check is at least `rest` times the CPU time
+    /// of this check.
     NotYet { rest: u32 },
 }
 
-/// Looks at virtual servers. Removes correct Services from the list.
+/// Checks IPVS virtual servers and set sizes. Removes correct Services from the list.
 fn seen(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -227,7 +232,8 @@ fn seen(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Looks at chains or map elements of Services. Removes correct Services from the list.
+/// Checks the chains or map elements of Services in nftables mode. Removes correct Services from
+/// the list.
 fn carried(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -244,7 +250,8 @@ fn carried(
     Ok(LookResult::Done(Instant::now()))
 }
 
-/// Looks at the destinations of packets to these Services. Removes correct Services from the list.
+/// Checks the destinations of packets to these Services in the nat table. Removes correct Services
+/// from the list.
 fn reached(
     kernel: &mut Kernel,
     mode: Mode,
@@ -260,8 +267,8 @@ fn reached(
     if unwanted.is_none() {
         return Ok(LookResult::Done(since));
     }
-    // The subject may have replaced the table with one of the same length, which only a read shows.
-    // A read takes long, so it runs in the background.
+    // The kube-proxy may have replaced the table with a table of the same length. Only a read can
+    // show that. A read takes long, so it runs at background priority.
     let background = if *unwanted == Some(length) {
         Some(Background::enter()?)
     } else {
@@ -277,7 +284,8 @@ fn reached(
             .servers
             .get(&at)
             .map_or(!targets.is_empty(), |reals| match mode {
-                // In userspace mode, any port of the daemon is correct.
+                // In userspace mode, a Service is correct if the rules lead to one port of the
+                // daemon.
                 Mode::Userspace => targets.len() != 1,
                 _ => *reals != targets,
             })
@@ -287,14 +295,15 @@ fn reached(
         }
         services.pop();
     }
-    // The background read may have waited for a long time after the query of the length.
+    // A read at background priority may end long after the query of the length, so its end is the
+    // time of success.
     Ok(LookResult::Done(
         background.map_or(since, |_| Instant::now()),
     ))
 }
 
-/// Returns true if a nat table may be long enough. Each destination takes three rules, and each
-/// Service one. In userspace mode, a Service takes one rule in each of two chains.
+/// Returns true if a nat table is long enough to be complete. Each destination takes three rules,
+/// and each Service one. In userspace mode, each Service takes one rule in each of two chains.
 fn are_enough(mode: Mode, wanted: &Snapshot, length: Length) -> bool {
     let services = wanted.servers.len();
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
@@ -327,7 +336,7 @@ mod tests {
 
     const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
 
-    /// Creates a host with the rules of a file, and with some IPv6 rules.
+    /// Creates a host with the iptables rules of a file, and with some IPv6 rules.
     fn host_with(world: &mut World, rules: &str) -> Place {
         let host = world.host("host", "172.35.0.200/24").unwrap();
         let script = "iptables-legacy-restore < \"$1\"; ip6tables-legacy -t nat -N KUBE-SERVICES";
@@ -342,7 +351,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn the_kernels_rule_layout_equals_the_captured_one() {
+    fn a_captured_table_equals_the_table_of_the_running_kernel() {
         let mut world = World::new("layout").unwrap();
         for (rules, captured) in [("leftovers", LEFTOVERS), ("ways", WAYS)] {
             let host = host_with(&mut world, rules);
@@ -365,14 +374,14 @@ mod tests {
         };
         assert!(serves(0, &reals(["10.128.1.0:8080", "10.192.0.7:8080"])));
         assert!(!serves(0, &reals(["10.128.1.0:8080", "10.128.1.1:8080"])));
-        // The Service's chains exist, but its rule in KUBE-SERVICES does not.
+        // The Service's chains exist, but KUBE-SERVICES has no rule that jumps to them.
         assert!(!serves(3, &reals(["10.128.1.6:8080"])));
         assert!(serves(3, &reals([])));
     }
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn the_wait_ends_when_a_removed_rule_returns() {
+    fn the_wait_ends_once_a_removed_rule_is_back() {
         let mut world = World::new("back").unwrap();
         let host = host_with(&mut world, "leftovers");
         let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();

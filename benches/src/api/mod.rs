@@ -1,14 +1,15 @@
-//! Measures the load that a kube-proxy puts on the API server. In one VM, one subject passes
-//! through all occasions: start, restart, changes and storms (broken connections).
+//! Measures the load that a kube-proxy puts on the API server. One kube-proxy in one VM passes
+//! through all occasions: start, restart, changes, and storms (broken connections).
 //!
 //! ```text
 //!  changes without a watching client (to subtract their cost)
-//!  first list ─▶ restart ─▶ reconnect (replayed by many clients) ─▶ changes ─▶ 504 to watches ─▶ and to lists
+//!  first list ─▶ restart ─▶ reconnect (replayed by many clients) ─▶ changes ─▶ 504 to watches ─▶ 504 to watches and lists
 //! ```
 //!
-//! The API fixture (an API server for tests) reports its requests and the bytes that it sent. Its
-//! CPU time is that of its process. One machine cannot run hundreds of daemons, so many clients
-//! replay the requests that one daemon sent when it reconnected.
+//! - The API fixture (an API server for tests) reports its requests and the bytes that it sent.
+//! - The server's CPU time is the CPU time of the fixture's process.
+//! - One machine cannot run hundreds of daemons. Instead, many clients replay the requests that one
+//!   daemon sent when it reconnected.
 
 mod replay;
 mod traffic;
@@ -33,23 +34,23 @@ use crate::wait::WaitEnd;
 use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
-/// Maximum number of clients that reconnect at the same time. Runs with few changes use fewer
+/// Maximum number of clients that reconnect at the same time. Runs with fewer changes use fewer
 /// clients.
 const CLIENTS: u32 = 500;
-/// Number of additional clients that watch the changes. With this many, the cost of one client
-/// exceeds the noise.
+/// Number of additional clients that watch the changes. With this number of clients, the cost of
+/// one client exceeds the measurement noise.
 const MORE: u32 = 20;
-/// Number of changes below which a run is a smoke test. A smoke test only shows that the axis
+/// Number of changes below which a run is a smoke test. A smoke test only shows that this benchmark
 /// works.
 const FEW: u32 = 100;
 /// Interval between two reads of the API server's request log.
 const LOOK: Duration = Duration::from_millis(100);
-/// Open file limit of this process and the fixture. Each replayed request takes a socket.
+/// Limit of open files for this process and the fixture. Each replayed request takes a socket.
 const FILES: u64 = 65_536;
 
-/// Measures a cell of the axis `api`. Runs in a VM of the lab.
+/// Measures one cell (one benchmark run) of the axis `api`. Runs in a VM of the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
-    // The fixture inherits this limit.
+    // The API fixture, a child process, inherits this limit.
     let files = Rlimit {
         current: Some(FILES),
         maximum: Some(FILES),
@@ -91,7 +92,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, RequestOccasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&RequestOccasion::Watch) {
-        // Cost of each watching client, without the cost of the changes themselves.
+        // Computes the server's cost of each watching client. Subtracts the cost of the changes
+        // themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
@@ -125,8 +127,8 @@ fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
 
-/// Waits until the kernel has the state that the objects require. Returns an outcome if the subject
-/// does not reach this state.
+/// Waits until the kernel has the state that the objects require. Returns an outcome if the
+/// measured kube-proxy does not reach this state.
 fn programmed(
     stage: &mut Stage,
     subject: &mut Process,
@@ -138,7 +140,7 @@ fn programmed(
     })
 }
 
-/// Durations that are the same for every subject.
+/// Durations that are the same for every measured kube-proxy.
 #[derive(Clone, Copy)]
 struct Pace {
     /// Duration of a storm, in which the server refuses requests.
@@ -167,12 +169,13 @@ struct Run {
     api: Api,
     /// Number of changes made so far.
     turn: u32,
-    /// Resource kinds that the subject watches.
+    /// Resource kinds that the measured kube-proxy watches.
     watched: Vec<String>,
     costs: BTreeMap<RequestOccasion, ServerCost>,
 }
 
-/// Start of an occasion, from which its cost is computed.
+/// The fixture's log position and CPU time at the start of an occasion. The occasion's cost is the
+/// difference at its end.
 struct Phase {
     since: Mark,
     cpu_s: f64,
@@ -195,7 +198,7 @@ impl Run {
         Ok(())
     }
 
-    /// Replaces endpoints, one after another.
+    /// Replaces endpoints through the API, one after another.
     fn change(&mut self, stage: &mut Stage) -> Result<()> {
         for _ in 0..stage.cell.changes {
             let (service, index) = changed(stage.cell.size, self.turn);
@@ -209,8 +212,8 @@ impl Run {
         Ok(())
     }
 
-    /// Measures the cost of a change while additional clients watch the same objects as the
-    /// subject.
+    /// Makes the changes while additional clients watch the same objects as the measured
+    /// kube-proxy.
     fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
         let mut more = Clients::ask(stage, requests, MORE)?;
         let is_over = AtomicBool::new(false);
@@ -224,14 +227,16 @@ impl Run {
         more.read(self.pace.quiet).map(drop)
     }
 
-    /// Returns the CPU seconds that the changes cost the server without any watching client.
+    /// Makes the changes while no client watches. Returns the CPU seconds that they cost the
+    /// server.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;
         self.change(stage)?;
         Ok(stage.fixture_cpu_s()? - before)
     }
 
-    /// Replays one client's requests from many clients at the same time.
+    /// Replays one client's requests from many clients at the same time, and records the server's
+    /// cost.
     fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
         let clients = clients(&stage.cell);
         let before = stage.fixture_cpu_s()?;
@@ -264,7 +269,7 @@ impl Run {
         Ok(before)
     }
 
-    /// Waits until the subject has restored its watches and the server is idle.
+    /// Waits until the kube-proxy has restored its watches and the server is idle.
     fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {

@@ -12,14 +12,14 @@ use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
 
-/// Clients that have sent their requests. Each has a separate connection.
+/// Clients that have sent their requests. Each request has its own connection.
 pub(super) struct Clients {
     sockets: Vec<TcpStream>,
     buffer: Vec<u8>,
 }
 
 impl Clients {
-    /// Opens `clients` connections and sends these requests on each.
+    /// Sends the requests of each of `clients` clients. Each request has its own connection.
     pub(super) fn ask(stage: &Stage, requests: &[Request], clients: u32) -> Result<Self> {
         let to: SocketAddr = API.parse()?;
         let open = || {
@@ -37,8 +37,8 @@ impl Clients {
         })
     }
 
-    /// Reads all responses until no data arrives for `quiet`, because watches stay open. Returns
-    /// the number of bytes read.
+    /// Reads all responses. Stops when no data has arrived for `quiet`, because watches stay open.
+    /// Returns the number of bytes read.
     pub(super) fn read(&mut self, quiet: Duration) -> Result<u64> {
         let mut bytes = 0;
         while let Some(count) = self.read_once(quiet)? {

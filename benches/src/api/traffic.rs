@@ -1,4 +1,4 @@
-//! Requests and responses of the fixture, read from its log.
+//! Requests and responses of the API fixture, read from its log.
 
 use std::collections::BTreeSet;
 
@@ -8,26 +8,27 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// Requests and responses of the subject. Excludes those of this program.
+/// Requests of the measured kube-proxy, and their responses. Requests of the benchmark itself are
+/// excluded from the list.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
     /// Requests since the mark.
     requests: Vec<Request>,
-    /// Bytes of all responses, on the wire.
+    /// Bytes of all responses as sent on the wire.
     sent_bytes: u64,
-    /// Number of all requests, including those of this program.
+    /// Number of all requests, including those of the benchmark itself.
     count: usize,
 }
 
-/// A point in the fixture's log, from which a later read counts the traffic.
+/// A position in the fixture's log. A later read counts the traffic from this position on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     sent_bytes: u64,
     count: usize,
 }
 
-/// A request, and the bytes sent in response.
+/// A request, and the number of bytes in its response.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Request {
@@ -38,7 +39,7 @@ pub(super) struct Request {
     kind: Option<String>,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
-    /// HTTP status code, or `None` before the response.
+    /// HTTP status code, or `None` if the server has not responded yet.
     code: Option<u16>,
     sent_bytes: u64,
 }
@@ -46,8 +47,8 @@ pub(super) struct Request {
 impl Traffic {
     /// Reads the traffic since a mark. Without a mark, returns only the totals up to now.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
-        // The program measures the fixture's CPU time, so the fixture must not list requests that
-        // nobody reads.
+        // A caller without a mark needs only the totals. Listing all requests would add to the
+        // fixture's measured CPU time, so `from` excludes them.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
         let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
         serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
@@ -60,7 +61,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the resource kinds with a watch, in the order of the requests.
+    /// Returns the resource kinds with an accepted watch, sorted and without duplicates.
     pub(super) fn watched(&self) -> Vec<String> {
         let watches = self.requests.iter().filter(|request| {
             request.code == Some(200) && ["watch", "streamed-list"].contains(&&*request.asked)
@@ -69,7 +70,7 @@ impl Traffic {
         kinds.into_iter().cloned().collect()
     }
 
-    /// Returns the requests that read objects.
+    /// Returns the `GET` requests, which read objects.
     pub(super) fn reads(self) -> Vec<Request> {
         let all = self.requests.into_iter();
         all.filter(|request| request.method == "GET").collect()
@@ -92,8 +93,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Returns true for a list of all objects. Excludes its further pages, and lists with a limit
-    /// of 1, which only query the resource version.
+    /// Returns true if this request lists all objects. Excludes requests for further pages, and
+    /// lists with `limit=1`, which only query the resource version.
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

@@ -22,21 +22,23 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, WaitEnd};
 
-/// Number of Services that the axis `add` adds, one after another. A counting repeat adds fewer.
+/// Number of Services that the axis `add` adds, one after another. A repeat under strace, which
+/// counts system calls, adds fewer.
 const ADDED: u32 = 20;
 const ADDED_COUNTING: u32 = 5;
 /// Number of endpoints that the axis `rolling` replaces.
 const ROLLED: u32 = 100;
-/// Pause after a subject has finished its work.
+/// Pause that lets the measured program finish its remaining work.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Time without output of strace after which a subject counts as calm.
+/// Time without new strace output after which the measured program counts as calm.
 const CALM: Duration = Duration::from_secs(3);
 /// Number of warm-up changes that are not measured.
 const WARM_UP: u32 = 20;
-/// Minimum number of changes, regardless of their duration.
+/// Minimum number of changes, even if they take long.
 const LEAST: u32 = 10;
 
-/// Measures a cell of the control plane axes, from `cold` to `big`. Runs in the lab.
+/// Measures one cell (one benchmark run) of the control plane axes, `cold` to `big`. Runs in the
+/// lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let is_kube_proxy = matches!(cell.subject.kind, SubjectKind::KubeProxy { .. });
@@ -49,7 +51,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = subject::start(&stage)?;
     if cell.axis == Axis::Change && !is_kube_proxy {
-        // A floor makes the changes without the API. The expected objects therefore include them.
+        // The bare loader makes the changes itself, without the API. So the expected objects must
+        // already include the changes.
         for turn in 0..cell.changes {
             let (service, index) = changed(cell.size, turn);
             stage.objects.replace(service, index, turn);
@@ -85,7 +88,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
-        // strace slows the subject down, so durations under strace mean nothing.
+        // strace slows the measured program down, so durations under strace mean nothing.
         measured = CellFigures {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
@@ -114,8 +117,8 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Parses the figures that a floor or the tools print: a duration (`write_sets_s 0.12`), the start
-/// and the end of a part, or all `changes_ms`.
+/// Parses the figures that the bare loader or the kernel's tools print. A line has a duration
+/// (`write_sets_s 0.12`), the start and the end of a part, or all `changes_ms`.
 fn parts(log: &str, measured: &mut CellFigures) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -142,7 +145,7 @@ fn parts(log: &str, measured: &mut CellFigures) {
     }
 }
 
-/// Waits until strace stops writing. Counts the lines of its file from byte `from` on.
+/// Waits until strace stops writing. Then counts the system calls in its file, from byte `from` on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
     // strace may not have created its file yet.
@@ -152,7 +155,7 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     while (before == 0 || since.elapsed() < CALM) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
         let now = length();
-        // The timers of an idle daemon write a line from time to time.
+        // From time to time, a timer of an idle daemon makes strace write a line.
         if now > before + 2_000 {
             (before, since) = (now, Instant::now());
         }
@@ -162,12 +165,12 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let mut counts = counts::count(&String::from_utf8_lossy(&text));
-    // The subject's own start is not a process that the subject started.
+    // strace also shows the start of the measured program, which is not a child of that program.
     counts.processes -= u64::from(from == 0 && counts.processes > 0);
     Ok(counts)
 }
 
-/// Figures at the start of a phase.
+/// Counters at the start of a measured phase.
 struct Phase {
     /// Bytes that strace wrote before the phase.
     traced: u64,
@@ -178,7 +181,7 @@ struct Phase {
 impl Phase {
     fn begin(stage: &Stage, subject: &Process) -> Result<Self> {
         if stage.cell.is_counting {
-            // strace first writes the system calls of the previous phase.
+            // strace may still be writing system calls of the previous phase.
             std::thread::sleep(CALM);
         }
         Ok(Self {
@@ -198,8 +201,8 @@ impl Phase {
     }
 }
 
-/// Waits until the kernel holds the present objects. Returns the state and the time of the last
-/// cheap look. On failure, returns the outcome.
+/// Waits until the kernel holds the current objects. Returns the kernel's state, and the time of
+/// the last quick check. On failure, returns the outcome.
 fn settled(
     stage: &mut Stage,
     subject: &mut Process,
@@ -211,9 +214,10 @@ fn settled(
     })
 }
 
-/// Restarts the subject and measures the time until it repairs one missing Service. The Service is
-/// removed from the kernel while the subject is stopped. A counting repeat removes no Service and
-/// counts the system calls of the start.
+/// Restarts the measured program. Measures the time until it repairs one Service, which was removed
+/// from the kernel while the program was stopped.
+///
+/// A repeat under strace removes no Service. It counts the system calls of the start.
 fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     subject.stop()?;
     if stage.cell.is_counting {
@@ -245,7 +249,7 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     })))
 }
 
-/// Removes the last Service from the kernel.
+/// Removes the last Service's entry from the kernel.
 fn take_out(stage: &mut Stage) -> Result<()> {
     let last = Objects::address(stage.objects.services().saturating_sub(1));
     match stage.mode() {
@@ -274,7 +278,8 @@ fn take_out(stage: &mut Stage) -> Result<()> {
     }
 }
 
-/// Adds Services. Waits for each in the kernel before adding the next.
+/// Adds Services one by one. Waits until the kernel serves each Service before adding the next
+/// Service.
 fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -303,14 +308,15 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     finish(stage, subject, &phase, took)
 }
 
-/// Replaces endpoints. Waits for each in the kernel before replacing the next.
+/// Replaces endpoints one by one. Waits until the kernel has each replacement before making the
+/// next one.
 fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
     let size = stage.cell.size;
     let mut phase = None;
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
-    // A slow subject makes fewer changes. The report shows the number.
+    // A slow program makes fewer changes. The report shows their number.
     let share = if stage.cell.is_counting { 12 } else { 6 };
     let enough = stage.limit() / stage.cell.patience() / share;
     let begun = Instant::now();
@@ -357,8 +363,8 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the time at which the fixture sent the event of a change. The object's resource version
-/// in `answer` identifies the event. The clock is that of [`monotonic_ms`].
+/// Returns the time at which the API fixture sent the event of a change, on the clock of
+/// [`monotonic_ms`]. Finds the event by the object's resource version in `answer`.
 fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     let object: serde_json::Value = serde_json::from_slice(answer)?;
     let version = object.pointer("/metadata/resourceVersion");
@@ -369,7 +375,7 @@ fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     Ok(time? / 1e6)
 }
 
-/// Returns `CLOCK_MONOTONIC`, which all processes share, in milliseconds.
+/// Returns `CLOCK_MONOTONIC` in milliseconds. All processes share this clock.
 #[allow(
     clippy::cast_precision_loss,
     reason = "of a guest that is up for minutes"
@@ -401,8 +407,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes all objects while the subject is stopped, and then continues the subject. This separates
-/// the subject's own work from that of the API server.
+/// Deletes all objects while the measured program is stopped, then continues it. This separates the
+/// program's own work from the API server's work.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -431,7 +437,7 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
     let seconds = started.elapsed().as_secs_f64();
     let (waits, forks) = (subject.waits()? - waits, process::forks()? - forks);
-    // The kernel's worker threads do not belong to the subject.
+    // Kernel worker threads do not belong to the measured program, so they are subtracted below.
     let kernel = process::kernel_threads()?.difference(&kernel).count() as u64;
     let mut measured = phase.end(stage, subject)?;
     measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
@@ -439,7 +445,8 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     let per_minute = |count: u64| per(count, seconds / 60.0);
     let figures = [
         ("wakeups_per_min", per_minute(waits)),
-        // The count includes threads. This program starts none in the meantime.
+        // The count includes new threads. The benchmark itself starts no thread during the
+        // measurement.
         (
             "processes_per_min",
             per_minute(forks.saturating_sub(kernel)),
@@ -456,8 +463,10 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
 }
 
 /// Waits until new connections to one Service reach exactly its endpoints. Returns an outcome if
-/// the time limit passes first. Polls at background priority. The time therefore includes the
-/// subject's remaining work, which would delay the next event.
+/// the time limit passes first.
+///
+/// Polls at background priority, so the measured time includes the program's remaining work. That
+/// work would delay the next change.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,
@@ -485,8 +494,8 @@ fn until_served(
     }
 }
 
-/// Finishes an axis after its steps, each of which a look at the kernel has confirmed. Compares the
-/// whole state once more.
+/// Finishes an axis with several steps. A kernel check has already confirmed each step. Compares
+/// the kernel's whole state once more.
 fn finish(
     stage: &mut Stage,
     mut subject: Process,

@@ -1,18 +1,19 @@
 //! Measures the time that each part of a mode's rules adds to the first packet of a flow. Covers
-//! the shims of IPVS mode (upstream's, the lean one, the nftables one) and nftables mode.
+//! nftables mode, and the helper rules of IPVS mode (the shim): upstream's, the lean ones, and
+//! those in nftables.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
 //!  in parallel: nodes that a daemon has programmed, in this mode and in the compared modes
 //! ```
 //!
-//! Each step runs on a separate node, which has all rules up to this step. All nodes share one
-//! kernel, so that blocks of packets can alternate between the steps: the cost of a rule is far
-//! below the difference between two VMs or two minutes. The program adds rules in the order in
-//! which a packet from a pod to a cluster IP traverses them. With several Services, every step has
-//! a full copy, and the program adds the rules of a hook together. The iptables rules are those of
-//! the bare loader ([`crate::floor`]). The program reads an nftables table from the node that the
-//! daemon has programmed.
+//! - Each step has its own node. This node has all rules up to the step.
+//! - All nodes share one kernel, so blocks of packets can alternate between the steps. The cost of
+//!   one rule is far below the difference between two VMs or two minutes.
+//! - The steps add rules in the order in which a packet from a pod to a cluster IP traverses them.
+//!   With several Services, one step adds all rules of a hook.
+//! - The iptables rules come from the bare loader ([`crate::floor`]). The nftables rules come from
+//!   a node that the daemon has programmed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,22 +38,22 @@ use crate::schema::{
 };
 use crate::stage::Stage;
 
-/// Flows in a block, and blocks of each step. All steps together must fit into the connection
-/// table.
+/// Number of flows in a block. Each step gets [`ROUNDS`] blocks. The flows of all steps must fit
+/// into the connection table.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
-/// Packets sent before each block, to bring the node's tables back into the CPU caches.
+/// Number of packets sent before each block. They load the node's tables into the CPU caches again.
 const BEFORE: u16 = 6;
-/// A chain that no packet traverses. Rules in this chain make the kernel set up the features that
-/// they need.
+/// A chain that no packet traverses. A rule in this chain makes the kernel enable the features that
+/// the rule needs, such as connection tracking.
 const UNUSED: &str = "BENCH-UNUSED";
 
-/// Chains of a table, each with its rules (the text after `-A`).
+/// Rules of each chain. The key is the table and the chain. A rule is the whole line (`-A …`).
 type Chains = BTreeMap<(String, String), Vec<String>>;
 /// A rule with its table.
 type Rule = (String, String);
 
-/// Addition to a node, compared with the node of the previous step.
+/// One step of the measurement: what its node has in addition to the previous step's node.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -66,13 +67,13 @@ enum Add {
     Servers,
     /// Shell commands that change the node.
     Script(String),
-    /// Rules of the shim, with the sets that they use.
+    /// iptables rules of IPVS mode, with the ipsets that they use.
     Rules(Vec<Rule>),
     /// Connection tracking, enabled by nf_tables.
     Tracking,
     /// Address translation, enabled by nf_tables.
     Translation,
-    /// The first rules of a table, up to this number. `None`: all rules.
+    /// The first rules of an nf_tables table, up to this number. `None` stands for all rules.
     Pieces(Option<usize>),
 }
 
@@ -85,7 +86,7 @@ impl Step {
     }
 }
 
-/// Nodes with one client each. They receive packets in turns.
+/// Nodes with one client each. The benchmark sends packets from each client in turn.
 struct Track {
     server: Place,
     sender: Sender,
@@ -100,12 +101,12 @@ impl Track {
             sender: Sender::new(&server)?,
             server,
             lanes: Vec::new(),
-            // The first node belongs to the stage.
+            // Node 1 is the node of the stage.
             nodes: 1,
         })
     }
 
-    /// Adds a node. Returns the node and the third octet of its pod addresses.
+    /// Adds a node to the lab. Returns the node and the third octet of its pod addresses.
     fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
         self.nodes += 1;
         let third = self.nodes;
@@ -118,7 +119,8 @@ impl Track {
         Ok((node, third))
     }
 
-    /// Adds a client at a fully configured node to the track, and warms up its path.
+    /// Adds a client to a fully configured node, and sends warm-up packets. The client then takes
+    /// part in the measurement.
     fn enter(
         &mut self,
         stage: &mut Stage,
@@ -138,7 +140,7 @@ impl Track {
         Ok(())
     }
 
-    /// Sends blocks of packets to all nodes in turns.
+    /// Sends blocks of packets through each node in turn.
     fn run(mut self) -> Result<CellFigures> {
         let mut values: Vec<Vec<f64>> = vec![Vec::new(); self.lanes.len()];
         for _ in 0..ROUNDS {
@@ -157,7 +159,7 @@ impl Track {
     }
 }
 
-/// Measures all steps, and complete modes in the same kernel.
+/// Measures all steps of one mode. Also measures complete modes in the same kernel, for comparison.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let mut track = Track::new(&mut stage)?;
@@ -213,7 +215,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Lets the daemon program the stage's node, and stops the daemon. Returns the outcome if
+/// Starts the daemon until it has programmed the stage's node, and stops it. Returns an outcome if
 /// programming fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut CellFigures::default())? {
@@ -227,7 +229,7 @@ fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     }
 }
 
-/// Returns the complete modes to measure in the same kernel as the parts of a subject.
+/// Returns the complete modes to measure next to the steps of `subject`, in the same kernel.
 fn beside(subject: &Subject) -> Vec<Subject> {
     let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
         return Vec::new();
@@ -259,23 +261,24 @@ fn beside(subject: &Subject) -> Vec<Subject> {
     all
 }
 
-/// Hooks that a packet traverses to a virtual server.
+/// Hooks that a packet to a virtual server traverses, in order.
 const THROUGH_IPVS: [Hook; 4] = [
     Hook::Prerouting,
     Hook::Input,
     Hook::Output,
     Hook::Postrouting,
 ];
-/// Hooks that a forwarded packet traverses.
+/// Hooks that a forwarded packet traverses, in order.
 const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 
-/// Steps of a subject, and the source of their rules.
+/// Steps of a measured program, and the iptables chains or the nf_tables table from which they take
+/// rules.
 struct Steps {
     all: Vec<Step>,
     chains: Chains,
     pieces: Option<Pieces>,
-    /// Index of the first step at which packets reach the Service. Packets of earlier steps go to
-    /// the pod.
+    /// Index of the first step whose packets go to the Service. Packets of earlier steps go
+    /// directly to the pod.
     first: usize,
 }
 
@@ -285,7 +288,7 @@ impl Steps {
     }
 }
 
-/// Returns the steps of an iptables shim.
+/// Returns the steps for IPVS mode with iptables rules.
 fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     let style = if subject.is_lean() {
         ShimStyle::Lean
@@ -305,7 +308,7 @@ fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     })
 }
 
-/// Returns the steps of an nf_tables table.
+/// Returns the steps for rules in an nf_tables table.
 fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
     let mut all = vec![Step::new("routed to the pod, no Service", Add::Nothing)];
     if is_shim {
@@ -343,7 +346,7 @@ fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
     }
 }
 
-/// Writes the steps into a node.
+/// Configures a node with these steps.
 fn build(stage: &Stage, node: &Place, steps: &[Step], all: &Steps) -> Result<()> {
     let addresses = crate::tools::addresses(&stage.objects);
     fs::write(stage.folder().join("addresses"), addresses)?;
@@ -395,7 +398,7 @@ fn conntrack_step() -> Step {
     Step::new("sysctl net.ipv4.vs.conntrack=1", Add::Script(lines))
 }
 
-/// Returns the steps of an iptables shim.
+/// Returns the steps for IPVS mode with these iptables chains.
 fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![
@@ -446,8 +449,9 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     steps
 }
 
-/// Adds the rules of a chain that a pod's packet meets. Each jump is followed by the rules of the
-/// called chain. The packet is not masqueraded.
+/// Adds to `met` the rules of a chain that a pod's packet traverses. After each jump follow the
+/// rules of the called chain. The packet is not masqueraded, so jumps to `KUBE-MARK-MASQ` are not
+/// followed.
 fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     let rules = chains.get(&(table.to_owned(), chain.to_owned()));
     for line in rules.into_iter().flatten() {
@@ -464,7 +468,8 @@ fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     }
 }
 
-/// Parses the input of `iptables-restore`. Inserted rules come before earlier rules.
+/// Parses the input of `iptables-restore`. An inserted rule (`-I`) comes before the earlier rules
+/// of its chain.
 fn parse(text: &str) -> Chains {
     let mut chains = Chains::new();
     let mut table = "";
@@ -490,7 +495,7 @@ fn parse(text: &str) -> Chains {
     chains
 }
 
-/// Returns the input of `iptables-restore` for all chains and some rules.
+/// Returns an input of `iptables-restore` that creates all chains but adds only `rules`.
 fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
     let mut text = String::new();
     for table in ["nat", "filter"] {

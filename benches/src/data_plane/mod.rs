@@ -1,18 +1,20 @@
-//! Data plane: measures the cost of a packet, a connection and a request through a subject's state.
+//! Data plane: measures the cost of a packet, a connection and a request on a node that the
+//! measured program has programmed.
 //!
 //! ```text
-//!  client (pod of node1) ── node1: the subject's state ── fabric ── server: has the addresses of all endpoints
+//!  client (pod of node1) ── node1: the programmed state ── fabric ── server: has the addresses of all endpoints
 //! ```
 //!
-//! Every Service can therefore receive packets, and the path to a pod without a Service has the
-//! same length. During measurements, the API fixture is stopped, and so is the subject unless it
-//! carries packets itself. The packets then have the only CPU. Measurements alternate between the
-//! first, the middle and the last Service and the pod, block by block, so that a disturbance
-//! affects all equally.
+//! - One server has the addresses of all endpoints. So every Service works, and the direct path to
+//!   a pod has the same length as the path through a Service.
+//! - During measurements, the API fixture is stopped. The measured program is also stopped, unless
+//!   it carries packets itself. The packets then have the only CPU.
+//! - The benchmark alternates block by block between four targets: the first, the middle and the
+//!   last Service, and the pod. A disturbance then affects all targets equally.
 //!
-//! The kernel's search order defines the first Service. In iptables mode this is the order of the
-//! rules read back, otherwise the order of creation. IPVS inserts a new virtual server at the head
-//! of its bucket, so it finds the first one last.
+//! "First" means the order in which the kernel searches the Services. In iptables mode, this is the
+//! order of the rules. In other modes, it is the order of creation. IPVS inserts a new virtual
+//! server at the head of its hash bucket, so it finds the first one last.
 
 mod anatomy;
 mod packets;
@@ -35,7 +37,7 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
 
-/// Address range of the server: contains all endpoints, and no client.
+/// Address range of the server. Contains all endpoints and no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
@@ -45,25 +47,26 @@ const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 /// Address of the UDP Service's endpoint.
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
-/// Name of the series of packets sent directly to the pod, without a Service.
+/// Name of the series for packets that go directly to the pod, without a Service.
 const DIRECT: &str = "direct";
-/// Pause before the first measured packet, so that the subject's sync can finish.
+/// Pause before the first measured packet. It lets the measured program finish its sync.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Flows in a block of first packets. The number is small enough for IPVS' connection table (4096
-/// buckets): its chains stay short.
+/// Number of flows in a block of first packets. The number is small, so that the hash chains of
+/// IPVS' connection table (4096 buckets) stay short.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
-/// Number of rounds with replies.
+/// Number of rounds in which the server replies.
 const ANSWERED_ROUNDS: usize = 9;
-/// Minimum number of rounds. If packets are slow (milliseconds each), no more rounds follow.
+/// Minimum number of rounds. After these rounds, the measurement stops once it has taken [`ENOUGH`]
+/// time, for example with packets of milliseconds each.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
 /// Name of a series, and the destination address of its packets.
 type Target = (&'static str, SocketAddrV4);
 
-/// Measures a cell of the axes first, connect, keptalive, udp, throughput and anatomy. Runs in the
-/// lab.
+/// Measures one cell (one benchmark run) of the axes first, connect, keptalive, udp, throughput and
+/// anatomy. Runs in the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if cell.axis == Axis::Anatomy {
         return anatomy::measure(cell);
@@ -92,7 +95,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     if let Some(subject) = &subject {
         std::thread::sleep(SETTLE);
-        // In userspace mode, the daemon relays packets and must keep running.
+        // In userspace mode, the daemon itself relays packets, so it must keep running.
         if stage.mode() != Mode::Userspace {
             subject.signal(Signal::STOP)?;
         }
@@ -108,28 +111,29 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Adds a host that replies for all endpoints.
+/// Adds a host that replies with the addresses of all endpoints.
 fn serving_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     let_answer(&server)?;
     Ok(server)
 }
 
-/// Adds a host that silently drops packets to endpoints.
+/// Adds a host that silently drops packets to the endpoints.
 fn silent_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     server.read(["ip", "route", "add", "blackhole", SERVERS])?;
     Ok(server)
 }
 
-/// Makes a host reply for all endpoints. A port without a listener replies with a TCP reset.
+/// Gives a host the addresses of all endpoints. It replies with a TCP reset on ports without a
+/// listener.
 fn let_answer(host: &Place) -> Result<()> {
     host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
     Ok(())
 }
 
-/// Lets the subject program its state into the node. Returns the process, or the outcome of a
-/// failure.
+/// Starts the measured program and waits until the node is programmed. Returns the process, or the
+/// outcome of a failure.
 fn programmed(
     stage: &mut Stage,
     measured: &mut CellFigures,
@@ -154,7 +158,7 @@ fn programmed(
     })
 }
 
-/// Creates only virtual servers, and one route that makes their addresses local.
+/// Creates only IPVS virtual servers, and one route that makes their addresses local.
 fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
@@ -186,7 +190,8 @@ fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
     })
 }
 
-/// Returns the first, the middle and the last Service, without duplicates. The pod follows.
+/// Returns the targets of packets: the first, the middle and the last Service without duplicates,
+/// then the pod.
 fn targets(stage: &Stage) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     if stage.cell.subject.kind != SubjectKind::Direct {
@@ -203,9 +208,10 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Returns the Services' addresses in the order of the kernel's rules.
+/// Returns the addresses of the Services in the order in which the kernel searches them.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    // Only iptables mode searches the rules one by one.
+    // Only in iptables mode does the kernel search rules one by one. Other modes use the order of
+    // creation.
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)
@@ -222,7 +228,8 @@ fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
     Ok(order)
 }
 
-/// Returns the addresses that KUBE-SERVICES dispatches to Service chains, in order.
+/// Returns the addresses of the Services that have a rule in KUBE-SERVICES, in the order of these
+/// rules.
 fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
     let rules = saved
         .lines()
@@ -307,8 +314,9 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// Measures first packets. Sends blocks of new flows to each target. Then sends blocks that the
-/// server answers with TCP resets, which travel back within the measured time.
+/// Measures the first packets of flows to each target, in blocks. Sends some blocks to a silent
+/// server, then some to a server that replies with TCP resets. The resets travel back within the
+/// measured time.
 fn first(
     client: &Place,
     server: &Place,
@@ -325,7 +333,7 @@ fn first(
     Ok(series)
 }
 
-/// Sends blocks of new flows to each target in turns. Returns the nanoseconds per packet.
+/// Sends one block of new flows to each target per round. Returns the nanoseconds per packet.
 fn in_turns(
     sender: &mut packets::Sender,
     lanes: &[(&str, packets::ClientSocket)],

@@ -1,11 +1,12 @@
-//! Measures the cost of one packet from the client's socket to the server's network stack. Sends
-//! packets in blocks.
+//! Measures the cost of one packet from the client's socket to the server's network stack.
 //!
-//! A raw socket sends a block of TCP SYNs with one `sendmmsg`. The VM's kernel has one CPU, so it
-//! forwards each packet completely within that call. The server has no listener but counts the
-//! arriving packets. A lost packet fails the measurement. If the server replies with a TCP reset,
-//! the kernel also forwards the reset to the client within the call. The cost of a packet is the
-//! duration of the call divided by the number of packets.
+//! - A raw socket sends a block of TCP SYNs with one call of `sendmmsg`. The VM has one CPU, so the
+//!   kernel forwards each packet completely within this call.
+//! - The cost of a packet is the duration of the call divided by the number of packets.
+//! - The server has no listener. It counts the packets that arrive. A lost packet fails the
+//!   measurement.
+//! - If the server replies with a TCP reset, the kernel also forwards the reset to the client
+//!   within the call.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -21,14 +22,14 @@ use rustix::net::{
     ipproto, sendmmsg, socket_with,
 };
 
-/// IPv4 and TCP headers without options.
+/// Size of a packet in bytes: IPv4 and TCP headers without options.
 const PACKET: usize = 40;
 /// Number of packets before the first block. They resolve neighbours, and load code and tables into
 /// the CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A raw socket from a client to an address and port.
+/// A raw socket of a client, with the address and port to which it sends.
 #[derive(Debug)]
 pub(crate) struct ClientSocket {
     socket: OwnedFd,
@@ -37,7 +38,7 @@ pub(crate) struct ClientSocket {
 }
 
 impl ClientSocket {
-    /// Opens the socket in `client`, which has the address `source`.
+    /// Opens a raw socket in the network namespace of `client`, which has the address `source`.
     pub(crate) fn open(client: &Place, source: Ipv4Addr, to: SocketAddrV4) -> Result<Self> {
         let socket = client
             .enter(|| {
@@ -52,11 +53,11 @@ impl ClientSocket {
     }
 }
 
-/// Sends blocks of packets and counts their arrival.
+/// Sender of blocks of packets. It counts their arrivals at the server.
 #[derive(Debug)]
 pub(crate) struct Sender {
     arrivals: Arrivals,
-    /// Source port of the next new flow. Every flow in a VM has another port.
+    /// Source port of the next new flow. Every flow in a VM has a different source port.
     port: u16,
 }
 
@@ -70,14 +71,15 @@ impl Sender {
 
     /// Sends packets until all neighbours on the path are resolved.
     pub(crate) fn warm_up(&mut self, lane: &ClientSocket) -> Result<()> {
-        // The first packets wait for neighbour resolution, and later packets queue behind them.
+        // The kernel queues the first packets until neighbours are resolved, and later packets
+        // behind them.
         for _ in 0..3 {
             self.new_flows(lane, 1)?;
         }
         self.new_flows(lane, WARM_UP).map(drop)
     }
 
-    /// Sends a block of first packets. Returns the nanoseconds per packet.
+    /// Sends a block of packets, each the first of a new flow. Returns the nanoseconds per packet.
     pub(crate) fn new_flows(&mut self, lane: &ClientSocket, count: u16) -> Result<f64> {
         let end = self
             .port
@@ -137,7 +139,8 @@ struct Arrivals(File);
 
 impl Arrivals {
     fn open(place: &Place) -> io::Result<Self> {
-        // The open file stays bound to the network namespace of the thread that opened it.
+        // The open file stays bound to the network namespace of the thread that opened it, also
+        // when other threads read it.
         place
             .enter(|| File::open("/proc/thread-self/net/snmp"))
             .map(Self)
@@ -147,8 +150,8 @@ impl Arrivals {
         let mut text = [0; 2048];
         let length = self.0.read_at(&mut text, 0)?;
         let text = std::str::from_utf8(text.get(..length).unwrap_or_default())?;
-        // The first such line has the names (`Ip: Forwarding DefaultTTL InReceives ...`), the
-        // second one the values.
+        // The first line that begins with `Ip:` has the names (`Ip: Forwarding DefaultTTL
+        // InReceives ...`). The second has the values.
         let values = text.lines().filter(|line| line.starts_with("Ip:")).nth(1);
         values
             .and_then(|values| values.split_whitespace().nth(3)?.parse().ok())
@@ -156,7 +159,7 @@ impl Arrivals {
     }
 }
 
-/// Returns a SYN with valid checksums. The kernel fills in the IPv4 header's checksum.
+/// Returns a SYN packet with a valid TCP checksum. The kernel fills in the IPv4 header's checksum.
 fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
     let mut packet = Vec::with_capacity(PACKET);
     packet.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0]);
@@ -203,7 +206,7 @@ mod tests {
         let to = "10.96.1.0:80".parse().unwrap();
         let packet = syn(Ipv4Addr::new(10, 200, 1, 2), 1_024, to);
         assert_eq!(packet.len(), PACKET);
-        // Data with a valid checksum sums up to all ones.
+        // The TCP segment and its pseudo header, with a valid checksum, sum up to all ones.
         let pseudo = [&packet[12..20], &[0, 6, 0, 20]].concat();
         assert_eq!(sum(&[pseudo.as_slice(), &packet[20..]].concat()), 0xffff);
         assert_eq!(packet[20..24], [4, 0, 0, 80]);

@@ -1,5 +1,5 @@
-//! Reads an nf_tables table that a daemon has written. Writes it rule by rule into other network
-//! namespaces.
+//! Reads an nf_tables table that a daemon has written. Writes all or some of its rules into other
+//! network namespaces.
 
 use std::collections::BTreeSet;
 
@@ -10,23 +10,25 @@ use nftables_netlink::{
     Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
-/// Name of a table with helper rules that match no packet. They make the kernel enable features
-/// that other rules need.
+/// Name of a table with helper rules that match no packet. The helper rules make the kernel enable
+/// features that other rules need.
 const BENCH: &str = "bench";
-/// Priority of IPVS in the hook input. IPVS takes the packets, so later chains never see them.
+/// Priority of IPVS in the input hook. IPVS takes its packets there, so chains with a higher
+/// priority number never see them.
 const IPVS: i32 = 99;
 
-/// A table, and the rules of its base chains in the order in which a packet meets them.
+/// An nf_tables table, with the rules of its base chains in the order in which a packet traverses
+/// them.
 #[derive(Debug)]
 pub(super) struct Pieces {
     whole: TableDump,
     name: Name,
-    /// Indices of the rules in the table, in the order in which a packet meets them.
+    /// Indices of the rules that a packet traverses, in this order.
     met: Vec<usize>,
 }
 
 impl Pieces {
-    /// Reads a table. A packet traverses `hooks` in this order.
+    /// Reads the table `name`. A packet traverses `hooks` in the given order.
     pub(super) fn read(place: &Place, name: &str, hooks: &[Hook]) -> Result<Self> {
         let mut nft = open(place)?;
         let whole = nft.read(Family::Ip, name);
@@ -62,18 +64,18 @@ impl Pieces {
         }
     }
 
-    /// Returns the number of rules that a packet traverses. A rule and the chains that it calls
-    /// count as one.
+    /// Returns the number of base chain rules that a packet traverses. Rules of called chains do
+    /// not count.
     pub(super) fn len(&self) -> usize {
         self.met.len()
     }
 
-    /// Returns the number of base chain rules that the packet does not traverse.
+    /// Returns the number of base chain rules that a packet does not traverse.
     pub(super) fn others(&self) -> usize {
         self.base_rules().count().saturating_sub(self.met.len())
     }
 
-    /// Describes a rule: its chain, and its comment or target.
+    /// Describes a traversed rule by its chain, and by its comment or jump target.
     pub(super) fn title(&self, piece: usize) -> String {
         let Some(found) = self.met.get(piece).and_then(|at| self.whole.rules.get(*at)) else {
             return String::new();
@@ -90,7 +92,8 @@ impl Pieces {
         format!("{}: {what}", found.chain)
     }
 
-    /// Returns true if the first `pieces` rules include one that translates destinations.
+    /// Returns true if the first `pieces` traversed rules include all rules of the prerouting nat
+    /// chains. From then on, packets reach the Service.
     pub(super) fn translates(&self, pieces: usize) -> bool {
         let is_in_prerouting = |index: &usize| {
             let rule = self.whole.rules.get(*index);
@@ -104,7 +107,7 @@ impl Pieces {
         last.is_some_and(|last| last < pieces)
     }
 
-    /// Writes the table with its first `pieces` rules, or with all rules.
+    /// Writes the table with its first `pieces` traversed rules, or with all rules.
     pub(super) fn write(&self, place: &Place, pieces: Option<usize>) -> Result<()> {
         let with: BTreeSet<usize> = match pieces {
             Some(pieces) => self.met.iter().copied().take(pieces).collect(),
@@ -154,7 +157,8 @@ impl Pieces {
     }
 }
 
-/// Makes the kernel track connections: adds a rule that needs tracking and matches no packet.
+/// Makes the kernel track connections: adds a rule that needs connection tracking but matches no
+/// packet.
 pub(super) fn track(place: &Place) -> Result<()> {
     let unused: Name = "unused".into();
     let state = Expression::Ct {
@@ -178,8 +182,8 @@ pub(super) fn track(place: &Place) -> Result<()> {
     commit(place, BENCH, changes)
 }
 
-/// Makes the kernel translate addresses: adds a chain without rules at the last hook where a packet
-/// could meet it.
+/// Makes the kernel set up address translation: adds an empty nat chain at the last hook of a
+/// packet's path.
 pub(super) fn translate(place: &Place) -> Result<()> {
     let chain = Chain {
         name: "nat".into(),
@@ -286,7 +290,7 @@ mod tests {
         assert_eq!(pieces.others(), 1);
         let translates: Vec<bool> = (0..=4).map(|pieces_| pieces.translates(pieces_)).collect();
         assert_eq!(translates, [false, false, true, true, true]);
-        // Forwarded packets never reach IPVS.
+        // A forwarded packet traverses these hooks. It never reaches IPVS.
         let hooks = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
         assert_eq!(Pieces::new(whole(&chains, &rules), "t", &hooks).len(), 3);
     }

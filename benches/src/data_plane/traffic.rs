@@ -1,5 +1,5 @@
 //! Measures connections, requests, datagrams and bytes per second over ordinary sockets. Each
-//! figure includes the sockets' system calls.
+//! figure includes the cost of the sockets' system calls.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];
 const CHUNK: u32 = 256 * 1024;
 
-/// Measures an axis with the targets in turns. Returns the series, the unit and one value per
-/// round.
+/// Measures an axis on each target in turn. Returns each series with its name, its unit and one
+/// value per round.
 pub(crate) fn measure(
     axis: Axis,
     client: &Place,
@@ -65,7 +65,7 @@ pub(crate) fn measure(
     Ok(series)
 }
 
-/// Accepts TCP connections one after another. Echoes the received bytes, or discards them if
+/// Accepts TCP connections one after another. Echoes the received bytes, or only discards them if
 /// `is_sink` is set.
 fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     let listener = server.enter(|| TcpListener::bind(("0.0.0.0", TARGET_PORT)))?;
@@ -116,7 +116,8 @@ pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> 
                         | ErrorKind::NetworkUnreachable
                 ) =>
             {
-                // An error returns at once, so this function waits before the next attempt.
+                // An error, such as ECONNREFUSED, returns at once. The pause keeps the caller from
+                // retrying without delay.
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(false)
             }
@@ -134,7 +135,8 @@ fn ask(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// Measures connections per second. Each connection is opened, exchanges one byte, and is reset.
+/// Measures connections per second. The client opens each connection, exchanges one byte, and
+/// resets it.
 fn connect(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let mut stream = TcpStream::connect(to)?;
@@ -156,7 +158,7 @@ fn keptalive(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Measures answered datagrams per second, from one socket.
+/// Measures datagrams with a reply per second, all from one socket.
 fn datagrams(to: SocketAddr) -> io::Result<f64> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -164,7 +166,7 @@ fn datagrams(to: SocketAddr) -> io::Result<f64> {
     rate(REQUESTS, || ask(&socket))
 }
 
-/// Measures answered datagrams per second, each from a new socket.
+/// Measures datagrams with a reply per second, each from a new socket.
 fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let socket = UdpSocket::bind("0.0.0.0:0")?;

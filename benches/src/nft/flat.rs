@@ -1,10 +1,14 @@
 //! Reads the flat layout of nftables mode from the kernel: the endpoints that a packet to a Service
 //! can reach.
 //!
-//! If `service-ips` has no entry for a packet, the rules look the packet up in the maps of Services
-//! with one, two and three endpoints. If `service-ips` sends a packet to `endpoints-of-tcp-N`, this
-//! chain looks it up in the map of all other Services. The key of these maps is a number below the
-//! number of endpoints, followed by address and port.
+//! Services with one to three endpoints have no entry in `service-ips`. The rules look their
+//! packets up in one map per number of endpoints.
+//!
+//! For a Service with more endpoints, `service-ips` leads to the chain `endpoints-of-tcp-N`. This
+//! chain looks the packet up in the map `endpoints-tcp`.
+//!
+//! The key of all these maps is a number below the number of endpoints, followed by the Service's
+//! address and port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
@@ -15,9 +19,9 @@ use nftables_netlink::{Element, ElementData, Family, Name, Verdict};
 use super::{PROTOCOL_TCP, SERVICES, TABLE, Tables, address, endpoint};
 use crate::rules::Servers;
 
-/// Map of the Services with more than three endpoints.
+/// Name of the map for Services with more than three endpoints.
 pub(super) const MANY: &str = "endpoints-tcp";
-/// Maps of the Services with one to three endpoints, by the number of endpoints.
+/// Names of the maps for Services with one to three endpoints, with the number of endpoints.
 const FEW: [(u32, &str); 3] = [
     (1, "endpoints-tcp-1"),
     (2, "endpoints-tcp-2"),
@@ -31,7 +35,7 @@ enum ElementTarget {
 }
 
 impl Tables {
-    /// Returns true if the table has this set or map.
+    /// Returns true if the table has a set or map with this name.
     pub(super) fn has_set(&mut self, name: &str) -> Result<bool> {
         Ok(self.nft.set(Family::Ip, TABLE, name)?.is_some())
     }
@@ -46,8 +50,8 @@ impl Tables {
         })
     }
 
-    /// Returns the endpoints that new connections to a Service reach. Empty if the Service or one
-    /// of its elements is missing.
+    /// Returns the endpoints that new connections to a Service reach. Returns none if an element of
+    /// the Service is missing.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
@@ -95,7 +99,8 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a Service with one to three endpoints, and their map.
+    /// Returns the elements that lead to a Service, and their map. With more than three endpoints,
+    /// this is the Service's element in `service-ips`.
     pub(super) fn flat_elements(
         &mut self,
         at: SocketAddrV4,
@@ -113,8 +118,8 @@ impl Tables {
     }
 }
 
-/// Returns the endpoints of each Service. `count` returns the number of endpoints that a Service
-/// chooses from, or `None` if packets do not reach it.
+/// Returns the endpoints of each Service. `count` returns the number of endpoints from which the
+/// rules choose, or `None` if packets do not reach the Service.
 fn of_services(
     elements: Vec<Element>,
     count: impl Fn(SocketAddrV4) -> Option<u32>,
@@ -132,8 +137,8 @@ fn of_services(
     let mut servers = Servers::new();
     for (at, ends) in found {
         if let Some(count) = count(at) {
-            // The rules drop packets with a number that has no endpoint, so all numbers must be
-            // present.
+            // The rules choose a number below `count`, and drop the packet if the map has no such
+            // key. So the Service is complete only if every number is present.
             let is_whole = ends.keys().copied().eq(0..count);
             let ends = ends.into_values().filter(|_| is_whole);
             servers.insert(at, ends.collect());
@@ -155,13 +160,13 @@ fn service_key(at: SocketAddrV4) -> Vec<u8> {
     [at.ip().octets(), [PROTOCOL_TCP, 0, 0, 0], [high, low, 0, 0]].concat()
 }
 
-/// Returns the map key of one of a Service's endpoints.
+/// Returns the map key of a Service's endpoint with this number.
 fn slot(number: u32, at: SocketAddrV4) -> Vec<u8> {
     let [high, low] = at.port().to_be_bytes();
     [number.to_ne_bytes(), at.ip().octets(), [high, low, 0, 0]].concat()
 }
 
-/// Parses the number and the Service of a map key.
+/// Parses a map key: the endpoint's number, and the Service's address and port.
 fn served(key: &[u8]) -> Option<(u32, SocketAddrV4)> {
     let (number, at) = key.split_first_chunk::<4>()?;
     Some((u32::from_ne_bytes(*number), endpoint(at)?))

@@ -1,5 +1,5 @@
-//! Adds fields that controllers and the API server write and that no kube-proxy reads: field
-//! managers, owners, the pods behind endpoints. The fields are copied from a kubeadm cluster with
+//! Adds fields that no kube-proxy reads: field managers, owners, the pods behind endpoints.
+//! Controllers and the API server write such fields. They are copied from a kubeadm cluster with
 //! Kubernetes 1.36, with different names.
 
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ const TIME: &str = "2026-11-22T10:00:00Z";
 /// Zones of the nodes.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// Adds the fields of a Service that `kubectl apply` created.
+/// Adds the fields that a Service has after `kubectl apply`.
 pub(super) fn service(service: &mut Value) {
     let fields = json!({
         "f:metadata": { "f:annotations": { ".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {} } },
@@ -34,7 +34,7 @@ pub(super) fn service(service: &mut Value) {
     manage(metadata, "kubectl-client-side-apply", "v1", &fields);
 }
 
-/// Adds the fields of a slice that the controller created for a Service.
+/// Adds the fields that the EndpointSlice controller writes into a slice.
 pub(super) fn slice(slice: &mut Value, owner: &str) {
     let uid = uid(owner);
     let fields = json!({

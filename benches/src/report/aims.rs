@@ -1,4 +1,4 @@
-//! The aims, and whether this run meets or misses each.
+//! The performance aims, and whether this run meets each of them.
 
 use std::fmt::Write as _;
 
@@ -9,20 +9,20 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 
-/// The aims. Each has a text, a kind with its bound, and the figures of the report that decide. The
-/// figures are those of `axes.txt`.
+/// The performance aims. Each has a text, a kind of comparison with its bound, and the figures that
+/// decide. `axes.txt` defines these figures.
 const AIMS: &str = include_str!("aims.txt");
 
-/// A figure as text, and true if it meets the aim. `None`: the aim has no bound.
+/// Text of a figure, and true if the figure meets the aim. `None` if the aim has no bound.
 type Figure = (String, Option<bool>);
 
-/// An aim: its text, and its figure if this run measured it.
+/// Text of a performance aim, and its figure if this run measured it.
 struct Aim {
     text: &'static str,
     figure: Option<Figure>,
 }
 
-/// Draws a table of the measured aims. Empty if this run has no figure for any aim.
+/// Draws a table of the measured aims. Returns an empty text if this run has no figure for any aim.
 pub(super) fn table(report: &Report) -> String {
     let aims = aims(report);
     let all = aims.len();
@@ -64,7 +64,7 @@ fn aims(report: &Report) -> Vec<Aim> {
     AIMS.split("\n\n").filter_map(aim).collect()
 }
 
-/// Returns the figure of an aim, computed from the report's figures that the aim names.
+/// Computes the figure of an aim from the report's figures that `rows` names.
 fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     let cell = |at: usize| {
         let mut words = rows.get(at).map_or("", |row| row).split(" | ");
@@ -105,7 +105,8 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     }
 }
 
-/// Returns the point of a figure that has a separate table. `title` is the title of this table.
+/// Returns the value of a figure for one program and size. `title` is the title of the figure's own
+/// table.
 fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) -> point::Cell {
     let metric = SHOWN
         .iter()
@@ -127,7 +128,7 @@ fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
     Some((figure, Some(ours / base <= most)))
 }
 
-/// Returns a ratio for an aim without a bound.
+/// Returns the ratio of two figures, for an aim without a bound.
 fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
     ratio(ours, base, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
@@ -136,7 +137,7 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// Returns the time that exceeds the bare loader's time, in milliseconds.
+/// Returns how many milliseconds our time exceeds the bare loader's time.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))
@@ -149,7 +150,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
     Some((format!("{} s ({percent:+.0} %)", short(more)), None))
 }
 
-/// Returns the time that the bare loader reports for its parts, at 50,000 Services.
+/// Returns the bare loader's time for 50,000 Services, in total and for its main parts.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
         let of = |one: &CellFigures| one.figures.get(name).copied();
@@ -179,8 +180,7 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Returns the growth from the first size to the second, in nanoseconds: ours, and the bare
-/// loader's.
+/// Compares two growths from one size to a larger size, in nanoseconds: ours and that of bare IPVS.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -188,14 +188,15 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns the growth of our time and of the bare loader's time, in milliseconds.
+/// Returns by how many milliseconds our time and the bare loader's time grow from one size to a
+/// larger size.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// Compares two rates. Ours may be lower by the spread of the repeats, or by 5 %.
+/// Compares two rates. Ours may be lower by the spread of the repeats or by 5 %.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;
@@ -206,7 +207,8 @@ fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     Some((figure, Some(ratio >= 1.0 - noise)))
 }
 
-/// Returns the number of writes of our IPVS mode at the largest counted restart.
+/// Returns the number of messages with which our IPVS mode writes to the kernel during a restart,
+/// at the largest counted size.
 fn writes(report: &Report) -> Option<Figure> {
     let (_, measured) = counted(report, Axis::Restart)?;
     let counts = measured.counts.as_ref()?;
@@ -216,12 +218,13 @@ fn writes(report: &Report) -> Option<Figure> {
     Some((figure, Some(writes + tables == 0)))
 }
 
-/// Returns the number of messages per replaced endpoint, grouped by type.
+/// Returns the number of messages with which our IPVS mode writes to the kernel for each replaced
+/// endpoint, grouped by type.
 fn writes_for_change(report: &Report) -> Option<Figure> {
     let (cell, measured) = counted(report, Axis::Change)?;
     let counts = measured.counts.as_ref()?;
     if counts.writes_by_name.is_empty() && counts.netlink_writes > 0 {
-        // This run did not record the messages by name.
+        // This run recorded only the total number of messages, not their types.
         return None;
     }
     let of_step = |turn: &u32| {
@@ -253,7 +256,7 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     Some((figure, Some(is_met)))
 }
 
-/// Returns the counts of our IPVS mode on an axis, at the largest counted size.
+/// Returns the system call counts of our IPVS mode on an axis, at the largest counted size.
 fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &CellFigures)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"

@@ -1,5 +1,5 @@
-//! The first packet of a flow: the cost of each part of the rules, and a comparison of complete
-//! modes.
+//! Tables on the first packet of a flow: the cost of each part of a mode's rules, and a comparison
+//! of complete modes.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::schema::{
     Axis, Cell, CellFigures, Distribution, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Name of the subject with which the report compares other subjects.
+/// Name of the mode with which the tables compare all other modes.
 const BASE: &str = "iptables";
 
-/// Best block of a mode in one kernel, compared with iptables mode's best block in the same kernel.
+/// Fastest block of packets in a mode, and the fastest block of iptables mode in the same kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Against {
     pub(super) best: f64,
@@ -25,8 +25,8 @@ impl Against {
     }
 }
 
-/// Compares a complete mode with iptables mode, at one Service. Uses the kernels that ran both
-/// modes, and returns the result of the median kernel.
+/// Compares a complete mode with iptables mode, at one Service. Of the kernels that ran both modes,
+/// returns the one with the median ratio.
 pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
     of_kernels(report, &format!("{WHOLE}{subject}"), |_| true)
 }
@@ -55,7 +55,8 @@ fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Optio
     found.get(found.len() / 2).copied()
 }
 
-/// Draws a table of all modes that a daemon has programmed. The last row is the cost without rules.
+/// Draws a table of all modes that a daemon has programmed completely. The last row is the cost
+/// without rules.
 pub(super) fn whole(report: &Report) -> String {
     let mut names: Vec<&str> = report
         .measurements
@@ -77,7 +78,8 @@ pub(super) fn whole(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    // The cell that measured this cost ran a kernel without an iptables table.
+    // The last row needs a kernel without an iptables table. The runs with rules in nftables have
+    // such a kernel.
     let bare = of_kernels(report, NAT_ALONE, |cell| cell.subject.kind.has(NATIVE));
     let what = "IPVS, connection tracking and translation of addresses, no rule".to_owned();
     rows.extend(bare.map(|found| row(what, found)));
@@ -103,14 +105,14 @@ fn row(name: String, found: Against) -> Vec<String> {
     ]
 }
 
-/// Returns the name of a series without its number.
+/// Returns the name of a series without the number in front.
 fn title(step: &str) -> &str {
     step.split_once(' ').map_or(step, |(_, name)| name)
 }
 
-/// Draws the cost of each part of a subject's shim: a table and a chart.
+/// Draws a table and a chart of the cost that each part of a mode's rules adds.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // Merges the repeats of a step, as if they were more blocks of packets.
+    // Merges the repeats of a step, as if each repeat had measured more blocks of packets.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();
     let of_both = measured(report, Axis::Anatomy, size);
     for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
@@ -129,7 +131,8 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         let least = of(|one| one.min).first().copied().unwrap_or_default();
         let medians = of(|one| one.p50);
         let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // The slowest tenth of the packets was interrupted by other work of the VM.
+        // In the slowest tenth of the blocks, other work of the VM interrupted the packets. So the
+        // highest shown value is the 90th percentile.
         let high = of(|one| one.p90).last().copied().unwrap_or_default();
         let added = |now: f64, before: Option<f64>| {
             before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))

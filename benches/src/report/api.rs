@@ -1,4 +1,4 @@
-//! Table of the API server's work by occasion.
+//! Table of the load on the API server, by occasion.
 
 use super::comparison::{self, Pair};
 use super::point::{sizes, subjects};
@@ -6,7 +6,7 @@ use super::table::{short, table};
 use super::{measured, services};
 use crate::schema::{Axis, Report, RequestOccasion, ServerCost, Size};
 
-/// A column of the table: its name and its value.
+/// A column of the table: its name, and the function that returns its value.
 type Column = (&'static str, fn(&ServerCost) -> f64);
 
 #[allow(clippy::cast_precision_loss, reason = "below 2^52")]
@@ -17,7 +17,7 @@ const COLUMNS: [Column; 4] = [
     ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
 ];
 
-/// Ratio up to which two byte counts are equal.
+/// Ratio up to which two byte counts are considered equal.
 const NOISE: f64 = 1.05;
 
 /// Draws a table for each size.
@@ -72,7 +72,7 @@ fn written(value: f64) -> String {
     }
 }
 
-/// Returns the name of an occasion, with the number of its clients or changes.
+/// Returns the name of an occasion. Adds the number of clients or changes, if the occasion has one.
 fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     let figure = |name: &str| {
         let mut all = measured(report, Axis::Api, size);
@@ -90,7 +90,7 @@ fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     occasion.name().to_owned() + &count.unwrap_or_default()
 }
 
-/// Returns the median of the repeats.
+/// Returns the median of a value over the repeats of a measured program.
 fn median(
     report: &Report,
     subject: &str,
@@ -105,8 +105,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Compares our byte count with other kube-proxies' on each occasion, at the largest size. Also
-/// returns true if our count is never larger, within `NOISE`.
+/// Compares our kube-proxy's byte count with that of other kube-proxies on each occasion, at the
+/// largest size. Also returns true if ours is nowhere larger, within [`NOISE`].
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -1,4 +1,4 @@
-//! Descriptions of the axes and their figures, from `axes.txt`.
+//! Descriptions of the axes (measured quantities) and of their figures, from `axes.txt`.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::schema::{Axis, Cell, CellFigures, Distribution, RequestOccasion};
 
 const TEXT: &str = include_str!("axes.txt");
 
-/// Returns the section of an axis: its title, an explanation, and its figures.
+/// Returns the section of an axis in `axes.txt`: its title, then the explanation and the figures.
 fn section(axis: Axis) -> (&'static str, &'static str) {
     let mut sections = TEXT.split("\n\n").filter_map(|text| text.split_once(": "));
     let (_, section) = sections
@@ -28,7 +28,7 @@ pub(super) fn explained(axis: Axis) -> String {
     lines.join("\n")
 }
 
-/// Describes the counts of a cell.
+/// Describes the work for which a cell counted system calls, such as `100 changes`.
 pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     match (cell.axis, measured.figures.get("steps")) {
         (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),
@@ -43,7 +43,7 @@ pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
 /// Title of the duration of a cold start.
 pub(super) const COLD: &str = "time until the kernel has all entries";
 
-/// Figures with separate tables. The first figure of an axis has the chart.
+/// All figures that have their own table. The first figure of an axis also has a chart.
 pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let of_axis = |axis| {
         let rows = section(axis).1.lines();
@@ -72,11 +72,11 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
     }
 }
 
-/// Location of a figure in a cell.
+/// Place of a figure among the measured values of a cell.
 #[derive(Clone, Copy)]
 pub(super) struct FigureSource {
     statistic: &'static str,
-    /// Names of the series or figure, with `/` between them. The first name that exists counts.
+    /// Names of a series or figure, separated by `/`. The cell's first existing name counts.
     names: &'static str,
 }
 
@@ -86,7 +86,8 @@ impl FigureSource {
         Self { statistic, names }
     }
 
-    /// Returns this figure of a cell, if the cell has it.
+    /// Returns the value of this figure in a cell. Returns `None` if the cell does not have the
+    /// figure.
     pub(super) fn value(self, one: &CellFigures) -> Option<f64> {
         let mut names = self.names.split('/');
         let mut series =

@@ -1,5 +1,6 @@
-//! Kube-proxies from other sources: their versions, and the figures for which our daemon is not
-//! faster. The program derives both from the data, so no author can omit an unfavourable figure.
+//! Compares our daemon with kube-proxies from other sources. Lists their versions, and the figures
+//! in which our daemon is not faster. Both come from the measured data, so no author can omit an
+//! unfavourable figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,27 +10,29 @@ use super::table::{brief, short};
 use super::{Figure, services};
 use crate::schema::{Mode, Report, SubjectKind};
 
-/// Relative difference within which two figures are equal, even if their repeats differ less.
+/// Relative difference up to which two figures are considered equal, even if their repeats differ
+/// less.
 const NOISE: f64 = 0.05;
 
-/// Another kube-proxy, and our subject in the same mode with default flags.
+/// Names of another kube-proxy and of our daemon in the same mode with default flags.
 pub(super) struct Pair<'a> {
     pub(super) ours: &'a str,
     pub(super) other: &'a str,
 }
 
-/// Result of comparing our figure with another kube-proxy's figure.
+/// Result of comparing our figure with the same figure of another kube-proxy.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Ahead,
-    /// The difference is within the spread of the repeats.
+    /// The figures differ by no more than the spread of the repeats or [`NOISE`].
     Equal,
     Behind,
-    /// The other kube-proxy has no figure but did not exceed the time limit, or both have none.
+    /// The comparison is impossible: both figures are missing, or the other kube-proxy's figure is
+    /// missing for a reason other than the time limit.
     Unknown,
 }
 
-/// Lists the measured other kube-proxies with their reported versions.
+/// Lists the other kube-proxies in this report, with the versions that they print.
 pub(super) fn named(report: &Report) -> String {
     let names = names(report);
     if names.is_empty() {
@@ -72,8 +75,8 @@ pub(super) fn named(report: &Report) -> String {
     text
 }
 
-/// Lists the figures for which our daemon is not faster than another kube-proxy in the same mode.
-/// Empty without another kube-proxy.
+/// Lists the figures in which our daemon is not faster than another kube-proxy in the same mode.
+/// Returns an empty text if the report has no other kube-proxy.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {
@@ -128,7 +131,7 @@ pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     text
 }
 
-/// Lists the files of other kube-proxies.
+/// Lists each other kube-proxy's version and the SHA-256 of its binary.
 pub(super) fn files(report: &Report) -> String {
     let others = report.about.others.iter().map(|other| {
         let or = |text: &str| {
@@ -149,7 +152,8 @@ pub(super) fn files(report: &Report) -> String {
     }
 }
 
-/// Returns the other kube-proxies for which a cell was planned, in the order of the columns.
+/// Returns the names of the other kube-proxies that the run planned to measure, in the order of the
+/// columns.
 pub(super) fn names(report: &Report) -> Vec<&str> {
     let names: BTreeSet<&str> = report
         .measurements
@@ -166,7 +170,8 @@ pub(super) fn are_there(report: &Report) -> bool {
     !names(report).is_empty()
 }
 
-/// Returns all pairs, in the order of the columns.
+/// Returns each other kube-proxy paired with our daemon in the same mode, in the order of the
+/// columns.
 pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
     let mode = |name: &str| mode(report, |subject, kind| subject == name && kind.is_other());
     names(report)
@@ -187,7 +192,7 @@ pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
         .collect()
 }
 
-/// Returns the mode of the first kube-proxy that `is_it` accepts.
+/// Returns the name and mode of the first kube-proxy that `is_it` accepts.
 fn mode(report: &Report, is_it: impl Fn(&str, &SubjectKind) -> bool) -> Option<(&str, Mode)> {
     report.measurements.iter().find_map(|one| {
         let subject = &one.cell.subject;
@@ -266,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_without_a_figure_is_never_ahead() {
+    fn a_kube_proxy_without_a_figure_is_never_ahead() {
         let figure = point(1.0, 0.0);
         for cell in [
             Cell::Over(1),
@@ -314,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_report_lists_points_where_ours_is_behind() {
+    fn a_comparison_report_lists_figures_where_ours_is_behind() {
         let (ours, other) = (subject("ipvs", true), subject("upstream-ipvs", false));
         let over = Outcome::Skipped {
             why: "a cold start takes too long already".into(),

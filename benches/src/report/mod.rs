@@ -1,8 +1,8 @@
-//! The report, drawn from `report.json` alone: `report.md`, and charts as SVG.
+//! The report: `report.md`, and charts as SVG. All of it is drawn from `report.json`.
 //!
-//! Each figure is the median of its repeats, with the best repeat and the spread. If a cell
-//! exceeded its limit, had a wrong state or failed, the report shows this outcome instead of a
-//! figure. The end of the report has the reasons.
+//! Each figure is the median of its repeats, with the best repeat and the spread. A cell that
+//! exceeded its time limit, had a wrong state or failed shows this outcome instead of a figure. The
+//! end of the report lists the reasons.
 
 mod aims;
 mod anatomy;
@@ -27,10 +27,11 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Subjects against which the report computes ratios, in addition to all other kube-proxies.
+/// Names of the measurements with which the report compares our daemon. It also compares with all
+/// other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
-/// Explanations of the columns.
+/// Explanations of the column names.
 const COLUMNS: [(&str, &str); 16] = [
     ("ipvs", "our daemon in IPVS mode"),
     ("ipvs-route", "IPVS mode with `--ipvs-vip-mode=route`"),
@@ -77,11 +78,11 @@ const COLUMNS: [(&str, &str); 16] = [
     ),
 ];
 
-/// Text above the list of figures for which our daemon is not faster.
+/// Text above the list of figures in which our daemon is not faster.
 const BESIDE: &str = "Comparison of our daemon with other kube-proxies in the same mode, by the first table of each section, at all sizes. \
     *Ahead* means better by more than 5 %, and by more than the spread of the repeats.\n\n";
 
-/// Reason for which a kube-proxy from the command line has no column in the report.
+/// Reason why a kube-proxy from the command line has no column in the report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
 
 /// A figure of the report.
@@ -92,11 +93,11 @@ struct Figure {
     size: Size,
 }
 
-/// Text of the page with the main figures. It links to all other figures.
+/// Introduction of the page that shows only the main figures. It links to the other figures.
 const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and the page shows the main figures. `bench report` draws \
     all figures from a copy of [report.json](report.json).\n\n";
 
-/// Writes `report.md` and its charts into `folder`. Without `is_whole`, writes only the main
+/// Writes `report.md` and its charts into `folder`. If `is_whole` is false, writes only the main
 /// figures.
 pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()> {
     let write = |name: &str, text: &str| {
@@ -174,7 +175,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// Returns true if a secondary figure of an axis helps an operator to size a node.
+/// Returns true if an operator can use this secondary figure to size a node.
 fn is_of_use(metric: &Metric) -> bool {
     ["memory", "CPU time of the program", "99th percentile"]
         .iter()
@@ -190,7 +191,7 @@ fn repeats(report: &Report) -> u32 {
     counted.map(|one| one.cell.repeat + 1).max().unwrap_or(0)
 }
 
-/// Returns the kernel version that the VMs reported.
+/// Returns the kernel version or versions that the VMs reported.
 fn kernel(report: &Report) -> String {
     let kernels: BTreeSet<&str> = report
         .measurements
@@ -285,7 +286,7 @@ fn not_shown(report: &Report) -> String {
     text
 }
 
-/// Draws the main table: a row for each figure and size, a column for each subject.
+/// Draws the main table: one row per figure and size, one column per measured program.
 fn main_table(report: &Report) -> String {
     let names: Vec<&str> = report
         .about
@@ -344,7 +345,8 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // Without another kube-proxy, these figures would only repeat other tables of the report.
+        // If no other kube-proxy was measured, figures at 1,000 Services would only repeat other
+        // tables of the report.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {
@@ -378,12 +380,13 @@ fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// Draws a figure of all subjects at all sizes, with ratios if `has_ratios` is set.
+/// Draws a table of one figure, for all measured programs at all sizes. Adds ratios if `has_ratios`
+/// is set.
 fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
-    // Skips rows and columns without figures. The end of the report has the reasons.
+    // Omits programs that have no figure at any size. The end of the report lists the reasons.
     let has_figure = |name: &str, size| {
         !matches!(of(name, size), Cell::Absent | Cell::Skipped)
             && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
@@ -392,7 +395,8 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         .into_iter()
         .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
         .collect();
-    // The run measures a pod without a Service once, because the number of Services has no effect.
+    // The number of Services has no effect on a direct connection to a pod, so the run measures it
+    // at only one size.
     let is_direct_alone = names == ["direct"];
     let sizes: Vec<Size> = sizes
         .into_iter()
@@ -426,7 +430,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
-    // Names of the columns, and of the subjects with which the table compares ours.
+    // Returns true if the table has a column for the ratio of `ours` to `base`.
     let others = comparison::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
@@ -461,8 +465,8 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     text
 }
 
-/// Draws a line for each subject over the number of Services. Uses the sizes with the fewest
-/// endpoints.
+/// Draws a chart with a line for each measured program over the number of Services. Uses only the
+/// sizes with the fewest endpoints per Service.
 fn chart(report: &Report, metric: &Metric) -> Option<String> {
     let all = sizes(report, metric.axis);
     let endpoints = all.iter().map(|size| size.endpoints).min()?;
@@ -505,14 +509,14 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     charts::lines(&title, metric.unit.name(), &lines)
 }
 
-/// Returns every pair of a subject and a size.
+/// Returns every pair of a measured program and a size.
 fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'a str, Size)> {
     subjects
         .into_iter()
         .flat_map(|subject| sizes.iter().map(move |size| (subject, *size)))
 }
 
-/// Returns subjects with their measurements on an axis at a size.
+/// Returns the names of the programs measured on an axis at a size, with their figures.
 fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &CellFigures)> {
     let of_axis = report
         .measurements
@@ -524,8 +528,8 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws the time that the bare loader and the tools spend on each part. The times are from their
-/// output lines `write_NAME_s`.
+/// Draws a table of the time that the bare loader and the kernel's tools spend on each part. They
+/// print these times as lines `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {
@@ -571,7 +575,7 @@ fn parts(report: &Report, axis: Axis) -> String {
     table(&head, &rows)
 }
 
-/// Draws the counts of strace.
+/// Draws a table of the system calls and messages that strace counted.
 fn counted(report: &Report) -> String {
     let number = |value: u64| count(u32::try_from(value).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
@@ -619,7 +623,7 @@ fn counted(report: &Report) -> String {
     )
 }
 
-/// Lists cells without figures, with the reasons.
+/// Lists the cells without figures, with the reason for each.
 fn not_measured(report: &Report) -> String {
     let mut rows = Vec::new();
     for one in &report.measurements {
@@ -690,7 +694,7 @@ fn not_measured(report: &Report) -> String {
     text
 }
 
-/// Returns the skipped cells, grouped by subject and reason.
+/// Returns the skipped cells, grouped by measured program and reason.
 fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
     let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
     for one in &report.measurements {
@@ -702,8 +706,8 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// Draws the additional time that addresses on a link take, compared with routes to the link. The
-/// kernel causes this difference.
+/// Draws a table of the additional time for Service addresses on a link, compared with local
+/// routes. The kernel causes this difference.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

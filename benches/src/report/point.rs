@@ -1,4 +1,4 @@
-//! Points: the repeats of one axis, subject and size, combined.
+//! Points of the report. A point combines the repeats of one axis, measured program and size.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 #[derive(Clone, Copy)]
 pub(super) struct Metric {
     pub(super) axis: Axis,
-    /// Title of the figure, appended to the axis's title.
+    /// Title of the figure. The report puts the title of the axis in front.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
-    /// Function that returns the figure of one cell.
+    /// Source of the figure's value in a cell.
     pub(super) of: FigureSource,
 }
 
-/// Unit of a figure. It implies whether more is better.
+/// Unit of a figure. The unit also tells whether a higher figure is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -27,9 +27,9 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
-    /// Number of events; more is better.
+    /// Number of events. A higher number is better.
     Count,
-    /// Ratio of two figures of the same VM. More is better, as for rates.
+    /// Ratio of a figure to that of the direct connection in the same VM. A higher ratio is better.
     Share,
 }
 
@@ -61,7 +61,7 @@ impl Unit {
             .map_or("", |(_, name)| name)
     }
 
-    /// Returns true if more is better.
+    /// Returns true if a higher figure is better.
     pub(super) fn is_rate(self) -> bool {
         matches!(
             self,
@@ -70,13 +70,13 @@ impl Unit {
     }
 }
 
-/// The repeats of one figure at one size, of one subject.
+/// Summary of the repeats of one figure, for one measured program and size.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Point {
     pub(super) median: f64,
-    /// The best repeat: the maximum of rates, otherwise the minimum.
+    /// The best repeat: the highest rate, or otherwise the lowest value.
     pub(super) best: f64,
-    /// The worst repeat: the minimum of rates, otherwise the maximum.
+    /// The worst repeat: the lowest rate, or otherwise the highest value.
     pub(super) worst: f64,
     /// Relative spread: (max - min) / median.
     pub(super) spread: f64,
@@ -89,15 +89,15 @@ pub(super) struct Point {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),
-    /// The cell exceeded its time limit of this many seconds.
+    /// The cell exceeded its time limit, which was this many seconds.
     Over(u64),
-    /// The measured state was wrong.
+    /// The kernel's final state was wrong.
     Wrong,
     /// The measurement failed.
     Failed,
-    /// The run skipped the cell. The report has the reason.
+    /// The run skipped the cell. The end of the report has the reason.
     Skipped,
-    /// The plan does not have this cell.
+    /// The run did not plan this cell.
     Absent,
 }
 
@@ -124,7 +124,7 @@ impl Cell {
     }
 }
 
-/// Returns the subjects measured on an axis, in the order of the columns.
+/// Returns the names of the programs measured on an axis, in the order of the columns.
 pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     let has = |name: &str| {
         report.measurements.iter().any(|one| {
@@ -148,15 +148,15 @@ pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     sizes
 }
 
-/// Returns a figure of a subject at a size.
+/// Returns a figure of a measured program at a size.
 pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) -> Cell {
     let all: Vec<&Measurement> = report
         .measurements
         .iter()
         .filter(|one| {
             let cell = &one.cell;
-            // The subject `direct` has no Services, so their number has no effect. The run measures
-            // it once.
+            // `direct` is a connection without a Service. The number of Services has no effect on
+            // it, so the run measures it at only one size.
             let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
             cell.axis == metric.axis && cell.subject.name == subject && is_size
         })
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_summarized_in_a_point() {
+    fn a_point_has_the_median_best_and_spread_of_its_repeats() {
         let point = point(vec![4.0, 2.0, 3.0, 9.0], 5, Unit::Seconds).unwrap();
         assert_eq!((point.median, point.best, point.spread), (3.5, 2.0, 2.0));
         assert_eq!((point.repeats, point.tried), (4, 5));

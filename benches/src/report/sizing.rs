@@ -1,4 +1,5 @@
-//! The page docs/sizing.md: memory and CPU time by Services × endpoints, and resource requests.
+//! Writes the tables of the page docs/sizing.md: memory and CPU time by number of Services and
+//! endpoints, and the resulting resource requests.
 
 use std::fmt::Write as _;
 
@@ -10,24 +11,24 @@ use super::table::{brief, full, table};
 use super::{about, services};
 use crate::schema::{Axis, Report, Size, SubjectKind};
 
-/// Lines of the page that enclose the generated tables.
+/// Lines of the page before and after the generated tables.
 const MARKERS: [&str; 2] = [
     "<!-- begin: `bench sizing` writes these tables -->\n",
     "<!-- end -->",
 ];
-/// Headings of the page, each with an axis and the start of a figure's title. The first figure sets
-/// the memory requests.
+/// Headings of the page. Each has an axis, and the beginning of a figure's title. The first figure
+/// determines the memory requests.
 const FIGURES: [(&str, Axis, &str); 4] = [
     ("Peak memory, MB", Axis::Cold, "peak memory"),
     ("CPU time of a cold start, s", Axis::Cold, CPU),
     ("CPU time of one changed endpoint, ms", Axis::Change, CPU),
     ("CPU time when idle, ms per min", Axis::Idle, "CPU time"),
 ];
-/// Start of the titles of CPU times.
+/// Beginning of the titles of all figures on CPU time.
 const CPU: &str = "CPU time of the program";
-/// Factor between the highest measured peak and the memory request.
+/// Factor by which the memory request exceeds the highest measured peak.
 const RESERVE: f64 = 1.25;
-/// Step to which the memory request is rounded up, in MB.
+/// Memory requests are rounded up to a multiple of this number, in MB.
 const STEP: f64 = 16.0;
 
 /// Returns the page with the tables of this report between its markers.
@@ -60,7 +61,8 @@ fn tables(report: &Report) -> Result<String> {
     Ok(text)
 }
 
-/// The figures of one table: kube-proxies by size. A size without any figure has no row.
+/// Figures of one table: one row per size, one column per kube-proxy. A size without any figure has
+/// no row.
 struct Rows<'a> {
     report: &'a Report,
     metric: &'static Metric,
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_keeps_its_text_around_the_figures() {
+    fn the_sizing_page_keeps_its_text_around_the_tables() {
         let [begin, end] = MARKERS;
         let before = format!("# Sizing\n\n{begin}earlier{end}\n\nLast.\n");
         let after = page(&report(), &before).unwrap();
@@ -163,7 +165,8 @@ mod tests {
             "{after}"
         );
         assert!(!after.contains("earlier"), "{after}");
-        // 24,000 KiB are 24.6 MB; 25 % more are 30.7 MB.
+        // The peak of 24,000 KiB is 24.6 MB. With a reserve of 25 %, the request is 30.7 MB,
+        // rounded up to 32 MB.
         assert!(after.contains("| 1,000 × 2 | 32 MB |"), "{after}");
         assert_eq!(page(&report(), &after).unwrap(), after);
         assert!(page(&report(), "# Sizing\n").is_err());

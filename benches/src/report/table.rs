@@ -7,7 +7,8 @@ pub(super) use charts::short;
 
 use super::point::Cell;
 
-/// Formats a Markdown table. The first column is left-aligned text, the other columns are figures.
+/// Formats a Markdown table. The first column is left-aligned text. The other columns are
+/// right-aligned figures.
 pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
@@ -25,7 +26,7 @@ pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Formats a number of Services: `10,000`.
+/// Formats a number with separators, such as `10,000`.
 pub(super) fn count(number: u32) -> String {
     grouped(f64::from(number))
 }
