@@ -1,6 +1,7 @@
-//! Compares docs/api.md with the API objects: the document must name exactly their fields. This
-//! module builds the objects field by field. So it does not compile until a new field is added
-//! here.
+//! Compares docs/api.md with the API objects: the document must name exactly their fields.
+//!
+//! The tests list the fields of each object. If an object gets a new field, the tests do not
+//! compile until they list it.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -17,7 +18,7 @@ use super::{Form, Output, Patience};
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 
-/// Returns the section of the document under a heading.
+/// Returns the text of the document below a heading, up to the next heading.
 fn under(heading: &str) -> &'static str {
     let (_, behind) = DOCUMENT
         .split_once(&format!("\n## {heading}\n"))
@@ -30,7 +31,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Collects the paths of all fields of an object, such as `ports[].addresses[].at`.
+/// Collects the paths of all fields in a JSON value, such as `ports[].addresses[].at`.
 fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -55,7 +56,7 @@ fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the object that `-o json` and `-o yaml` print, and checks that both are equal.
+/// Prints an object as JSON and as YAML, checks that both are equal, and returns the value.
 fn printed(object: &impl Serialize) -> Value {
     let as_output = |output| {
         let form = Form {
@@ -72,15 +73,16 @@ fn printed(object: &impl Serialize) -> Value {
     value
 }
 
-/// Returns the printed object, and checks that it can be parsed again.
+/// Prints an object, checks that the output can be parsed into an equal object, and returns the
+/// value.
 fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) -> Value {
     let value = printed(object);
     assert_eq!(*object, serde_json::from_value(value.clone()).unwrap());
     value
 }
 
-/// Compares an object's fields with the first column of the tables in a section of the document.
-/// The section may omit the fields in `shared`.
+/// Compares the fields of an object with the first column of the tables in a section of the
+/// document. The section may omit the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);
@@ -123,7 +125,8 @@ fn name() -> ServiceName {
 }
 
 fn text() -> String {
-    // Without quotes, YAML would read this text as another type.
+    // YAML output must quote this text. Unquoted, YAML would read it as a value of a different
+    // type.
     "yes: \"no\" # 012\n'x'".to_owned()
 }
 
@@ -274,7 +277,7 @@ fn the_services_api_matches_its_documentation() {
     };
     let roots = ["", "items[].", "items[].ports[]."];
     compare(&read_back(&list), under("`services`"), &roots, &[]);
-    // Checks that the document names each value of a condition.
+    // Checks that the document lists every value of a condition.
     for condition in [
         Condition::Ready,
         Condition::ServingTerminating,
@@ -369,7 +372,7 @@ fn the_top_api_matches_its_documentation() {
 }
 
 #[test]
-fn output_without_a_daemon_matches_its_documentation() {
+fn output_on_a_node_without_a_daemon_matches_its_documentation() {
     let text = under("Where no daemon answers");
     let (status, services) = text.split_once("| field of `services`").unwrap();
     compare(&printed(&Leftovers::full()), status, &[""], &[]);

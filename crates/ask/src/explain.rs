@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Traces packets and prints their paths.
+/// Traces packets through the kernel's rules, and prints their paths.
 pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let Arguments {
         to,
@@ -62,7 +62,8 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // Returns another error, because exit status 1 is reserved for a packet that fails.
+        // Turns "not found" into a different error, because exit status 1 means that a packet
+        // fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 TraceDestination::Service(service, _) if !to.contains('/') => {
@@ -88,7 +89,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// Traces packets to an address without a daemon, from the kernel's state alone.
+/// Traces packets to an address when no daemon runs. Uses only the kernel's state.
 fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
     if let TraceDestination::Service(..) = asked.to {
         return Err(Failure::NoDaemon);

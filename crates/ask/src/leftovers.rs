@@ -8,23 +8,24 @@ use serde::Serialize;
 use super::Failure;
 use super::table::shown;
 
-/// Kernel entries that kube-proxies wrote.
+/// Kernel entries that kube-proxies left on a node, as the command prints them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Leftovers {
-    /// Always false, because no daemon responds.
+    /// Always false: this object exists only if no daemon responds.
     daemon: bool,
-    /// Modes with an entry in the kernel that no other mode writes.
+    /// Names of the modes of which the kernel has an entry that no other mode writes.
     modes: Vec<&'static str>,
     /// Entries, one line each.
     holds: Vec<String>,
-    /// Unreadable parts of the kernel's state, each with the reason.
+    /// Parts of the kernel's state that cannot be read, each with the reason.
     unreadable: Vec<String>,
-    /// Kernel features that this kernel lacks. So none of their entries can exist.
+    /// Features that this kernel lacks. Entries that need such a feature cannot exist.
     absent: Vec<String>,
 }
 
 impl Leftovers {
-    /// Reads the entries from the kernel, without loading a kernel module.
+    /// Reads from the kernel the entries that kube-proxies in these modes left. Loads no kernel
+    /// module.
     pub(super) fn look(modes: Footprints) -> Self {
         let all = ::cleanup::survey(modes);
         let alone = modes.iter().map(|mode| {
@@ -56,7 +57,7 @@ impl Leftovers {
     /// Renders the entries as lines.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);
-        // Ignores the results: a write to a String cannot fail.
+        // Ignores the results of writes to a String, which cannot fail.
         if self.holds.is_empty() {
             text.push_str("The kernel has no entries of a kube-proxy.\n");
         } else {
@@ -79,8 +80,9 @@ impl Leftovers {
     }
 }
 
-/// Reports whether an entry belongs to this mode and to no other mode. Several modes use the same
-/// iptables chains.
+/// Reports whether one of these entries shows that the mode ran on this node. Only a virtual
+/// server, the mode's link or its nftables table shows that, because several modes share iptables
+/// chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_from_the_kernel_send_no_escape_codes_to_the_terminal() {
+    fn escape_codes_in_kernel_names_do_not_reach_the_terminal() {
         let lines = || vec!["\x1b[2Jone\ntwo".to_owned()];
         let leftovers = Leftovers {
             holds: lines(),

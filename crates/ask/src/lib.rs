@@ -1,11 +1,12 @@
-//! Subcommands that query the daemon on this node. If no daemon runs, they read the kernel.
+//! Subcommands that query the daemon on this node. If no daemon runs, some of them read the kernel
+//! instead. Subcommands only read.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
 //! The first argument names the subcommand. Each subcommand has a row in `Subcommands` and a module
-//! of this crate. Subcommands only read.
+//! of this crate.
 //!
 //! | exit status | meaning |
 //! |---|---|
@@ -38,9 +39,9 @@ use serde::Serialize;
 use footprint::Footprints;
 use service_counters::ReadCounters;
 
-/// Exit status if neither the node nor the Service has a problem.
+/// Exit status if the command finds no problem.
 const EXIT_WELL: u8 = 0;
-/// Exit status if the node or the Service has a problem.
+/// Exit status if the command finds a problem, such as a failed Service or a lost packet.
 const EXIT_WRONG: u8 = 1;
 /// Exit status if no daemon responds.
 const EXIT_NO_DAEMON: u8 = 3;
@@ -73,7 +74,7 @@ enum Subcommands {
     Top(top::Arguments),
 }
 
-/// The form of an answer, and the patience with the daemon.
+/// Options on the output format and on the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 struct Form {
     /// Form of the answer: wide has more columns; json and yaml have all fields (docs/api.md)
@@ -83,7 +84,7 @@ struct Form {
     patience: Patience,
 }
 
-/// The patience with the daemon.
+/// Option on the time limit for the daemon's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 struct Patience {
     /// Longest wait for the daemon's answer
@@ -99,7 +100,7 @@ enum Output {
     Yaml,
 }
 
-/// Reason why no response can be printed, in one line.
+/// Reason why no response can be printed, as one line.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// No daemon listens.
@@ -116,24 +117,25 @@ enum Failure {
     Unreadable(String),
 }
 
-/// Modes and functions that the subcommands use if no daemon runs.
+/// Parts of the program that the subcommands use if no daemon runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     /// The modes of this build.
     pub modes: Footprints,
-    /// Function that returns a reader of the virtual servers of IPVS.
+    /// Function that returns a reader of the kernel's IPVS virtual servers.
     pub virtual_servers: fn() -> Box<dyn ReadCounters>,
-    /// Function that adds the next step to an error, if one is known.
+    /// Function that appends the next step for the operator to an error message, if one is known.
     pub with_next_step: fn(String) -> String,
 }
 
-/// Returns the subcommands, for the help and the completions of the whole program.
+/// Returns the subcommands of this crate, for the help text and the shell completions of the whole
+/// program.
 pub fn commands() -> Vec<Command> {
     CommandLine::command().get_subcommands().cloned().collect()
 }
 
-/// Runs the subcommand in `arguments`, and returns its exit status. Returns `None` if the first
-/// argument is not a subcommand of this crate.
+/// Runs the subcommand that `arguments` name, and returns its exit status. Returns `None` if the
+/// first argument is not a subcommand of this crate.
 pub fn run(arguments: &[OsString], program: &Program) -> Option<ExitCode> {
     let first = arguments.get(1)?.to_str()?;
     Subcommands::has_subcommand(first).then(|| ExitCode::from(run_named(first, arguments, program)))
@@ -147,7 +149,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
             return EXIT_USAGE;
         }
         Err(help) => {
-            // Ignores the error: the reader of the help has closed the pipe.
+            // Ignores the error, because the program that reads the help may have closed the pipe.
             let _ = help.print();
             return EXIT_WELL;
         }
@@ -160,7 +162,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     };
     match answer {
         Ok((text, code)) => {
-            // Ignores the error: the user has quit the pager.
+            // Ignores the error, because the user may have quit the pager.
             let _ = io::stdout().write_all(text.as_bytes());
             code
         }
@@ -176,15 +178,15 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
 }
 
 fn print_error(text: &str) {
-    // Ignores the error of a closed terminal, where `eprintln!` would panic.
+    // Ignores the error of a closed terminal. `eprintln!` would panic there.
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 
-/// Text to print, with the exit status, or the failure.
+/// Text to print with the exit status, or the failure.
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// Renders an object as JSON or YAML. Returns `None` if `-o` requests neither.
+    /// Renders an object as JSON or YAML. Returns `None` if this output format is neither.
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {

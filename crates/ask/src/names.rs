@@ -1,4 +1,4 @@
-//! Parses names of Services in the forms that users of kubectl type.
+//! Parses names of Services as users of kubectl type them.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use view::{ServiceList, ServiceName};
 
 use super::{Failure, socket};
 
-/// Words for the kind that may precede a name, as in `svc/web`.
+/// Words that may precede the name of a Service, as in `svc/web`.
 const KINDS: [&str; 3] = ["svc", "service", "services"];
-/// Largest number of Services that a search for a name reads.
+/// Maximum number of Services that the search for a missing name reads.
 const SEARCH_LIMIT: usize = 500;
 
-/// Removes the kind in front of a name: `svc/web` becomes `web`, and `svc/shop/web` becomes
-/// `shop/web`.
+/// Removes the word `svc`, `service` or `services` in front of a name. For example, `svc/web`
+/// becomes `web`, and `svc/shop/web` becomes `shop/web`.
 pub(super) fn without_kind(text: &str) -> &str {
     match text.split_once('/') {
         Some((kind, name)) if KINDS.contains(&kind) => name,
@@ -20,12 +20,13 @@ pub(super) fn without_kind(text: &str) -> &str {
     }
 }
 
-/// Encodes a text for a path or a query.
+/// Percent-encodes a text for the path or query of a URL.
 pub(super) fn encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-/// Returns the error about a missing Service, with the command that the user probably meant.
+/// Returns the error for a Service that does not exist. Its text includes the command that the user
+/// probably meant.
 pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     let list = |query: String| {
         let path = format!("/api/v1/services?endpoints=false&counters=false&{query}");
@@ -42,8 +43,8 @@ pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     })
 }
 
-/// Returns the advice for a missing Service. `name` may be a namespace, or the name of a Service in
-/// another namespace.
+/// Returns advice for a Service that does not exist: `name` may be a namespace, or a Service in a
+/// different namespace. Returns `None` if neither is true.
 fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
     if in_namespace > 0 {
         return Some(format!(
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubectl_resource_prefix_is_removed_from_a_name() {
+    fn the_kind_in_front_of_a_service_name_is_removed() {
         for (text, name) in [
             ("svc/web", "web"),
             ("service/web:http", "web:http"),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_service_is_searched_in_other_namespaces() {
+    fn a_service_missing_in_its_namespace_is_searched_in_other_namespaces() {
         let of = |namespace: &str| ServiceName {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),

@@ -32,9 +32,9 @@ daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
 usage, or unreadable; 3, no daemon answers.";
 
-/// Number of Services on a page.
+/// Number of Services that one request to the daemon returns without endpoints.
 const PAGE: usize = 5_000;
-/// Number of Services on a page with endpoints.
+/// Number of Services that one request to the daemon returns with endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
 /// Arguments of `services`.
@@ -65,7 +65,7 @@ pub(super) struct Arguments {
     patience: Patience,
 }
 
-/// A value of `-o` of `services`.
+/// Value of the option `-o` of the subcommand `services`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ListOutput {
     Wide,
@@ -93,14 +93,15 @@ impl Arguments {
     }
 }
 
-/// Shows one Service, or lists Services. If no daemon runs, lists virtual servers.
+/// Shows one Service, or lists all Services. If no daemon runs, lists the virtual servers in the
+/// kernel.
 pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
     let answer = match &arguments.name {
         Some(name) => one(name, arguments),
         None => list(arguments),
     };
     match answer {
-        // Lists virtual servers, because the kernel does not know the names of Services.
+        // Without a daemon, lists virtual servers. The kernel does not know the names of Services.
         Err(Failure::NoDaemon) if arguments.name.is_none() => {
             without_daemon(arguments.form(), program)
         }
@@ -188,7 +189,7 @@ fn without_daemon(form: Form, program: &Program) -> Printed {
         if causes.any(|cause| matches!(cause, ipvs_netlink::Error::FamilyMissing)) {
             return Failure::NoDaemon;
         }
-        // Reports the failed read. Otherwise exit status 3 (no daemon) would hide it.
+        // Returns the read error, because exit status 3 (no daemon) would hide it.
         Failure::Unreadable(format!("{}, and {error:#}", Failure::NoDaemon))
     })?;
     let text = match form.of(&servers)? {
@@ -262,7 +263,7 @@ fn row(service: &Service, port: &Port, is_wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// Formats a port, such as `http 80/TCP`.
+/// Formats a Service port, such as `http 80/TCP`.
 fn port_text(port: &Port) -> String {
     let Port {
         name,
@@ -277,8 +278,8 @@ fn port_text(port: &Port) -> String {
     }
 }
 
-/// Formats the addresses and the node port. Omits the port number of the addresses, because the
-/// table has a separate column for it.
+/// Formats the addresses and the node port of a Service port. Omits the port number, which has its
+/// own column in the table.
 fn addresses_text(port: &Port) -> String {
     let own = port.addresses.iter();
     let own = own.filter(|address| address.kind != AddressKind::NodePort);
@@ -305,8 +306,8 @@ fn policy(service: &Service) -> String {
     }
 }
 
-/// Formats the numbers of connections, active connections, packets and bytes. Packets and bytes are
-/// sums over both directions.
+/// Formats four counters as cells: connections, active connections, packets and bytes. The last two
+/// are sums over both directions.
 fn counted(counters: Option<&Counters>) -> [Cell; 4] {
     let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
         (None, None) => None,
@@ -350,7 +351,7 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     let mut text = head.render("", has_colours);
     for error in &service.errors {
         let mark = coloured("Error:", Tone::Bad, has_colours);
-        // Ignores the result: a write to a String cannot fail.
+        // Ignores the result, because a write to a String cannot fail.
         let _ = writeln!(text, "{mark} {}", shown(error));
     }
     for port in &service.ports {

@@ -1,4 +1,4 @@
-//! Requests to the daemon through its local socket.
+//! Sends requests to the daemon through its local socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -9,17 +9,17 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::SocketLocations;
 
-/// Time without a response after which the command prints a notice.
+/// Time without a response after which the command prints that it is still waiting.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
-/// Largest size of a response, in bytes. A page of 5,000 Services has a tenth of this size.
+/// Maximum size of a response, in bytes. A page of 5,000 Services has a tenth of this size.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
 /// Requests the object at a path. `timeout` is the longest time without data from the daemon.
 ///
 /// # Errors
 ///
-/// Fails if no daemon listens, if the daemon returns an error, or if the response is another
-/// object.
+/// Fails if no daemon listens, if the daemon returns an error, or if the response cannot be parsed
+/// as a `T`.
 pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
@@ -42,7 +42,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<
 fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         Failure::Unreadable(match error.kind() {
-            // The kernel accepted the connection, but the daemon does not read the request.
+            // The kernel accepted the connection, but the daemon has not read the request.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => format!(
                 "the daemon has not answered within {patience:?} (--timeout): it is stopped, hangs or gets no CPU. `ps -C kube-proxy \
                  -o pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
@@ -55,7 +55,7 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        // Uses at least 1 ms, because a socket timeout of 0 would mean no timeout.
+        // Uses at least 1 ms, because a socket timeout of 0 means no timeout.
         let patience = patience.max(Duration::from_millis(1));
         let (first, rest) = match patience.checked_sub(NOTICE_AFTER) {
             Some(rest) if !rest.is_zero() => (NOTICE_AFTER, Some(rest)),
@@ -83,7 +83,7 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
     exchange().map_err(failed)
 }
 
-/// Splits a response into status and body.
+/// Splits an HTTP response into its status code and its body.
 fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
     const END: &[u8] = b"\r\n\r\n";
     let at = answer.windows(END.len()).position(|part| part == END)?;
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_http_response_is_split_into_status_and_body() {
+    fn an_http_response_is_split_into_status_code_and_body() {
         let answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}";
         assert_eq!(split(answer), Some((404, &b"{}"[..])));
         for wrong in ["", "HTTP/1.1", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n{}"] {
@@ -110,7 +110,8 @@ mod tests {
         }
     }
 
-    /// A stopped daemon reads no request, but the kernel still accepts connections to its socket.
+    /// Simulates a stopped daemon: the kernel accepts connections to its socket, but the daemon
+    /// reads no request.
     #[test]
     fn a_daemon_that_does_not_respond_causes_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_daemon_is_a_separate_error() {
+    fn a_missing_daemon_has_its_own_error() {
         let nobody = SocketLocations::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",

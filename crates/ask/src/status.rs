@@ -16,9 +16,9 @@ use super::{
 
 /// Path of the request.
 const PATH: &str = "/api/v1/status";
-/// Time between two requests of `--watch`.
+/// Time between two requests to the daemon with `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
-/// Terminal sequence that moves the cursor to the top and clears the screen.
+/// Escape sequence that moves the terminal's cursor to the top and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 /// Text below the help.
 pub(super) const HELP: &str = "Examples:
@@ -43,7 +43,8 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// Shows the state of the daemon. If no daemon runs, lists the entries in the kernel.
+/// Shows the state of the daemon. If no daemon runs, lists the entries that kube-proxies left in
+/// the kernel.
 pub(super) fn status(arguments: &Arguments, program: &Program) -> Printed {
     let form = arguments.form;
     if arguments.watch {
@@ -72,8 +73,8 @@ fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// Prints the state now and after each change, until the reader closes the output. If the daemon
-/// does not respond, this counts as a state, because the daemon may be restarting.
+/// Prints the current state, and prints it again after each change, until the reader closes the
+/// output. A daemon that does not respond also counts as a state, because it may be restarting.
 fn watch(form: Form) -> Printed {
     let is_screen = form.is_table() && io::stdout().is_terminal();
     let mut last: Option<Result<Status, String>> = None;
@@ -113,7 +114,8 @@ fn watch(form: Form) -> Printed {
     }
 }
 
-/// Returns a state without its ages, which change constantly.
+/// Returns a copy of the status without ages. Ages always change, so they must not count as a
+/// change.
 fn without_times(status: &Status) -> Status {
     let mut status = status.clone();
     for family in &mut status.families {
@@ -170,7 +172,7 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let mut section = |title: &str, table: &TextTable, count: usize| {
         if count > 0 {
             let title = coloured(title, Tone::Odd, has_colours);
-            // Ignores the result: a write to a String cannot fail.
+            // Ignores the result, because a write to a String cannot fail.
             let _ = write!(text, "\n{title}\n{}", table.render("  ", has_colours));
         }
     };
@@ -342,7 +344,8 @@ fn drift(status: &Status) -> (TextTable, usize) {
     (table, status.drift.len())
 }
 
-/// Lists the limits that are nearly reached. With `is_wide`, lists all limits.
+/// Lists the limits that are nearly reached, or all limits if `is_wide`. Also returns the number of
+/// rows.
 fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
@@ -355,8 +358,8 @@ fn limits(status: &Status, is_wide: bool) -> (TextTable, usize) {
     (table, count)
 }
 
-/// Lists the missing features, or all features if `is_wide`. A disabled feature does not count as
-/// missing.
+/// Lists the missing features, or all features if `is_wide`. A feature that the operator disabled
+/// does not count as missing.
 fn features(status: &Status, is_wide: bool) -> (TextTable, usize) {
     let mut table = TextTable::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

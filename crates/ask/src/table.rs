@@ -1,5 +1,5 @@
-//! Formats tables like kubectl's: each column is as wide as its widest cell, and columns are three
-//! spaces apart.
+//! Formats tables like those of kubectl. Each column is as wide as its widest cell. Columns are
+//! three spaces apart.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ pub(super) use view::shown;
 /// Number of spaces between two columns.
 const GAP: usize = 3;
 
-/// Meaning of a cell, which determines its colour.
+/// Meaning of a table cell, from which its colour follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
     /// No special meaning.
@@ -25,7 +25,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// Returns this tone if `is_so`, otherwise `Plain`.
+    /// Returns this tone if `is_so` is true, and [`Tone::Plain`] otherwise.
     pub(super) fn when(self, is_so: bool) -> Self {
         if is_so { self } else { Self::Plain }
     }
@@ -61,7 +61,7 @@ pub(super) struct TextTable {
 }
 
 impl TextTable {
-    /// Creates a table with these column headers. Without headers, the table has no first row.
+    /// Creates a table with these column headers. If there are none, the table has no header line.
     pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
         let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
         let rows = if heads.is_empty() {
@@ -92,7 +92,7 @@ impl TextTable {
         let mut text = String::new();
         for row in &self.rows {
             text.push_str(indent);
-            // Ends the line here, because all further cells are empty.
+            // Stops at the last non-empty cell, so that the line does not end with spaces.
             let last = row
                 .iter()
                 .rposition(|cell| !cell.text.trim_end().is_empty());
@@ -109,7 +109,7 @@ impl TextTable {
     }
 }
 
-/// Adds the colour of a tone to a text.
+/// Adds the colour of a tone to a text, unless `has_colours` is false.
 pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
     let code = match tone {
         Tone::Plain => return text.to_owned(),
@@ -125,7 +125,7 @@ pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
     }
 }
 
-/// Formats a time as kubectl formats ages: `45s`, `12m`, `5h12m`, `3d4h`.
+/// Formats an age like kubectl: `45s`, `12m`, `5h12m` or `3d4h`.
 pub(super) fn age(seconds: f64) -> String {
     #[allow(
         clippy::cast_possible_truncation,
@@ -143,13 +143,13 @@ pub(super) fn age(seconds: f64) -> String {
     }
 }
 
-/// Shortens a number, as in `999`, `12.3k`, `4.5M`.
+/// Abbreviates a number: `999`, `12.3k` or `4.5M`.
 pub(super) fn short(number: u64) -> String {
     let mut units = ["k", "M", "G", "T", "P"].into_iter();
     if number < 10_000 {
         return number.to_string();
     }
-    // Computes in tenths of the unit.
+    // Counts in tenths of the unit, for one decimal.
     let mut tenths = u128::from(number) * 10 / 1_000;
     let mut unit = units.next().unwrap_or_default();
     for next in units {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn table_lines_have_no_trailing_blank_and_no_escape_codes() {
+    fn table_lines_end_without_spaces_and_have_no_escape_codes() {
         let mut table = TextTable::new(["NAME", ""]);
         table.row(["a".into(), "".into()]);
         table.row(["b ".into()]);

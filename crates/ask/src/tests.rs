@@ -11,7 +11,7 @@ fn arguments(line: &str) -> Vec<OsString> {
 }
 
 #[test]
-fn only_subcommands_of_this_crate_are_run() {
+fn an_argument_that_names_no_subcommand_of_this_crate_runs_nothing() {
     for line in [
         "kube-proxy",
         "kube-proxy --v=4",

@@ -1,5 +1,5 @@
-//! `kube-proxy top`: shows the busiest Services and endpoints. In a terminal, the list is live. In
-//! any other output, the list is printed once.
+//! The subcommand `kube-proxy top`, which shows the busiest Services and endpoints. In a terminal,
+//! it updates the list continuously. Otherwise, it prints the list once.
 //!
 //! ```text
 //!   keys ────────┐
@@ -41,8 +41,8 @@ and prints one table.
 
 Exit status: 0, done; 2, wrong usage, or unreadable; 3, no daemon answers; 129,
 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
-/// Base of the exit status of a process that a signal ended. As shells report it, the status is
-/// this base plus the signal's number.
+/// Offset of the exit status after a signal. As in shells, the exit status is this number plus the
+/// signal's number.
 const SIGNALLED: u8 = 128;
 
 /// Arguments of `top`.
@@ -91,12 +91,12 @@ impl Sort {
     }
 }
 
-/// Shows the busiest Services until a key or a signal ends the program. With `--once`, prints them
-/// once.
+/// Shows the busiest Services until a key or a signal ends the program. With `--once` or `-o`,
+/// prints them once.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
-    // Requests the first sample before the switch to the full screen. If no daemon runs, the error
-    // then appears as a plain line.
+    // Requests the first sample before the switch to full screen. If no daemon runs, the user then
+    // sees the error as a plain line.
     let first = sample(arguments.into())?;
     if !is_once && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let failed = |error: io::Error| {
@@ -145,7 +145,7 @@ fn sample(query: SampleQuery) -> Result<Top, Failure> {
     socket::get(&path, timeout)
 }
 
-/// Renders one table without a limit on its height.
+/// Renders the lists of Services and endpoints for printing, with no limit on the number of lines.
 fn printed(top: &Top, sort: Sort) -> String {
     const WIDE: u16 = 160;
     let view = View::new(sort);
@@ -167,14 +167,15 @@ fn live(arguments: &Arguments, first: Top) -> io::Result<u8> {
         .enable_all()
         .build()?;
     let code = runtime.block_on(watch(arguments, first));
-    // Ends the runtime without waiting for a pending request.
+    // Does not wait for a pending request to the daemon.
     runtime.shutdown_background();
     code
 }
 
 async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut terminated = signal(SignalKind::terminate())?;
-    // In raw mode, Ctrl-C in the terminal is a key and not a signal.
+    // In raw mode, the terminal reports Ctrl-C as a key. SIGINT can still come from another
+    // program.
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut hung_up = signal(SignalKind::hangup())?;
     let mut terminal = Terminal::take()?;
@@ -183,7 +184,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut failure = None;
     let mut ticks = interval(Duration::from_secs(arguments.interval));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Skips the first tick, which fires at once: its sample has already been taken.
+    // Skips the first tick, which fires at once, because the first sample was already taken.
     ticks.tick().await;
     let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {
@@ -202,10 +203,10 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                         return Ok(EXIT_WELL);
                     }
                 }
-                // The screen has changed its size. The loop draws the list again.
+                // The size of the terminal may have changed. The loop draws the list again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
-                // The keyboard is disconnected, so the program ends.
+                // The stream of keys has ended because the terminal is gone, so the program ends.
                 None => return Ok(EXIT_WELL),
             },
             _ = ticks.tick(), if pending.is_none() && !view.is_paused => {
@@ -232,7 +233,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     }
 }
 
-/// Waits for the response to the pending request. Without a pending request, waits forever.
+/// Waits for the response to the pending request. If no request is pending, never returns.
 async fn answer_of(pending: &mut Option<JoinHandle<Result<Top, Failure>>>) -> Result<Top, Failure> {
     match pending {
         Some(pending) => pending

@@ -1,5 +1,5 @@
-//! Lists the virtual servers of IPVS on a node where no daemon runs. Their Services are unknown,
-//! because only a daemon knows them.
+//! Lists the IPVS virtual servers of a node on which no daemon runs. The kernel does not know the
+//! Services to which they belong.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,11 +13,11 @@ use service_counters::{At, Count, CounterSelection, OfAddress, OfEndpoint, ReadC
 use super::Failure;
 use super::table::{Cell, TextTable, short};
 
-/// Virtual servers of IPVS, as the command prints them.
+/// IPVS virtual servers, as the command prints them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VirtualServers {
-    /// Always false, because no daemon responds.
+    /// Always false: this object exists only if no daemon responds.
     daemon: bool,
     virtual_servers: Vec<VirtualServer>,
 }
@@ -26,7 +26,7 @@ pub(super) struct VirtualServers {
 #[serde(rename_all = "camelCase")]
 struct VirtualServer {
     at: String,
-    /// Protocol. Absent for a firewall mark, which matches all protocols.
+    /// Protocol. Absent for a virtual server of a firewall mark, which serves all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,11 +47,11 @@ struct RealServer {
 }
 
 impl VirtualServers {
-    /// Reads all virtual servers.
+    /// Reads all virtual servers from the kernel.
     ///
     /// # Errors
     ///
-    /// Fails if this kernel has no IPVS, or if the process lacks CAP_NET_ADMIN.
+    /// Fails if the kernel has no IPVS, or if this process lacks CAP_NET_ADMIN.
     pub(super) fn read(from: &mut dyn ReadCounters) -> Result<Self> {
         let counted = from.read(CounterSelection::All)?;
         let mut by_address: BTreeMap<At, (OfAddress, BTreeMap<SocketAddr, OfEndpoint>)> =
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// Fake kernel with a virtual server for a firewall mark in each family.
+    /// Fake kernel that has a virtual server for a firewall mark in each IP family.
     struct OfMarks;
 
     impl ReadCounters for OfMarks {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_servers_of_firewall_marks_are_shown() {
+    fn virtual_servers_with_a_firewall_mark_are_listed() {
         let servers = VirtualServers::read(&mut OfMarks).unwrap();
         let text = servers.render(false);
         let rows: Vec<Vec<&str>> = text

@@ -31,7 +31,7 @@ fn status() -> Status {
 }
 
 #[test]
-fn the_status_of_a_healthy_node_is_a_few_lines() {
+fn the_status_of_a_healthy_node_has_only_a_few_lines() {
     assert_eq!(
         render(&status(), false, false),
         "Node      node1\n\
@@ -46,7 +46,7 @@ fn the_status_of_a_healthy_node_is_a_few_lines() {
 }
 
 #[test]
-fn each_status_problem_is_shown_with_its_object() {
+fn each_problem_in_the_status_is_shown_with_its_object() {
     let mut status = status();
     status.ready = false;
     status.source.whole = false;
@@ -125,7 +125,7 @@ fn each_status_problem_is_shown_with_its_object() {
 }
 
 #[test]
-fn a_status_problem_causes_exit_status_1() {
+fn a_problem_in_the_status_causes_exit_status_1() {
     assert!(is_well(&status()));
     let spoilt: [fn(&mut Status); 7] = [
         |status| status.ready = false,
@@ -147,7 +147,7 @@ fn a_status_problem_causes_exit_status_1() {
 }
 
 #[test]
-fn a_watched_status_is_printed_only_if_more_than_ages_changed() {
+fn a_watched_status_is_not_printed_again_if_only_ages_changed() {
     let mut later = status();
     later.families[0].updated_seconds_ago = Some(30.0);
     later.families[0].lag_seconds = 0.2;

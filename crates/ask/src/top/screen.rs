@@ -1,4 +1,5 @@
-//! Renders a sample and a view as lines of text. Reads no clock and does not write to the terminal.
+//! Renders a sample and the user's view as lines of text. Does not read a clock or write to the
+//! terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use view::{Counters, Rate, Top, TopEndpoint, TopPort};
@@ -6,16 +7,15 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Smallest width of the column of names, in characters. If the screen is narrower, columns of
-/// numbers are omitted.
+/// Minimum width of the names' column, in characters. A narrower screen omits columns of numbers.
 const NAME_MIN: usize = 28;
-/// Smallest number of rows that a list shows, unless the list is shorter.
+/// Minimum number of rows that each list shows, if it has that many.
 const ROWS_MIN: usize = 3;
 
-/// A line of the screen, as spans of text.
+/// A line of the screen, as parts with one colour each.
 pub(super) type Line = Vec<Span>;
 
-/// Part of a line: text in one colour.
+/// A part of a line that has one colour.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) text: String,
@@ -41,15 +41,15 @@ impl Span {
     }
 }
 
-/// Choices of the user: sort order, pause, and scroll positions.
+/// Choices that the user has made with keys: sort order, pause and scroll positions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) is_paused: bool,
     /// List that the arrow keys scroll.
     list: List,
-    /// Index of the first shown row in the list of ports. `endpoints_from` is the index for
-    /// endpoints.
+    /// Index of the first visible row in the list of Service ports. [`View::endpoints_from`] is the
+    /// index for the list of endpoints.
     ports_from: usize,
     endpoints_from: usize,
 }
@@ -61,7 +61,7 @@ enum List {
     Endpoints,
 }
 
-/// Reaction of the program to a key.
+/// Reaction of the program to a pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyReaction {
     /// The program continues.
@@ -81,7 +81,7 @@ impl View {
         }
     }
 
-    /// Applies a key that the user has pressed.
+    /// Changes the view according to a pressed key.
     pub(super) fn press(&mut self, key: KeyEvent) -> KeyReaction {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -120,7 +120,7 @@ impl View {
 /// A row of a list: a Service port or an endpoint.
 struct CounterRow {
     name: String,
-    /// Text after the name, in a faint colour.
+    /// Text that follows the name in a faint colour.
     of: String,
     rate: Rate,
     counters: Counters,
@@ -138,7 +138,8 @@ pub(super) fn draw(
     let (width, height) = (usize::from(width), usize::from(height));
     let mut lines = head(top, view, failure);
     let keys = "q quit   s sort   p pause   Tab, ↑ ↓ scroll";
-    // Reserves five lines for the headers of the lists, the blank lines between them, and the keys.
+    // Five lines are for the headers of the lists, the blank lines between them, and the help on
+    // keys.
     let rows = height.saturating_sub(lines.len() + 5);
     let ports = sorted(top.ports.iter().map(port), view.sort);
     let endpoints = sorted(top.endpoints.iter().map(endpoint), view.sort);
@@ -166,7 +167,7 @@ pub(super) fn draw(
         lines.extend(listed(name, all, shown, view, list, form));
     }
     if height < usize::from(u16::MAX) {
-        // Reserves the last line for the keys.
+        // The last line is for the help on keys.
         lines.truncate(height.saturating_sub(1));
         lines.resize(height.saturating_sub(1), Line::new());
         lines.push(vec![Span::of(keys, Tone::Faint)]);
@@ -228,8 +229,8 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
     lines
 }
 
-/// Divides the rows between the two lists. Each list gets half of the rows, plus the rows that the
-/// other list does not need.
+/// Divides the rows of the screen between the two lists. Each list gets half of the rows, and the
+/// rows of the other half that the other list does not need.
 fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     let half = rows.div_ceil(2);
     let for_ports = ports.min(half.max(rows.saturating_sub(endpoints)));
@@ -264,7 +265,7 @@ fn named(service: &str, port: &str) -> String {
     }
 }
 
-/// Sorts rows by the sort order, the busiest first. Equal rows keep the daemon's order.
+/// Sorts rows, the busiest first. Rows with equal values keep the daemon's order.
 fn sorted(rows: impl Iterator<Item = CounterRow>, sort: Sort) -> Vec<CounterRow> {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|one, other| by(&other.rate, sort).total_cmp(&by(&one.rate, sort)));
@@ -290,7 +291,7 @@ enum Column {
 }
 
 impl Column {
-    /// Columns by priority. If the screen is too narrow, the last one is omitted first.
+    /// Columns, the most important first. A narrow screen omits the last columns.
     const BY_WORTH: [Self; 5] = [
         Self::New,
         Self::Bytes,
@@ -309,7 +310,7 @@ impl Column {
         }
     }
 
-    /// Returns the width of the column, including a gap of two characters.
+    /// Returns the width of the column in characters, including a gap of two.
     fn width(self) -> usize {
         self.head().len().max(8) + 2
     }
@@ -334,8 +335,8 @@ impl Column {
     }
 }
 
-/// Returns the width of the names in both lists: the width of the longest name, if the screen is
-/// wide enough.
+/// Returns the width of the names' column, which both lists share. It is as wide as the longest
+/// name, if the screen is wide enough.
 fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize {
     let numbers: usize = columns.iter().map(|column| column.width()).sum();
     let rows = rows.iter().flat_map(|rows| rows.iter());
@@ -344,7 +345,8 @@ fn for_names(rows: &[&[CounterRow]], columns: &[Column], width: usize) -> usize 
     wanted.min(width.saturating_sub(numbers))
 }
 
-/// Returns the columns that fit, in their order. Always includes the column of the sort order.
+/// Returns the columns that fit on the screen, from left to right. Always includes the column of
+/// the sort order.
 fn columns(width: usize, sort: Sort) -> Vec<Column> {
     let mut by_worth = Column::BY_WORTH;
     by_worth.sort_by_key(|column| !column.is_of(sort));
@@ -453,7 +455,7 @@ fn cut(line: &mut Line, width: usize) {
     }
 }
 
-/// Formats a rate: with one decimal below 100, otherwise as a count.
+/// Formats a rate. Rates below 100 have one decimal.
 fn number(rate: f64) -> String {
     if rate > 0.0 && rate < 100.0 {
         format!("{rate:.1}")

@@ -1,5 +1,5 @@
-//! The terminal in full-screen mode. When the value is dropped, or after a panic, the terminal
-//! returns to its former state.
+//! The terminal in full-screen mode. It returns to its former state when the value is dropped, and
+//! also after a panic.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -17,7 +17,7 @@ use super::screen::Line;
 use crate::has_colours;
 use crate::table::Tone;
 
-/// The terminal in raw mode, with the alternate screen.
+/// The terminal in raw mode, showing the alternate screen.
 #[derive(Debug)]
 pub(super) struct Terminal {
     out: Stdout,
@@ -29,13 +29,13 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// Fails if the terminal cannot be switched. Its former state then stays.
+    /// Fails if the terminal cannot switch. The terminal then keeps its former state.
     pub(super) fn take() -> io::Result<Self> {
         static HOOKED: Once = Once::new();
         HOOKED.call_once(|| {
             let say = take_hook();
-            // Restores the terminal in the panic hook, because a panic ends the process without
-            // running destructors.
+            // A panic may end the process without running destructors, so the panic hook restores
+            // the terminal.
             set_hook(Box::new(move |panic| {
                 give_back();
                 say(panic);
@@ -50,7 +50,7 @@ impl Terminal {
         Ok(taken)
     }
 
-    /// Returns the columns and lines of the terminal.
+    /// Returns the numbers of columns and lines of the terminal.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Terminal {
         terminal::size()
     }
 
-    /// Shows these lines from the top of the screen, with a single write.
+    /// Shows lines from the top of the screen on, in a single write.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Drop for Terminal {
 }
 
 fn give_back() {
-    // Ignores the error: the terminal is disconnected.
+    // Ignores the error, because the terminal may be disconnected.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -120,10 +120,10 @@ mod tests {
 
     use super::*;
 
-    /// Environment variable of the child process that panics.
+    /// Environment variable that tells the test to panic, because it runs as the child process.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
-    /// This test panics in a child process with its own terminal.
+    /// Runs this test again as a child process that panics in its own terminal.
     #[test]
     fn a_panic_restores_the_terminal_before_its_message() {
         if env::var_os(PANICS).is_some() {
@@ -152,8 +152,8 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // Ignores the error at the end of the output, when the child process has closed its
-        // terminal.
+        // Ignores the error at the end of the output. The kernel returns it once the child process
+        // has closed its terminal.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

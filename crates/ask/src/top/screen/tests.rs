@@ -20,7 +20,7 @@ fn service(name: &str) -> ServiceName {
     }
 }
 
-/// Returns a sample in which `web` has the most connections and `files` the most bytes.
+/// Returns a sample in which the Service `web` has the most connections and `files` the most bytes.
 fn top() -> Top {
     let port = |name: &str, connections, bytes| TopPort {
         service: service(name),
@@ -104,7 +104,7 @@ fn the_top_screen_shows_busiest_services_and_problems() {
 }
 
 #[test]
-fn key_s_sorts_by_the_next_column() {
+fn the_s_key_sorts_by_the_next_column() {
     let mut view = View::new(Sort::Connections);
     let first = |view: &View| drawn(&top(), view, 100, 20)[5].clone();
     assert!(first(&view).starts_with("default/web"));
@@ -118,7 +118,7 @@ fn key_s_sorts_by_the_next_column() {
 }
 
 #[test]
-fn a_narrow_terminal_keeps_names_and_the_sorted_column() {
+fn a_narrow_terminal_keeps_the_names_and_the_sorted_column() {
     let view = View::new(Sort::Packets);
     let lines = drawn(&top(), &view, 40, 14);
     assert_eq!(lines[4], "SERVICE PORT                   PACKETS/S");
@@ -153,7 +153,7 @@ fn the_top_screen_fits_any_terminal_size() {
 }
 
 #[test]
-fn arrow_keys_scroll_the_list_selected_by_tab() {
+fn arrow_keys_scroll_the_list_that_the_tab_key_selects() {
     let mut many = top();
     many.ports = (0..30)
         .map(|number| TopPort {
@@ -183,7 +183,7 @@ fn arrow_keys_scroll_the_list_selected_by_tab() {
 }
 
 #[test]
-fn keys_q_escape_and_control_c_end_top_and_p_pauses() {
+fn q_escape_and_control_c_end_top_and_the_p_key_pauses() {
     let mut view = View::new(Sort::Connections);
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
         assert_eq!(press(&mut view, code), KeyReaction::End);
@@ -198,7 +198,7 @@ fn keys_q_escape_and_control_c_end_top_and_p_pauses() {
 }
 
 #[test]
-fn the_top_screen_removes_escape_codes_and_shows_a_missing_daemon() {
+fn the_top_screen_removes_escape_codes_and_reports_a_missing_daemon() {
     let mut odd = top();
     odd.ports[0].service.name = "web\x1b[2J".to_owned();
     let lines = text(&draw(
