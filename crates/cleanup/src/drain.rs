@@ -1,11 +1,12 @@
-//! Drains the virtual servers of a mode that served before the current one.
+//! Drains the IPVS virtual servers of the mode that ran before the current mode: keeps them until
+//! their connections have ended.
 //!
 //! ```text
 //!   drain_beside ─▶ Drain ─▶ look ─▶ … ─▶ look: none left, or the time is over ─▶ clean_up_beside
 //! ```
 //!
 //! The kernel holds all state of a drain: virtual servers with weight 0, and the evidence of their
-//! mode. So [`drain_beside`](crate::drain_beside) continues a drain after a restart.
+//! mode. So [`drain_beside`](crate::drain_beside) can continue a drain after a restart.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -19,7 +20,7 @@ use crate::evidence::Server;
 use crate::report::{Cleanup, DrainingServer, NeededAddresses};
 use crate::{links, servers};
 
-/// Draining virtual servers of some modes.
+/// Virtual servers of former modes that wait for their connections to end.
 #[derive(Debug)]
 pub struct Drain {
     modes: Footprints,
@@ -27,14 +28,15 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Returns the drain that a cleanup of these modes has begun. Returns `None` if nothing drains.
+    /// Returns the drain that `cleanup` has begun for these modes. Returns `None` if no virtual
+    /// server drains.
     pub fn of(modes: Footprints, cleanup: &Cleanup) -> Option<Self> {
         let servers = cleanup.draining.clone();
         (!servers.is_empty()).then_some(Self { modes, servers })
     }
 
-    /// Returns two numbers for a family: its draining virtual servers, and their connections at the
-    /// last look.
+    /// Returns two numbers for an IP family: the draining virtual servers, and their connections at
+    /// the last [`Drain::look`].
     pub fn counts(&self, family: IpFamily) -> (u64, u64) {
         let servers = self.servers.iter();
         let of_family = servers.filter(|server| server.key.family() == family);
@@ -43,17 +45,19 @@ impl Drain {
         })
     }
 
-    /// Returns the families of which the drain keeps all service addresses, because no set names
-    /// the firewall mark of a draining virtual server.
+    /// Returns the IP families in which the drain keeps all service addresses. It must keep all if
+    /// no set says which addresses belong to a draining firewall mark.
     pub fn families_with_all_addresses(&self) -> impl Iterator<Item = IpFamily> + use<> {
         let needed = NeededAddresses::of(&self.servers);
         let families = IpFamily::ALL.into_iter();
         families.filter(move |family| needed.is_whole(*family))
     }
 
-    /// Removes the virtual servers whose last connection has ended, with their addresses. Returns
-    /// true once no draining virtual server is left. The last addresses stay until the cleanup
-    /// after the drain. Costs O(draining virtual servers).
+    /// Removes the virtual servers whose last connection has ended, and their addresses. Returns
+    /// true once no draining virtual server is left.
+    ///
+    /// The addresses of the last virtual servers stay until the cleanup after the drain. Costs
+    /// O(draining virtual servers).
     ///
     /// # Errors
     ///
@@ -68,13 +72,14 @@ impl Drain {
     }
 
     /// Deletes the virtual servers without connections. Returns the addresses that no draining
-    /// virtual server needs any more.
+    /// virtual server needs any longer.
     fn end(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut ipvs = Ipvs::open()?;
         let mut ended = Vec::new();
         let mut left = Vec::new();
         for mut server in mem::take(&mut self.servers) {
-            // If another program has deleted the virtual server, it has no destinations.
+            // A virtual server that another program has deleted has no destinations, so no
+            // connections.
             server.connections = servers::connections(&ipvs.destinations(&server.key)?);
             if server.connections == 0 {
                 ended.push(server);
@@ -87,7 +92,7 @@ impl Drain {
             key: server.key,
             flags: 0,
         });
-        // If a virtual server cannot be deleted, the cleanup after the drain reports it.
+        // If the kernel does not delete a virtual server, the cleanup after the drain reports it.
         servers::delete(&mut ipvs, &doomed.collect::<Vec<_>>())?;
         let needed = NeededAddresses::of(&self.servers);
         let mut released = NeededAddresses::of(&ended).named;
@@ -103,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_firewall_mark_without_addresses_keeps_the_addresses_of_its_family() {
+    fn a_firewall_mark_in_no_set_keeps_all_addresses_of_its_family() {
         let server = |mark, addresses: &[&str]| DrainingServer {
             key: ServiceKey::Fwmark {
                 family: IpFamily::V4,

@@ -1,4 +1,4 @@
-//! Evidence that assigns virtual servers to modes:
+//! Evidence in the kernel that a mode created a virtual server:
 //!
 //! * addresses on links;
 //! * members of sets;
@@ -13,22 +13,22 @@ use inet::Protocol;
 use ipset_netlink::{Entry, IpProtocol};
 use ipvs_netlink::ServiceKey;
 
-/// Evidence read from the kernel for one family.
+/// Evidence of one IP family, read from the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
-    /// Addresses on the links of modes, as interface addresses or as local routes.
+    /// Addresses on the links that modes create, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
-    /// Addresses on all links that are not links of modes.
+    /// Addresses on all other links of the node.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Addresses that, according to a set, a mode has bound to its link.
+    /// Addresses in sets that list what a mode has bound to its link.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
-    /// Addresses whose packets get a firewall mark, for each mark.
+    /// Addresses of packets that get a firewall mark, by mark.
     marks: BTreeMap<u32, BTreeSet<IpAddr>>,
 }
 
-/// A virtual server, reduced to its key and the fields that are evidence.
+/// Key and flags of a virtual server. These fields serve as evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) key: ServiceKey,
@@ -37,7 +37,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Returns the address, port and protocol. Returns `None` for a firewall mark, and for a
-    /// protocol that Services cannot have.
+    /// protocol that Services do not support.
     pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
         match self.key {
             ServiceKey::Address {
@@ -54,7 +54,7 @@ impl Server {
 }
 
 impl fmt::Display for Server {
-    /// Formats the virtual server for messages: `192.0.2.1:80/TCP` or `FWM 1`.
+    /// Formats the virtual server for messages, such as `192.0.2.1:80/TCP` or `FWM 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at() {
             Some((at, protocol)) => write!(f, "{at}/{protocol}"),
@@ -64,7 +64,7 @@ impl fmt::Display for Server {
 }
 
 impl Evidence {
-    /// Records a member of a set as evidence.
+    /// Records a member of a set as evidence. `says` is the meaning of the set.
     pub(crate) fn add(&mut self, says: Says, entry: &Entry) {
         let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
         match (says, *entry) {
@@ -81,19 +81,17 @@ impl Evidence {
             (Says::Marks, Entry::IpPortMark { ip, mark, .. }) => {
                 self.marks.entry(mark.value).or_default().insert(ip);
             }
-            // No mode writes members of this type, so another program has written this one.
+            // No mode writes members of this type, so the member comes from another program.
             _ => {}
         }
     }
 
-    /// Reports whether one of these modes has created a virtual server. Each of the following facts
-    /// is sufficient:
+    /// Reports whether one of these modes created a virtual server. Each of these facts is enough:
     ///
     /// * A set contains the virtual server.
-    /// * Its address is on the mode's link, and no set contains another virtual server at this
-    ///   address.
-    /// * Its port is a NodePort, and its address belongs to the node. If the virtual server has the
-    ///   ownership flag, the port alone is sufficient, because the node may have lost the address.
+    /// * Its address is on a mode's link, and no set contains any virtual server at this address.
+    /// * Its port is a NodePort, and its address belongs to the node. With the ownership flag, the
+    ///   port alone is enough, because the node may have lost the address.
     ///
     /// For a virtual server with a firewall mark, only the ownership flag is evidence, because
     /// another program may use the same mark.
@@ -109,8 +107,8 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// Returns the addresses of a virtual server. For a firewall mark, these are the addresses in
-    /// the sets that contain the mark, or none without such a set.
+    /// Returns the addresses that a virtual server serves. For a firewall mark, returns the
+    /// addresses in the sets that contain the mark, or none if no set does.
     pub(crate) fn addresses(&self, key: &ServiceKey) -> BTreeSet<IpAddr> {
         match key {
             ServiceKey::Address { address, .. } => [*address].into(),
@@ -118,8 +116,8 @@ impl Evidence {
         }
     }
 
-    /// Returns true if a set contains virtual servers at this address. Such a set contains all
-    /// virtual servers of the mode at the address.
+    /// Returns true if a set contains a virtual server at this address. Such a set contains all
+    /// virtual servers that the mode has at the address.
     fn names_any_at(&self, address: IpAddr) -> bool {
         let first = (SocketAddr::new(address, 0), Protocol::Tcp);
         let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);
@@ -144,18 +142,18 @@ mod tests {
     }];
 
     #[test]
-    fn only_virtual_servers_proven_ours_are_removed() {
+    fn only_virtual_servers_with_evidence_of_our_modes_are_removed() {
         let there = [
             ("10.96.0.1:443", 0),
-            // This virtual server belongs to another program, because the sets contain all virtual
-            // servers of the mode at this address.
+            // This virtual server belongs to another program. A set contains all of the mode's
+            // virtual servers at this address, but not this one.
             ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),
             ("192.0.2.1:80", NOTE),
             ("192.0.2.1:30000", 0),
             ("192.0.2.2:30000", 0),
-            // The node had this address when the virtual server was created.
+            // The node has lost this address since the virtual server was created.
             ("192.0.2.3:30000", NOTE),
         ];
         let mut found = Evidence {
@@ -178,7 +176,7 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &other);
-        // Ignores a member whose type does not fit the meaning of its set.
+        // A member whose type does not fit the meaning of its set must be ignored.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
             let at: SocketAddr = at.parse().unwrap();

@@ -1,12 +1,12 @@
-//! Removes the entries of some modes from one network namespace. The modes' footprints name these
-//! entries. All other entries stay.
+//! Removes the kernel entries of some modes from one network namespace. Each mode's [`Footprint`]
+//! names its entries. All other entries stay. This crate itself knows no modes.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
 //! ```
 //!
-//! An address on a link or a set member is evidence that assigns a virtual server to a mode. So the
-//! cleanup removes this evidence only after the virtual server. [`drain_beside`] keeps virtual
+//! An address on a link or a member of a set is evidence that a mode created a virtual server. So
+//! the cleanup removes this evidence only after the virtual server. [`drain_beside`] keeps virtual
 //! servers with open connections, and the evidence for them.
 //!
 //! After a failure, the cleanup reports the failure and continues with the other entries. Like
@@ -14,8 +14,6 @@
 //!
 //! Upstream differs in two points: it also deletes virtual servers of other programs, and it does
 //! not delete the `KUBE-6-*` sets.
-//!
-//! This crate knows no modes: a [`Footprint`] names the entries that a mode leaves behind.
 
 mod drain;
 mod evidence;
@@ -46,14 +44,16 @@ pub use report::{Cleanup, DrainingServer};
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// Time for connections through virtual servers to finish their start or end. Once the cleanup has
-/// deleted a virtual server, the kernel drops the packets of its connections.
+/// Time for connections through virtual servers to complete a handshake or a close. Once a virtual
+/// server is deleted, the kernel drops the packets of its connections.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Removes the entries of kube-proxies in these modes from the network namespace of the calling
-/// thread, for both IP families and both iptables backends. Keeps virtual servers within
-/// `excluded`. Loads no kernel module. The caller must have stopped these kube-proxies, because a
-/// running one writes its entries again.
+/// thread.
+///
+/// Covers both IP families and both iptables backends. Keeps virtual servers within `excluded`.
+/// Loads no kernel module. The caller must have stopped these kube-proxies, because a running one
+/// writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -73,8 +73,8 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// Returns the installed iptables programs. Reports a program that does not print its version as a
-/// leftover.
+/// Returns the installed iptables programs. If a program does not print its version, the cleanup
+/// reports that its rules may remain.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
         let line = format!("the iptables rules cannot be read: {error}");
@@ -83,7 +83,7 @@ fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     })
 }
 
-/// Lists the entries that [`clean_up`] would remove for these modes. Writes nothing.
+/// Lists the entries that [`clean_up`] would remove for these modes. Does not write.
 pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -91,30 +91,32 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     cleanup
 }
 
-/// The current mode, while the cleanup removes the entries of other modes.
+/// The current mode, whose entries stay while the cleanup removes those of other modes.
 #[derive(Debug, Clone)]
 pub struct ServingMode {
-    /// Footprint of the current mode. The cleanup keeps its entries.
+    /// Footprint of the current mode. The cleanup keeps these entries.
     pub mode: &'static Footprint,
-    /// The iptables backend that the current mode itself cleans up. No rule of this backend refers
-    /// to a set any more. `None` if the mode has no iptables rules: the cleanup then removes
-    /// leftovers from every backend.
+    /// The iptables backend that the current mode uses and has already cleaned up, so that none of
+    /// its rules refers to a leftover set. `None` if the mode has no iptables rules. The cleanup
+    /// then removes leftover rules from every backend.
     pub iptables: Option<Iptables>,
 }
 
-/// Removes the entries of these modes, except those that belong to the current mode as well.
+/// Removes the entries of these modes. Keeps entries that also belong to the current mode.
 pub fn clean_up_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
 
-/// Removes the entries of these modes like [`clean_up_beside`], except the entries that open
-/// connections need. Virtual servers with open connections get no new connections, and their
-/// addresses become routes. The result lists these virtual servers for a [`Drain`].
+/// Removes the entries of these modes like [`clean_up_beside`], but keeps the entries that open
+/// connections need.
+///
+/// Virtual servers with open connections stay, but get no new connections. Their addresses become
+/// routes. The result lists these virtual servers for a [`Drain`].
 pub fn drain_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Drain)
 }
 
-/// Lists the entries that [`clean_up_beside`] would remove. Writes nothing.
+/// Lists the entries that [`clean_up_beside`] would remove. Does not write.
 pub fn foresee_beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Count)
 }
@@ -123,26 +125,27 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
-        // The current mode has no iptables rules, so the cleanup covers every installed backend.
+        // The current mode has no iptables rules, so rules in every installed backend are
+        // leftovers.
         None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // In all other backends, the rules of the current mode are leftovers, too.
+    // The current mode's rules in a backend that it does not use are leftovers as well.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // The cleanup must stop here, because this table would continue to send packets to
-            // deleted virtual servers.
+            // This table would send packets to virtual servers that the cleanup deletes. So the
+            // cleanup must stop here.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);
             return cleanup;
         }
     }
-    // An earlier version of userspace mode redirected packets with nftables, and this version does
-    // so with iptables. So the nftables table of userspace mode is a leftover.
+    // In userspace mode, this version redirects packets with iptables. An earlier version used
+    // nftables, so its nftables table is a leftover.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -160,14 +163,17 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Leads new connections to the current mode: empties the chains of a leftover nftables table,
-/// which would send them to virtual servers that are about to be deleted. Then waits for a short
-/// time, in which existing connections through virtual servers may end.
+/// Makes new connections use the current mode instead of the former ones. For this, empties the
+/// chains of leftover nftables tables, which would send packets to virtual servers that are about
+/// to be deleted.
+///
+/// Then waits for a short time, so that connections through virtual servers can complete a
+/// handshake or a close.
 fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)> {
     let mut has_any = false;
     for family in IpFamily::ALL {
-        // The first attempt fails if another program has changed the table between the read and the
-        // write. One retry is enough.
+        // The write fails if another program changes the table between the read and the write. One
+        // retry is enough.
         let disarmed = tables::disarm(others, family).or_else(|_| tables::disarm(others, family));
         has_any |= disarmed.map_err(|error| (family, error))?;
     }
@@ -177,11 +183,12 @@ fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)
     Ok(())
 }
 
-/// Makes packets bypass rules that lead to ended processes, while the mode named `serving` serves.
-/// Deletes the nftables tables of such modes, and empties their iptables chains.
+/// Disables rules that send packets to a process that has ended, such as the rules of userspace
+/// mode. Deletes the nftables tables of such modes, and empties their iptables chains. Skips the
+/// mode named `serving`, which runs now.
 ///
-/// This needs no knowledge of Services, because such a rule loses every packet that it matches. A
-/// later cleanup removes the other entries of these modes.
+/// Needs no knowledge of Services, because such rules lose every packet that they match. A later
+/// cleanup removes the other entries of these modes.
 pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let modes = modes.iter().copied();
@@ -193,19 +200,19 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     for family in IpFamily::ALL {
         tables::remove(&ended, family, Need::Over, Manner::Remove, &mut cleanup);
     }
-    // Only the iptables programs can change iptables rules.
+    // iptables rules cannot be changed without the iptables programs.
     let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
 }
 
-/// Lists the virtual servers of this network namespace that no evidence assigns to one of these
-/// modes. The list may include a virtual server that a mode needs or has just created. Loads no
+/// Lists the virtual servers of this network namespace that, by the evidence, none of these modes
+/// created. The list may include a virtual server that a mode needs or has just created. Loads no
 /// kernel module.
 ///
 /// # Errors
 ///
-/// Returns lines for the operator about the parts of the state that cannot be read.
+/// Returns lines for the operator about the parts of the kernel's state that cannot be read.
 pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<String>> {
     let mut cleanup = Cleanup::default();
     let mut foreign = Vec::new();
@@ -225,8 +232,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// Removes the entries of some modes in a safe order. `of_rules` are the modes whose rules this
-/// function removes from the given iptables backends.
+/// Removes the entries of `modes`: virtual servers before links, and rules before sets. Of the
+/// given iptables backends, removes the rules of the modes in `of_rules`.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],
@@ -261,7 +268,7 @@ fn take_down(
     }
 }
 
-/// Leftovers of one family in the kernel, with the evidence of their owners.
+/// Leftovers of one IP family in the kernel, with the evidence of the modes that created them.
 struct FamilyLeftovers {
     family: IpFamily,
     evidence: Evidence,
@@ -272,7 +279,7 @@ struct FamilyLeftovers {
 }
 
 impl FamilyLeftovers {
-    /// Reads the evidence that assigns each virtual server to a program.
+    /// Reads the evidence of the modes that created virtual servers.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut need = Need::Over;
         let mut evidence = Evidence::default();

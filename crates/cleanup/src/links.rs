@@ -1,5 +1,5 @@
-//! Removes the links that have service addresses. These addresses are evidence that assigns virtual
-//! servers to a mode.
+//! Removes the links that modes created for service addresses. A service address on such a link is
+//! evidence that a mode created the virtual server with this address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use route_netlink::{
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, LOST, Manner, Need, NeededAddresses, many};
 
-/// Links of some modes with their addresses and routes, in one family.
+/// Links that modes created, with their addresses and routes, in one IP family.
 #[derive(Debug, Default)]
 pub(crate) struct Links(Vec<LinkEntries>);
 
-/// A link of a mode with its addresses and routes.
+/// A link that a mode created, with its addresses and routes.
 #[derive(Debug)]
 pub(crate) struct LinkEntries {
     name: &'static str,
@@ -27,7 +27,8 @@ pub(crate) struct LinkEntries {
 }
 
 impl Links {
-    /// Reads the links of these modes, and the addresses of all other links.
+    /// Reads the links of these modes. Adds the addresses on these and on all other links to
+    /// `evidence`.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,
@@ -68,7 +69,7 @@ impl Links {
 }
 
 impl LinkEntries {
-    /// Returns the service addresses of the link: interface addresses and local routes.
+    /// Returns the service addresses of the link, both interface addresses and local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
         let routes = self.routes.iter().filter(|route| route.is_host());
@@ -77,7 +78,7 @@ impl LinkEntries {
     }
 }
 
-/// The family of a removal, with the evidence that it needs.
+/// Evidence of one IP family that the removal of a link uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
@@ -86,8 +87,8 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) need: Need,
 }
 
-/// Removes a link with its addresses and routes, unless they are still needed as evidence. Does not
-/// remove the addresses of draining virtual servers.
+/// Removes a link with its addresses and routes, unless they are still needed as evidence. Keeps
+/// the addresses of draining virtual servers.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],
@@ -145,8 +146,9 @@ pub(crate) fn remove(
 
 /// Turns the addresses of draining virtual servers into routes, and removes all other addresses.
 ///
-/// The source of these routes is an address of the node. So the node's new connections do not use a
-/// service address as source, and the service addresses do not count as addresses of the node.
+/// These routes have an address of the node as their source. So new connections from the node do
+/// not use a service address as source, and service addresses do not count as addresses of the
+/// node.
 fn keep(
     link: &Link,
     of: &FamilyEvidence<'_>,
@@ -162,8 +164,8 @@ fn keep(
     };
     let mut bound = held.service_addresses();
     bound.retain(|ip| needed.contains(*ip));
-    // If a draining address is within a range, this address gets its own route before the range is
-    // removed.
+    // A route for a whole range may cover a draining address. Such an address gets its own route
+    // before the range's route is removed.
     let ranges = || held.routes.iter().filter(|route| !route.is_host());
     let is_within = |ip: &&IpAddr| ranges().any(|range| range.contains(**ip));
     bound.extend(needed.named.iter().filter(is_within));
@@ -178,7 +180,8 @@ fn keep(
             source,
             ..LocalRoute::host(found.index, address, link.route_protocol)
         };
-        // The removal of a route without a source could remove the new route instead.
+        // Removes an old route with a different source first. Once the new route exists, the
+        // removal of the old route could remove the new one instead.
         let mut hosts = held.routes.iter().filter(|route| route.is_host());
         let before = hosts.find(|held| held.address == address);
         if let Some(before) = before.filter(|before| before.source != source) {
@@ -224,14 +227,14 @@ fn keep(
     for route in held.routes.iter().filter(is_unused) {
         route.push_del(&mut batch);
     }
-    // Ignores refusals, because another program may have removed an address meanwhile. The cleanup
-    // after the drain reports the addresses that are still on the link.
+    // Ignores refusals by the kernel, because another program may have removed an address already.
+    // The cleanup after the drain reports addresses that are still on the link.
     rtnetlink.execute(&batch)?;
     Ok(())
 }
 
-/// Prepares a link for local routes. IPv4 routes need an address on the link, and IPv6 routes need
-/// a link that is up.
+/// Prepares a link for local routes. IPv4 routes need an address on the link. IPv6 routes need a
+/// link that is up.
 fn prepare_for_routes(
     rtnetlink: &mut Rtnetlink,
     link: &Link,
@@ -239,7 +242,7 @@ fn prepare_for_routes(
     index: u32,
 ) -> Result<(), Error> {
     if family == IpFamily::V6 {
-        // A kernel without this option adds a link-local address, which is harmless.
+        // On a kernel without this option, the link gets a link-local address, which is harmless.
         drop(rtnetlink.set_address_generation(link.name, AddressGeneration::None));
         return rtnetlink.set_link_state(link.name, LinkState::Up);
     }
@@ -275,8 +278,8 @@ pub(crate) fn release(
     rtnetlink.execute(&batch).map(drop)
 }
 
-/// Removes two kinds of entries from a link that stays: the mode's routes, and the addresses that
-/// the mode has bound according to a set.
+/// Removes entries from a link that stays: all of the mode's routes, and the addresses that,
+/// according to a set, the mode has bound to the link.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -297,8 +300,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor address is the source of the routes. The report does not count it, because it is
-    // no service address.
+    // The anchor address is the source of the routes, not a service address. So the report does not
+    // count it.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -320,7 +323,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         let what = format!("cannot unbind {address} from {name}");
         match reply {
             Reply::Done => done += 1,
-            // The address, route or link no longer exists.
+            // The address, the route or the link is already gone.
             Reply::Refused(refusal)
                 if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
             {
@@ -338,8 +341,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether an address may belong to a Service or to the node. Returns false for loopback
-/// addresses and IPv6 link-local addresses, which the cleanup ignores.
+/// Reports whether an address may belong to a Service or to the node. Returns false for addresses
+/// that the cleanup ignores: loopback and IPv6 link-local addresses.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

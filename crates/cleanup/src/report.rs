@@ -1,4 +1,4 @@
-//! The report of a cleanup, as lines for the operator.
+//! Report of a cleanup, as lines for the operator.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -10,46 +10,45 @@ use ipvs_netlink::ServiceKey;
 /// Outcome of a cleanup, as lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// Entries that the cleanup has removed.
+    /// Entries that the cleanup has removed, or would remove.
     pub removed: Vec<String>,
     /// Entries that still exist or may still exist, each with the next step for the operator.
     pub left: Vec<String>,
-    /// Kernel features that this node lacks. Such features cannot have leftover entries.
+    /// Kernel features that this node lacks. Such features have no leftover entries.
     pub absent: Vec<String>,
     /// Virtual servers that stay because they have open connections.
     pub draining: Vec<DrainingServer>,
 }
 
-/// Manner of a cleanup: which entries it removes.
+/// Choice of the entries that a cleanup removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// Remove all entries of the modes.
     Remove,
-    /// Remove entries, except those that open connections still need.
+    /// Remove all entries of the modes except those that open connections need.
     Drain,
-    /// Count entries. Write nothing.
+    /// Count the entries, but remove none.
     Count,
 }
 
-/// Need for the evidence that assigns virtual servers to modes, once the cleanup has removed
+/// Answer to whether the cleanup still needs the evidence for virtual servers, after it has removed
 /// virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// The virtual servers are deleted, so the evidence is no longer needed.
+    /// Not needed: all virtual servers of the modes are deleted.
     Over,
-    /// Virtual servers drain. A later cleanup removes them, and then the evidence.
+    /// Needed: virtual servers are draining. A later cleanup removes them, and then the evidence.
     Draining,
-    /// Virtual servers exist or may exist, because a removal or a read failed.
+    /// Needed: virtual servers exist or may exist, because a removal or a read failed.
     Unknown,
 }
 
-/// A virtual server that gets no new connections. The virtual server stays until its last
-/// connection has ended.
+/// A virtual server that stays until its last connection has ended. It gets no new connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
     /// Service addresses of its connections. Empty if they are unknown, because no rule sets its
-    /// firewall mark any more.
+    /// firewall mark any longer.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections in the kernel's table, including those that have just ended.
     pub connections: u64,
@@ -59,8 +58,8 @@ pub struct DrainingServer {
 #[derive(Debug, Default)]
 pub(crate) struct NeededAddresses {
     pub(crate) named: BTreeSet<IpAddr>,
-    /// Families of which the cleanup must keep every address, because the addresses of some
-    /// connections are unknown.
+    /// IP families in which the cleanup must keep every address. In such a family, the addresses of
+    /// some draining connections are unknown.
     whole_families: BTreeSet<IpFamily>,
 }
 
@@ -76,7 +75,7 @@ impl NeededAddresses {
         needed
     }
 
-    /// Reports whether draining virtual servers may need every address of this family.
+    /// Reports whether the cleanup must keep every address of this IP family.
     pub(crate) fn is_whole(&self, family: IpFamily) -> bool {
         self.whole_families.contains(&family)
     }
@@ -102,7 +101,7 @@ impl Cleanup {
     }
 }
 
-/// Returns the count and the noun, in the singular or plural.
+/// Returns a count with its noun in the singular or plural, such as `2 ipsets`.
 pub(crate) fn many(count: usize, noun: &str) -> String {
     match (count, noun.ends_with('s')) {
         (1, _) => format!("1 {noun}"),
@@ -111,7 +110,7 @@ pub(crate) fn many(count: usize, noun: &str) -> String {
     }
 }
 
-/// Advice after a lost reply of the kernel.
+/// Advice to the operator if a reply of the kernel was lost.
 pub(crate) const LOST: &str = "the kernel's answer was lost; run this again";
 
 #[cfg(test)]
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_part_is_reported_once() {
+    fn an_absent_kernel_feature_is_reported_once() {
         let mut cleanup = Cleanup::default();
         cleanup.miss("IPVS");
         cleanup.miss("IPVS");

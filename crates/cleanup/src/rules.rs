@@ -1,4 +1,4 @@
-//! Removes iptables chains and jumps.
+//! Removes iptables chains of modes, and the jumps to these chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use iptables::{Entry, Iptables, Table, TakenChain, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
-/// Removes the chains and jumps of these modes from these iptables backends.
+/// Removes the chains of these modes, and the jumps to them, from the given iptables backends.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     installed: &[Iptables],
@@ -82,15 +82,16 @@ pub(crate) fn remove(
     }
 }
 
-/// Empties the chains of these modes in these iptables backends. Does not remove the jumps to the
-/// chains, so that a later cleanup still finds the chains.
+/// Empties the chains of these modes in the given iptables backends. Keeps the jumps to the chains,
+/// so that a later cleanup still finds the chains.
 pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             continue;
         }
         for iptables in installed {
-            // The kernel itself reports a family without rules, so no program needs to run.
+            // For a family without rules, an answer of the kernel is enough, so no iptables program
+            // needs to run.
             if iptables.is_empty(family) {
                 continue;
             }
@@ -132,7 +133,7 @@ fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet
     chains
 }
 
-/// Returns input for `iptables-restore` that empties these chains.
+/// Returns an input for `iptables-restore` that empties these chains.
 fn emptying(chains: &BTreeMap<Table, BTreeSet<String>>) -> String {
     restore_text(|restore| {
         for (table, names) in chains {

@@ -1,4 +1,4 @@
-//! Removes virtual servers of modes, and lists the virtual servers of other programs.
+//! Removes the virtual servers of modes, and lists the virtual servers of other programs.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,26 +14,26 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, DrainingServer, LOST, Manner, Need, many};
 
-/// File with the kernel's list of virtual servers. The file exists only while IPVS is loaded. A
-/// netlink request instead would load IPVS.
+/// File with the kernel's list of virtual servers. It exists only while IPVS is loaded. Reading it
+/// does not load IPVS, unlike a netlink request.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
-/// Number of bytes at the beginning of the list that contain the whole header.
+/// Number of bytes to read from the list. Covers the header and the first virtual server.
 const HEAD: u64 = 1024;
 /// Number of header lines at the beginning of the list.
 const HEAD_LINES: usize = 3;
 
-/// A virtual server of another program.
+/// A virtual server that none of the modes created, so it belongs to another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignServer {
-    /// Address, port and protocol. `None` for a firewall mark, and for a protocol that Services
-    /// cannot have.
+    /// Address, port and protocol. `None` for a firewall mark, and for a protocol that Services do
+    /// not support.
     pub at: Option<(SocketAddr, Protocol)>,
-    /// Name in messages, such as `192.0.2.1:80/TCP` or `FWM 1`.
+    /// Name of the virtual server in messages, such as `192.0.2.1:80/TCP` or `FWM 1`.
     pub name: String,
 }
 
-/// Reports whether one of these modes uses virtual servers, and whether at least one virtual server
-/// of any program exists. Returns true if both are the case.
+/// Returns true if one of these modes uses virtual servers, and the kernel has at least one virtual
+/// server of any program.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
     let mut head = Vec::new();
@@ -43,7 +43,8 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Reports whether their evidence is still needed.
+/// Removes the virtual servers of these modes. Returns whether the cleanup still needs the evidence
+/// for virtual servers.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -83,7 +84,7 @@ pub(crate) fn remove(
         let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
-            // The virtual server no longer exists.
+            // The virtual server was already gone.
             Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
             Reply::Refused(refusal) => {
                 let next = format_args!("{refusal}; try it with `ipvsadm` by hand");
@@ -105,7 +106,7 @@ pub(crate) fn remove(
     }
 }
 
-/// Returns the virtual servers that no evidence assigns to one of these modes.
+/// Returns the virtual servers that, by the evidence, none of these modes created.
 pub(crate) fn foreign(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -123,7 +124,7 @@ pub(crate) fn foreign(
     Ok(foreign.collect())
 }
 
-/// Reads all virtual servers of a family.
+/// Reads all virtual servers of an IP family from the kernel.
 fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     let all = ipvs.services()?.into_iter().map(|entry| entry.service);
     let all = all.filter(|service| service.key.family() == family);
@@ -134,7 +135,7 @@ fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     Ok(all.map(server).collect())
 }
 
-/// Returns the virtual servers that the cleanup must remove.
+/// Returns the virtual servers that the cleanup must delete, in the order of deletion.
 fn doomed(
     ipvs: &mut Ipvs,
     modes: &[&'static Footprint],
@@ -157,17 +158,17 @@ fn doomed(
             doomed.push(server);
         }
     }
-    // Deletes virtual servers in reverse order of their creation. The kernel keeps removed
-    // destinations in a list. If a destination returns later, the kernel finds it sooner in this
-    // order (ipvs-netlink/examples/trash_cost.rs).
+    // Deletes virtual servers in reverse order of their creation. The kernel keeps the removed
+    // destinations in a list. If a mode later adds the same destinations again, this order makes
+    // the kernel find them sooner (ipvs-netlink/examples/trash_cost.rs).
     doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)
 }
 
-/// Takes the virtual servers with open connections off the list `doomed`, and sets the weights of
-/// their destinations to 0. So IPVS schedules no new connections to these destinations, and keeps
-/// the open connections.
+/// Removes the virtual servers with open connections from the list `doomed`, and returns them. Sets
+/// the weights of their destinations to 0: IPVS then schedules no new connections to these
+/// destinations, but keeps the open ones.
 fn begin_drain(
     ipvs: &mut Ipvs,
     doomed: &mut Vec<Server>,
@@ -197,15 +198,15 @@ fn begin_drain(
             }
         }
     }
-    // A virtual server drains even if its weights could not be set: while the current mode serves,
-    // packets of new connections do not reach IPVS.
+    // Ignores refusals: a virtual server also drains if the kernel refuses weight 0. The current
+    // mode already serves, so packets of new connections do not reach IPVS.
     ipvs.execute(&batch)?;
     *doomed = ended;
     Ok(draining)
 }
 
-/// Returns the number of connections to these destinations in the kernel's table, active and
-/// inactive. UDP flows, and connections that have just ended, count as inactive.
+/// Returns the number of active and inactive connections to these destinations in the kernel's
+/// table. UDP flows and connections that have just ended count as inactive.
 pub(crate) fn connections(destinations: &[DestinationEntry]) -> u64 {
     let of = |entry: &DestinationEntry| u64::from(entry.active) + u64::from(entry.inactive);
     destinations.iter().map(of).sum()

@@ -1,4 +1,4 @@
-//! Finds ipsets by name, and removes them.
+//! Finds the ipsets of modes by their names, and removes them.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need, many};
 
-/// Longest time after the deletion of a set's last rule until the nft backend releases the set.
+/// Maximum wait for the nft backend to release a set after the set's last rule was deleted.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Existing ipsets of some modes, of any type.
+/// Existing ipsets with names that belong to modes.
 pub(crate) struct Sets {
     ipset: Ipset,
     names: Vec<String>,
 }
 
 impl Sets {
-    /// Queries each set by its name, and adds the members to `evidence`. Does not list all sets,
-    /// because sets of other programs may be huge.
+    /// Reads each set by its name, and adds its members to `evidence`. Never lists the members of
+    /// all sets, because sets of other programs may be huge.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,
@@ -50,7 +50,7 @@ impl Sets {
         Ok(Self { ipset, names })
     }
 
-    /// Destroys the sets. Keeps those whose members are still needed as evidence.
+    /// Destroys the sets, unless `need` says that their members are still needed as evidence.
     pub(crate) fn remove(
         &mut self,
         family: IpFamily,

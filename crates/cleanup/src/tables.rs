@@ -1,4 +1,4 @@
-//! Removes nftables tables, and reads the evidence in their sets.
+//! Removes the nftables tables of modes, and reads the evidence in the tables' sets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,8 +11,8 @@ use nftables_netlink::{Change, CommitError, Element, ElementData, Error, Family,
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need};
 
-/// Adds the elements of sets in the modes' own tables to the evidence. These sets have the same
-/// names as the ipsets.
+/// Reads the sets in the modes' own nftables tables, and adds their elements to `evidence`. Such a
+/// set has the same name as the ipset with the same meaning.
 pub(crate) fn read(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -23,7 +23,7 @@ pub(crate) fn read(
         let sets = (mode.sets)(family).into_iter();
         let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
         for table in mode.nft_tables {
-            // No set in a table of this mode is evidence.
+            // The sets in this mode's tables are no evidence.
             if telling.is_empty() {
                 continue;
             }
@@ -48,8 +48,8 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Returns the ipset member that corresponds to an element, or `None` if the element has another
-/// form.
+/// Converts an nftables element to the corresponding ipset member. Returns `None` if the element
+/// does not fit the meaning of the set.
 fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     let key = &element.key[..];
     if let Says::NodePorts(_) = says {
@@ -64,7 +64,7 @@ fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     match says {
         Says::Bound => Some(Entry::Ip(ip)),
         Says::VirtualServers | Says::Marks => {
-            // Each part of the key is padded to four bytes.
+            // The kernel pads each part of the key to four bytes.
             let protocol = IpProtocol(*rest.first()?);
             let port = port(rest.get(4..)?)?;
             Some(match &element.data {
@@ -81,7 +81,7 @@ fn entry(says: Says, element: &Element, family: IpFamily) -> Option<Entry> {
     }
 }
 
-/// Converts a firewall mark from host byte order, in which the kernel stores it.
+/// Parses a firewall mark, which the kernel stores in host byte order.
 fn mark(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
@@ -96,8 +96,9 @@ fn port(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
 }
 
-/// Empties the chains of tables whose sets are evidence for virtual servers. Packets then skip
-/// these tables, and the sets stay readable. Returns true if there was such a table.
+/// Empties the chains in the nftables tables of modes that use virtual servers. Packets then pass
+/// these tables unchanged, and the tables' sets stay readable as evidence. Returns true if such a
+/// table existed.
 pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
     let of = Family::from(family);
     let mut has_any = false;
@@ -118,8 +119,8 @@ pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<b
     Ok(has_any)
 }
 
-/// Removes the tables. If the sets of a table are evidence, keeps the table until the virtual
-/// servers are deleted.
+/// Removes the nftables tables of these modes. If a table's sets are evidence for virtual servers,
+/// keeps the table until these virtual servers are deleted.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nftables_elements_decode_to_ipset_entries() {
+    fn nftables_elements_are_converted_to_ipset_members() {
         let element = |key: &[u8]| Element::of_set(Bytes::from_slice(key));
         let key = [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0];
         let (ip, protocol, port) = ("10.96.0.1".parse().unwrap(), IpProtocol(6), 80);
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(entry(ports, &element(&[]), v4), None);
     }
 
-    /// Queries to the kernel need administrator rights.
+    /// Simulates an unreadable table: a thread without administrator rights queries the kernel.
     #[test]
     fn an_unreadable_table_is_not_reported_as_absent() {
         const MODE: &Footprint = &Footprint {
@@ -225,7 +226,7 @@ mod tests {
             );
             (is_here, read.is_err(), cleanup)
         };
-        // Capabilities belong to a thread, so only this thread drops them.
+        // Capabilities belong to a thread, so only this thread loses them.
         let (is_here, is_error, cleanup) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(is_error);

@@ -1,12 +1,13 @@
-//! Removes entries that redirect the API server's addresses to Services. A starting process can
-//! then reach the API server, and receives a correction of the Service that named such an address.
+//! Removes entries that redirect packets for the API server to a Service. Such entries exist if a
+//! Service names an address of the API server. Without them, a starting process reaches the API
+//! server again and receives the corrected Service.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
 //! ```
 //!
-//! All other entries of the Services stay. The mode compares them with the wanted state once it
-//! knows the Services. Two kinds of addresses stay, too:
+//! All other entries of Services stay. The mode compares them with the wanted state once it knows
+//! the Services. Two kinds of addresses also stay:
 //!
 //! * cluster IPs: the API server has assigned them, and clients may reach the API server through
 //!   them;
@@ -29,15 +30,15 @@ use route_netlink::Rtnetlink;
 use crate::report::{Cleanup, many};
 use crate::servers::LIST;
 
-/// Last words of the comments on rules for cluster IPs.
+/// End of the comment on an iptables rule for a cluster IP.
 const CLUSTER_IP: &str = " cluster IP";
-/// Chain of table filter that has rules for cluster IPs only.
+/// Chain of the filter table in which all rules are for cluster IPs.
 const CLUSTER_IPS_CHAIN: (Table, &str) = (Table::Filter, "KUBE-SERVICES");
 const TCP: Protocol = Protocol::Tcp;
 
-/// Removes the entries of these modes that redirect TCP to one of these addresses, in the network
-/// namespace of the calling thread. Keeps virtual servers within `excluded`. Loads no kernel
-/// module.
+/// Removes the entries of these modes that redirect TCP packets to one of these addresses. Works in
+/// the network namespace of the calling thread. Keeps virtual servers within `excluded`. Loads no
+/// kernel module.
 pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     for family in IpFamily::ALL {
@@ -61,8 +62,8 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Kernel objects that redirect packets, except iptables rules: virtual servers, sets, and nftables
-/// tables.
+/// Access to the entries that redirect packets, except iptables rules: virtual servers, ipsets and
+/// nftables tables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
@@ -77,14 +78,14 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// Role of an address and port in the sets of a mode.
+/// Meaning of an address and port, according to the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Cluster IP with this port.
     ClusterIp,
-    /// External or load-balancer address with this port.
+    /// External or load-balancer address of a Service, with this port.
     External,
-    /// Address and port of no Service.
+    /// Address and port that no set contains, so no Service has them.
     Nobodys,
 }
 
@@ -126,7 +127,7 @@ impl Stores {
         }
     }
 
-    /// Removes the entries that redirect packets to one address and port.
+    /// Removes the entries that redirect packets to this address and port.
     fn withdraw(
         &mut self,
         modes: Footprints,
@@ -142,8 +143,8 @@ impl Stores {
             if role == Role::External && !is_excluded && delete_server(at)? {
                 cleanup.remove(family, format_args!("virtual server {at}/{TCP}"));
             }
-            // While the link has the address, the node accepts packets to every port of the
-            // address.
+            // While the address is on the link, the node accepts packets to every port of the
+            // address. So the address must also leave the link.
             if role != Role::ClusterIp
                 && self.has_no_cluster_ip(mode, at.ip())?
                 && let Some(link) = unbind(mode, family, at.ip())?
@@ -171,7 +172,8 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns the role of an address and port in the sets of a mode that uses virtual servers.
+    /// Returns the meaning of an address and port, according to the sets of a mode that uses
+    /// virtual servers.
     fn role(&mut self, mode: &Footprint, at: SocketAddr) -> Result<Role, Failure> {
         let family = self.family;
         let cluster_ips = (mode.cluster_ips)(family);
@@ -197,7 +199,8 @@ impl Stores {
         Ok(role)
     }
 
-    /// Reports whether this mode has a set of cluster IPs, and this set lacks the address.
+    /// Reports whether the address is certainly no cluster IP: this mode has a set of cluster IPs,
+    /// and the set lacks the address.
     fn has_no_cluster_ip(&mut self, mode: &Footprint, ip: IpAddr) -> Result<bool, Failure> {
         let Some(name) = (mode.cluster_ips)(self.family) else {
             return Ok(false);
@@ -235,8 +238,8 @@ impl Stores {
         Ok(is_known)
     }
 
-    /// Deletes an address and port from all ipsets of a mode, except from its set of cluster IPs.
-    /// Returns the number of deleted members.
+    /// Deletes an address and port from all ipsets of a mode except its set of cluster IPs. Returns
+    /// the number of deleted members.
     fn delete_members(&mut self, mode: &Footprint, at: SocketAddr) -> Result<usize, Failure> {
         let Some(ipset) = &mut self.ipset else {
             return Ok(0);
@@ -252,8 +255,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // Deletes only from sets of type `hash:ip,port`. In sets with more fields, the members
-            // have no effect without the deleted member.
+            // Deletes only from sets of type `hash:ip,port`. Members of sets with more fields have
+            // no effect once this member is deleted.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -300,7 +303,7 @@ fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
 }
 
 /// Removes an address from the link of a mode, both as an interface address and as a route. Returns
-/// the name of the link, or `None` if the link did not have the address.
+/// the name of the link if it had the address.
 fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'static str>, Failure> {
     let Some(link) = mode.link else {
         return Ok(None);
@@ -334,7 +337,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// Returns the set key for an address, TCP and a port.
+/// Returns the key that sets have for an address and TCP port.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()
@@ -374,7 +377,8 @@ impl OwnTable {
                     let found = self.element(family, &set.name, &key_of(at))?;
                     found.into_iter().collect()
                 }
-                // This map leads from numbers to endpoints.
+                // A key of this map also has a number, which selects one of the Service's
+                // endpoints.
                 [DataType::Integer, _, DataType::InetService] if set.name.contains("tcp") => {
                     self.numbered(family, &set.name, at)?
                 }
@@ -417,7 +421,7 @@ impl OwnTable {
     }
 }
 
-/// Returns the length in bytes of a key with these types.
+/// Returns the length in bytes of a key whose parts have these types.
 fn len(types: &[DataType]) -> usize {
     types
         .iter()
@@ -435,9 +439,10 @@ fn withdraw_rules(
     if iptables::exists(family).is_err() {
         return;
     }
-    // Only the iptables programs can change iptables rules.
+    // iptables rules cannot be changed without the iptables programs.
     for iptables in crate::installed(cleanup) {
-        // The kernel itself reports a family without rules, so no program needs to run.
+        // For a family without rules, an answer of the kernel is enough, so no iptables program
+        // needs to run.
         if iptables.is_empty(family) {
             continue;
         }
@@ -462,8 +467,8 @@ fn withdraw_rules(
     }
 }
 
-/// Returns the rules of these modes that redirect packets to one of these addresses, each with the
-/// rule's table.
+/// Returns the rules of these modes that redirect packets to one of these addresses, each with its
+/// table.
 fn leading<'a>(
     modes: Footprints,
     addresses: &[SocketAddr],
@@ -485,7 +490,8 @@ fn leading<'a>(
     doomed.map(|(table, rule)| (table, rule.text)).collect()
 }
 
-/// Returns the address and TCP port that a rule matches, if it matches exactly one of each.
+/// Returns the address and TCP port that a rule matches, if it matches exactly one address and one
+/// port.
 fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     let (mut ip, mut port, mut is_tcp, mut is_negated) = (None, None, false, false);
     let mut options = rule.options();
@@ -501,13 +507,13 @@ fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     is_tcp.then_some(SocketAddr::new(ip?, port?))
 }
 
-/// Returns the address of a network that contains only one address.
+/// Returns the address of a network that has only one address, such as `10.0.0.1/32`.
 fn host(net: &str) -> Option<IpAddr> {
     let (ip, len) = net.split_once('/').unwrap_or((net, ""));
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
 }
 
-/// Returns input for `iptables-restore` that deletes these rules.
+/// Returns an input for `iptables-restore` that deletes these rules.
 fn deletion(rules: &[(Table, &str)]) -> String {
     restore_text(|restore| {
         for part in rules.chunk_by(|(one, _), (two, _)| one == two) {
@@ -550,7 +556,7 @@ COMMIT
 ";
 
     #[test]
-    fn only_rules_that_redirect_the_given_address_are_removed() {
+    fn only_rules_that_redirect_the_given_addresses_are_removed() {
         let modes: Footprints = &[&proxy_iptables::FOOTPRINT];
         let found = leading(modes, &["192.0.2.1:443".parse().unwrap()], SAVED);
         let commands: Vec<&str> = found

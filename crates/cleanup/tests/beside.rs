@@ -1,6 +1,6 @@
-//! Tests the cleanup beside a mode that serves, on a kernel with nf_tables. The cleanup removes
-//! entries of other modes from every iptables backend, and keeps the entries of the current mode.
-//! The tests compare the output of `nft` and `iptables-save`.
+//! Tests the cleanup while a mode serves, on a kernel with nf_tables. The cleanup removes entries
+//! of all other modes from every iptables backend, and keeps the entries of the serving mode. The
+//! tests compare the output of `nft` and `iptables-save`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;
@@ -23,7 +23,7 @@ const MODES: Footprints = &[
     &NFTABLES,
 ];
 
-/// Leftovers of iptables mode, and rules of other programs.
+/// Leftover rules of iptables mode, and rules of other programs.
 const RULES: &str = "*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
@@ -38,7 +38,7 @@ COMMIT
 COMMIT
 ";
 
-/// Runs a test in its own network namespace, with entries of two modes and of other programs.
+/// Runs a test in its own network namespace, which has entries of two modes and of other programs.
 /// Returns `None` if the kernel lacks nf_tables for the family `ip`.
 fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
     in_namespace(|| {
@@ -80,7 +80,7 @@ fn said(cleanup: &Cleanup) -> String {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn the_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
+fn cleanup_in_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
     on_a_node(|| {
         let nftables = serving(&NFTABLES, None);
         let foreseen = said(&foresee_beside(MODES, &nftables, &[]));
@@ -94,7 +94,7 @@ fn the_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn the_iptables_mode_removes_the_nftables_table_and_keeps_its_rules() {
+fn cleanup_in_iptables_mode_removes_the_nftables_table_and_keeps_its_rules() {
     on_a_node(|| {
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();
         let iptables = serving(&proxy_iptables::FOOTPRINT, Some(used));
@@ -104,7 +104,7 @@ fn the_iptables_mode_removes_the_nftables_table_and_keeps_its_rules() {
     });
 }
 
-/// Leftovers of userspace mode in iptables.
+/// Leftover iptables rules of userspace mode.
 const REDIRECTS: &str = "*nat
 :KUBE-PORTALS-CONTAINER - [0:0]
 -A PREROUTING -m comment --comment \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-CONTAINER
@@ -112,8 +112,8 @@ const REDIRECTS: &str = "*nat
 COMMIT
 ";
 
-/// Reports three facts about userspace mode: whether its table exists, whether one of its chains
-/// exists, and whether that chain has a rule.
+/// Reports whether userspace mode's nftables table exists, whether its iptables chain exists, and
+/// whether this chain has a rule.
 fn redirects() -> [bool; 3] {
     let tables = sh("nft list tables ip", "");
     let rules = sh("iptables-nft-save", "");
@@ -132,7 +132,7 @@ fn redirect() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn only_redirects_to_an_ended_process_are_disabled() {
+fn only_rules_that_redirect_to_an_ended_process_are_disabled() {
     on_a_node(|| {
         redirect();
         assert_eq!(said(&disarm_ended(MODES, "userspace")), "");
@@ -148,18 +148,19 @@ fn only_redirects_to_an_ended_process_are_disabled() {
     });
 }
 
-/// Returns the leftovers of IPVS mode with its shim in nftables, as text.
+/// Returns as text the kernel entries that IPVS mode with rules in nftables has left.
 fn left_by_ipvs() -> String {
     let script = "nft list tables ip; iptables-nft-save -t nat
                   ip -oneline address show dev kube-ipvs0 2>/dev/null || true
                   ipvsadm -Sn 2>/dev/null || true";
     let left = sh(script, "");
-    // Removes the comments of `iptables-save`, because they contain the time.
+    // `iptables-save` prints the current time in comments, which would differ between two calls.
     let lines = left.lines().filter(|line| !line.starts_with('#'));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Starts a process that owns an nftables table. No other process may change this table.
+/// Starts a process that owns an nftables table. The kernel lets no other process change such a
+/// table.
 fn owner() -> Child {
     let mut owner = Command::new("nft")
         .arg("-i")
@@ -178,13 +179,14 @@ fn owner() -> Child {
     owner
 }
 
-/// A cleanup that continued would delete virtual servers to which the table still sends packets.
+/// Checks that the cleanup stops. Otherwise it would delete virtual servers to which the table
+/// still sends packets.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
+fn a_mode_with_a_table_that_cannot_be_emptied_keeps_all_its_entries() {
     on_a_node(|| {
         sh(
-            // Some kernels lack dummy links or IPVS.
+            // Ignores failures, because some kernels lack dummy links or IPVS.
             "ip link add kube-ipvs0 type dummy 2>/dev/null || true
             ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
             ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",
@@ -203,7 +205,7 @@ fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
         );
         assert_eq!(cleanup.removed, [""; 0]);
         assert_eq!(left_by_ipvs(), before);
-        // The kernel deletes the table together with its owner, and the cleanup then succeeds.
+        // When the owner ends, the kernel deletes the table. The next cleanup then succeeds.
         owner.kill().unwrap();
         owner.wait().unwrap();
         said(&clean_up_beside(MODES, &nftables, &[]));
@@ -214,7 +216,7 @@ fn a_table_that_cannot_be_emptied_keeps_its_whole_mode() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn iptables_redirects_replace_nftables_redirects_of_userspace_mode() {
+fn cleanup_in_userspace_mode_with_iptables_removes_its_old_nftables_table() {
     on_a_node(|| {
         redirect();
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();

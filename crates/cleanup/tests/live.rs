@@ -1,9 +1,9 @@
-//! Tests the cleanup on the real kernel. The cleanup removes leftovers of upstream's kube-proxy in
-//! each mode, and keeps entries of other programs. The tests compare the output of `ipvsadm`,
+//! Tests the cleanup on the running kernel. The cleanup removes leftovers of upstream's kube-proxy
+//! in each mode, and keeps entries of other programs. The tests compare the output of `ipvsadm`,
 //! `ipset`, `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` contain dumps of the kernel's state that
-//! upstream's kube-proxy 1.36.2 has left.
+//! `tests/dualstack/` and `tests/iptables-mode/` have dumps of the kernel's state that upstream's
+//! kube-proxy 1.36.2 left.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;
@@ -24,7 +24,8 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
     cleanup::clean_up(modes, excluded)
 }
 
-/// Runs a test on its own thread, in its own network namespace with entries of other programs.
+/// Runs a test on its own thread and in its own network namespace, which has entries of other
+/// programs.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         sh(
@@ -51,7 +52,7 @@ fn sh(script: &str) -> String {
     feed_sh(script, "")
 }
 
-/// Runs a command with this standard input.
+/// Runs a command with `input` on its standard input.
 fn feed(command: &str, input: &str) {
     feed_sh(&format!("exec {command}"), input);
 }
@@ -85,7 +86,7 @@ fn leave_ipvs_mode() {
 }
 
 /// Creates the leftovers of a kube-proxy in iptables mode. Omits the rule with an nfacct counter,
-/// because the machine has no tool that creates such a counter.
+/// because the test machine has no tool that creates such a counter.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (
@@ -97,7 +98,7 @@ fn leave_iptables_mode() {
             include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
         ),
     ] {
-        // The kubelet's chain already exists.
+        // Skips the kubelet's chain, which already exists.
         let lines = saved
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
@@ -106,8 +107,8 @@ fn leave_iptables_mode() {
     }
 }
 
-/// Returns the kernel's state that a cleanup may change: virtual servers, sets, links with their
-/// addresses, and rules.
+/// Returns the parts of the kernel's state that a cleanup may change: virtual servers, sets, links
+/// with their addresses, and rules.
 fn state() -> String {
     sh(
         "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
@@ -129,9 +130,10 @@ fn expect_all_gone(cleanup: &Cleanup) {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_cleanup_removes_the_ipvs_mode_and_keeps_foreign_state() {
+fn cleanup_removes_ipvs_mode_and_keeps_entries_of_other_programs() {
     on_a_node(|| {
-        // The first cleanup makes the kernel load the tables, which all later saves then contain.
+        // A first cleanup makes the kernel load the iptables tables. From then on, every save
+        // contains these tables.
         leave_ipvs_mode();
         clean_up(&[]);
         let before = state();
@@ -194,7 +196,7 @@ fn service_addresses_bound_as_routes_are_removed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_cleanup_removes_two_modes_at_once() {
+fn cleanup_removes_leftovers_of_two_modes_at_once() {
     on_a_node(|| {
         leave_iptables_mode();
         leave_ipvs_mode();
@@ -204,8 +206,8 @@ fn a_cleanup_removes_two_modes_at_once() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
-        // The cleanup removes the virtual server for a firewall mark, because of its ownership
-        // flag. Another program's virtual server (mark 7) has no such flag.
+        // The virtual server for this firewall mark has our ownership flag, so the cleanup removes
+        // it. The one for mark 7 belongs to another program and has no such flag.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,
@@ -225,7 +227,7 @@ fn a_cleanup_removes_two_modes_at_once() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn entries_used_by_foreign_rules_are_reported_and_kept() {
+fn entries_used_by_rules_of_other_programs_are_reported_and_kept() {
     on_a_node(|| {
         leave_ipvs_mode();
         sh("iptables-$backend -t nat -A OTHER -j KUBE-MARK-MASQ
@@ -258,9 +260,9 @@ fn entries_used_by_foreign_rules_are_reported_and_kept() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn temporary_ipsets_left_by_a_crash_are_removed() {
+fn temporary_ipsets_that_a_crash_left_are_removed() {
     on_a_node(|| {
-        // Earlier versions used the first name for both families.
+        // Earlier versions of this program used the first name for both IP families.
         for family in ["inet", "inet6"] {
             sh(&format!(
                 "ipset create KUBE-GROWING hash:ip,port family {family}
@@ -275,7 +277,7 @@ fn temporary_ipsets_left_by_a_crash_are_removed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_that_is_not_a_dummy_only_loses_service_addresses() {
+fn a_link_that_is_no_dummy_stays_but_loses_its_service_addresses() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type veth peer name other
             ip addr add 10.96.0.10/32 dev kube-ipvs0; ip addr add 10.1.0.1/24 dev kube-ipvs0
@@ -295,9 +297,9 @@ fn a_link_that_is_not_a_dummy_only_loses_service_addresses() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_cleanup_removes_only_kube_proxys_nftables_tables() {
+fn cleanup_removes_only_the_nftables_tables_of_kube_proxy() {
     on_a_node(|| {
-        // Some kernels lack nftables for the family `ip`.
+        // Skips this part if the kernel lacks nftables for the family `ip`.
         let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
         if has_nft {
             sh(
@@ -323,12 +325,13 @@ fn a_cleanup_removes_only_kube_proxys_nftables_tables() {
     });
 }
 
-/// Sets in the nftables table are evidence for virtual servers, as ipsets are.
+/// Tests sets in an nftables table as evidence for virtual servers. ipsets are evidence in the same
+/// way.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_cleanup_removes_the_nftables_shim() {
+fn cleanup_removes_ipvs_mode_with_its_rules_and_sets_in_nftables() {
     on_a_node(|| {
-        // Some kernels lack nftables for the family `ip`.
+        // Skips the test if the kernel lacks nftables for the family `ip`.
         if sh("nft add table ip kube-proxy-ipvs 2>/dev/null && echo yes || true") != "yes\n" {
             return;
         }

@@ -1,5 +1,5 @@
-//! Tests iptables programs that do not report their version. The cleanup must report their rules as
-//! unknown, not as absent.
+//! Tests the cleanup with iptables programs that do not print their version. The cleanup must
+//! report that their rules are unknown, and not that they have no rules.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -15,8 +15,8 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// The cleanup also searches `/usr/sbin` for programs. So the test runs in a child process, which
-/// hides that folder by mounts.
+/// Runs the test in a child process, which hides `/usr/sbin` by mounts, because the cleanup also
+/// searches that folder for programs.
 #[test]
 fn state_behind_failing_programs_is_reported_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Returns the iptables backend of the lab's test lane. Scripts use it as `$backend`.
+/// Returns the iptables backend of the lab's kernel, from `LAB_LANE`. Scripts use it as `$backend`.
 pub(crate) fn backend() -> &'static str {
     match std::env::var("LAB_LANE").as_deref() {
         Ok("B") => "nft",
@@ -11,7 +11,7 @@ pub(crate) fn backend() -> &'static str {
     }
 }
 
-/// Runs a script with this standard input. Returns its output.
+/// Runs a script with `input` on its standard input. Returns its output.
 pub(crate) fn feed_sh(script: &str, input: &str) -> String {
     let mut child = Command::new("sh")
         .args(["-ec", script])
@@ -22,7 +22,7 @@ pub(crate) fn feed_sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // Ignores an error: the script may end before it has read all its input.
+    // Ignores the error, because the script may end before it has read all its input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
