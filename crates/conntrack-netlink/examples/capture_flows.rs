@@ -1,4 +1,5 @@
-//! Writes the files of `tests/data`: bytes that a real kernel and the real `conntrack` exchange.
+//! Writes the files of `tests/data`: the bytes that a real kernel and the real `conntrack`
+//! exchange.
 //!
 //! ```text
 //! cargo build -p conntrack-netlink --example capture_flows
@@ -12,8 +13,8 @@
 //! | `replies.hex` | the kernel's messages for the flows of `FLOWS`, in order |
 //! | `requests.hex` | the messages by which `conntrack -D` deletes each flow |
 //!
-//! A line is one message after its `nlmsghdr`, in hex. Before it, a line with `#` has the flow in
-//! `conntrack -I`'s notation.
+//! Each line is one message in hex, without its `nlmsghdr`. The line before it begins with `#` and
+//! has the flow in the notation of `conntrack -I`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -31,7 +32,7 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// Message type of a dump: the subsystem's number in the high byte, and a number of
+/// Message type that requests a dump. The high byte is the subsystem. The low byte is a number of
 /// `linux/netfilter/nfnetlink_conntrack.h`.
 const GET: u16 = 1 << 8 | 1;
 
@@ -90,7 +91,7 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns the bytes of the last message in strace's dump. A line of the dump has the form ` |
+/// Returns the bytes of the last message that strace dumped. A line of the dump looks like ` |
 /// 00000 1c 00 00 00 ... text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();

@@ -1,4 +1,4 @@
-//! Prints the tracked TCP, UDP and SCTP flows of this network namespace, as `conntrack -L` does.
+//! Prints the tracked TCP, UDP and SCTP flows of this network namespace, like `conntrack -L`.
 //!
 //! ```text
 //! cargo build -p conntrack-netlink --example conntrack_list
@@ -10,7 +10,7 @@ use std::error::Error;
 
 use conntrack_netlink::{Conntrack, Flow, IpFamily, Tuple};
 
-/// Status bit of a flow with packets in both directions (`IPS_SEEN_REPLY`).
+/// Status bit of a flow that has had packets in both directions (`IPS_SEEN_REPLY`).
 const SEEN_REPLY: u32 = 1 << 1;
 /// Status bit of a flow that the kernel does not evict early (`IPS_ASSURED`).
 const ASSURED: u32 = 1 << 2;

@@ -9,8 +9,8 @@ use crate::Error;
 use crate::flow::{Flow, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
-/// The kernel's table of tracked flows, in the network namespace of the thread that opened the
-/// connection.
+/// Access to the kernel's table of tracked flows, in the network namespace of the thread that
+/// called [`open`](Self::open).
 ///
 /// Every call blocks while the kernel works.
 #[derive(Debug)]
@@ -18,12 +18,12 @@ pub struct Conntrack {
     connection: Connection,
 }
 
-/// Result of a search through the table.
+/// Result of a search through the kernel's table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundFlows {
-    /// Flows for which `is_wanted` returned true, in no meaningful order.
+    /// Flows that `is_wanted` accepted, in no meaningful order.
     pub flows: Vec<Flow>,
-    /// Number of flows of the requested family and protocol that the search examined.
+    /// Number of flows that the search examined, all of the requested family and protocol.
     pub seen: usize,
 }
 
@@ -32,17 +32,19 @@ pub struct FoundFlows {
 pub enum Outcome {
     /// The kernel has deleted the flow.
     Deleted,
-    /// The flow had already ended. A newer flow with the same addresses stays.
+    /// The flow had ended before. A newer flow with the same addresses stays.
     Absent,
-    /// The kernel refused the deletion. `EBUSY` means that the flow is offloaded: its packets
-    /// bypass the kernel's network stack.
+    /// The kernel refused to delete the flow. `EBUSY` means that the flow is offloaded, so its
+    /// packets bypass the kernel's network stack.
     Refused(Refusal),
-    /// The kernel's reply was lost. A dump shows whether the flow still exists.
+    /// The kernel's reply was lost, so the flow may still exist. A new search shows whether it
+    /// does.
     Unknown,
 }
 
 impl Conntrack {
-    /// Opens a connection. If the kernel lacks connection tracking, the first dump fails.
+    /// Opens a connection to the kernel. If the kernel lacks connection tracking, the first search
+    /// fails.
     ///
     /// # Errors
     ///
@@ -50,7 +52,7 @@ impl Conntrack {
     pub fn open() -> Result<Self, Error> {
         let connection = Connection::open(netlink_batch::Protocol::Netfilter);
         let connection = connection.map_err(|error| match error {
-            // The kernel has not even loaded nfnetlink.
+            // The kernel has not loaded nfnetlink, so it has no ctnetlink either.
             netlink_batch::Error::Open { source, .. }
                 if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
             {
@@ -61,14 +63,16 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Examines all flows of one family and protocol, in every zone, and returns the flows that
+    /// Examines all flows of one family and protocol, in every zone. Returns the flows that
     /// `is_wanted` accepts. If `protocol` is `None`, examines all protocols.
     ///
     /// The table may have millions of flows, so the search reads it piece by piece. Kernels since
-    /// 5.8 filter by family and protocol. Older kernels send all flows, and this call filters them.
+    /// 5.8 filter by family and protocol. Older kernels send all flows, and this function filters
+    /// them.
     ///
-    /// The search may miss flows that begin or end meanwhile. If the kernel reports a change of the
-    /// table, the search restarts. So this function may call `is_wanted` more than once for a flow.
+    /// The search may miss flows that begin or end during the search. If the kernel reports that
+    /// the table has changed, the search restarts. So this function may call `is_wanted` more than
+    /// once for a flow.
     ///
     /// # Errors
     ///
@@ -102,8 +106,9 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// Returns the flow whose replies have this source and destination, in the default zone, or
-    /// `None` if no such flow exists. The kernel finds the flow without a search through the table.
+    /// Returns the flow in the default zone whose replies have this source and destination, or
+    /// `None` if no such flow exists. The kernel looks the flow up in its hash table, without a
+    /// search.
     ///
     /// # Errors
     ///
@@ -130,8 +135,8 @@ impl Conntrack {
         Ok(flow.transpose()?.flatten())
     }
 
-    /// Deletes these flows with as few sends as possible. Returns one [`Outcome`] per flow, in
-    /// order. Does not delete newer flows with the same addresses.
+    /// Deletes these flows with as few sends as possible. Returns one [`Outcome`] per flow, in the
+    /// same order. Does not delete newer flows with the same addresses.
     ///
     /// # Errors
     ///
@@ -180,7 +185,7 @@ fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // nfnetlink returns this error if the kernel cannot load ctnetlink.
+        // nfnetlink returns EINVAL if the kernel cannot load ctnetlink.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

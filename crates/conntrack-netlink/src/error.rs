@@ -1,8 +1,8 @@
-//! Errors of whole calls. [`Outcome`](crate::Outcome) describes the failed deletion of one flow.
+//! Errors of whole calls. The failed deletion of a single flow is an [`Outcome`](crate::Outcome).
 
 use netlink_batch::Malformed;
 
-/// Reason for which a call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,8 @@ pub enum Error {
         "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
     )]
     NoConntrack,
-    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or a reply is malformed.
+    /// The socket failed, the kernel refused the request, `CAP_NET_ADMIN` is missing, or a reply is
+    /// malformed.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }

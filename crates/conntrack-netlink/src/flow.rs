@@ -1,4 +1,4 @@
-//! Tracked flows, as the kernel's messages and this crate's requests encode them.
+//! Tracked flows: their fields, and how netlink messages encode them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,50 +7,50 @@ use netlink_batch::{Attributes, Malformed, Writer};
 
 use crate::wire::{HEADER, attr, ip, proto, tuple};
 
-/// Addresses and ports of packets in one direction, as the packets arrive at this host.
+/// Source and destination of the packets in one direction, as they arrive at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address and port.
     pub source: SocketAddr,
     /// Destination address and port.
     pub destination: SocketAddr,
-    /// Conntrack zone of this direction alone, or 0 without one (`CTA_TUPLE_ZONE`). iptables sets
-    /// it by `CT --zone-orig` and `--zone-reply`.
+    /// Conntrack zone that applies to this direction only, or 0 if there is none
+    /// (`CTA_TUPLE_ZONE`). iptables sets it by `CT --zone-orig` and `--zone-reply`.
     pub zone: u16,
 }
 
-/// One tracked flow.
+/// A tracked flow.
 ///
-/// Without NAT, `reply` is `original` with source and destination exchanged. With NAT, the reply's
-/// source is the host that replies, and the reply's destination is the client address that this
+/// Without NAT, `reply` is `original` with source and destination exchanged. With NAT, the source
+/// of `reply` is the host that sends the replies. Its destination is the client address that this
 /// host sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of the packets in both directions.
     pub protocol: Protocol,
-    /// Addresses of the packets from the client that opened the flow.
+    /// Source and destination of the packets from the client, which opened the flow.
     pub original: Tuple,
-    /// Addresses of the packets that reply to the client.
+    /// Source and destination of the packets that reply to the client.
     pub reply: Tuple,
-    /// Conntrack zone of both directions, by default 0 (`CTA_ZONE`).
+    /// Conntrack zone that applies to both directions, by default 0 (`CTA_ZONE`).
     pub zone: u16,
-    /// Hash of the flow's addresses and of its place in memory (`CTA_ID`). The hash distinguishes
-    /// the flow from an earlier flow with the same addresses, unless both had the same place.
+    /// Hash of the flow's addresses and of its place in kernel memory (`CTA_ID`). An earlier flow
+    /// with the same addresses has a different hash, unless it had the same place.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
-    /// Firewall mark (`CTA_MARK`). The mark is 0 if the kernel has no marks of flows.
+    /// Firewall mark (`CTA_MARK`), or 0 if the kernel does not support marks on flows.
     pub mark: u32,
 }
 
 impl Flow {
-    /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` if
+    /// Parses the payload of a message about a flow: `nfgenmsg` and attributes. Returns `None` if
     /// [`Protocol`] has no variant for the flow's protocol. Ignores attributes that have no field
     /// in [`Flow`].
     ///
     /// # Errors
     ///
-    /// Fails if an attribute is missing, or has another size than in the kernel.
+    /// Fails if a required attribute is missing, or if an attribute has the wrong size.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (mut original, mut reply, mut id) = (None, None, None);
         let (mut zone, mut status, mut mark) = (0, 0, 0);
@@ -83,12 +83,12 @@ impl Flow {
         }))
     }
 
-    /// Returns the family of the client's packets.
+    /// Returns the IP family of the client's packets.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.original.destination.ip())
     }
 
-    /// Writes the attributes by which a delete request identifies exactly this flow.
+    /// Writes the attributes with which a delete request identifies exactly this flow.
     pub(crate) fn write_key(&self, w: &mut Writer<'_>) {
         w.bytes(&header(self.family()));
         w.nest(attr::TUPLE_ORIG, |w| {
@@ -102,7 +102,7 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // The kernel accepts only one zone: the zone of both directions, or the zone of the
+        // A request can name only one zone: either the zone of both directions, or that of the
         // original direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);
@@ -111,7 +111,7 @@ impl Flow {
     }
 }
 
-/// Writes the attributes of a query for the flow whose replies have this source and destination.
+/// Writes the attributes of a request for the flow whose replies have this source and destination.
 pub(crate) fn write_reply(
     w: &mut Writer<'_>,
     protocol: Protocol,
@@ -136,7 +136,7 @@ fn write_ends(w: &mut Writer<'_>, protocol: Protocol, source: SocketAddr, destin
     });
 }
 
-/// Returns a `struct nfgenmsg` of version 0.
+/// Returns the header `struct nfgenmsg` of a request, with version 0.
 pub(crate) fn header(family: IpFamily) -> [u8; HEADER] {
     const AF_INET: u8 = 2;
     const AF_INET6: u8 = 10;
@@ -154,7 +154,7 @@ fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
     }
 }
 
-/// Parses a tuple. Returns `None` for a protocol without ports.
+/// Parses the source and destination of one direction. Returns `None` for a protocol without ports.
 fn read_tuple(attributes: Attributes<'_>) -> Result<Option<(Protocol, Tuple)>, Malformed> {
     let (mut source, mut destination) = (None::<IpAddr>, None::<IpAddr>);
     let (mut number, mut from, mut to, mut zone) = (None, None, None, 0);

@@ -1,5 +1,4 @@
-//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
-//! other code may use these functions.
+//! Functions for the fuzzer only. Each passes bytes to a parser of external data.
 
 /// Parses bytes as a flow.
 pub fn flow(bytes: &[u8]) {

@@ -19,13 +19,12 @@
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
-//! A delete request names a flow by its original addresses, its zones and its [id](Flow::id). So if
+//! A delete request names a flow by its original addresses, its zones and its [id](Flow::id). If
 //! the flow has ended and a new flow has the same addresses, the new flow stays. One batch deletes
 //! any number of flows.
 //!
-//! The crate handles flows of protocols with ports ([`Protocol`]). The crate does not create or
-//! change flows, and does not support events, expectations, NAT, timeouts or flushing. Each
-//! deletion names its flow.
+//! The crate handles flows of protocols with ports ([`Protocol`]). It does not create or change
+//! flows, and does not support events, expectations, NAT, timeouts or flushing the whole table.
 //!
 //! Protocol: `linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_conntrack_netlink.c`.
 

@@ -1,14 +1,14 @@
-//! Numbers of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's
-//! bits come from the kernel's `net/netfilter/nf_internals.h`.
+//! Numbers of the ctnetlink protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The bits of the
+//! filter come from the kernel's `net/netfilter/nf_internals.h`.
 
-/// Returns the netlink message type of a command: nfnetlink's subsystem number in the high byte,
-/// and ctnetlink's command in the low byte.
+/// Returns the netlink message type of a ctnetlink command. The high byte is the subsystem number
+/// of ctnetlink, and the low byte is the command.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_CTNETLINK: u16 = 1;
     NFNL_SUBSYS_CTNETLINK << 8 | command
 }
 
-/// Size of `struct nfgenmsg` in bytes: family, version, resource id.
+/// Size of the header `struct nfgenmsg` in bytes: family, version and resource id.
 pub(crate) const HEADER: usize = 4;
 
 pub(crate) mod command {
@@ -35,7 +35,7 @@ pub(crate) mod tuple {
     pub(crate) const ZONE: u16 = 3;
 }
 
-/// Attributes inside `tuple::IP`.
+/// Attributes inside the attribute `tuple::IP`.
 pub(crate) mod ip {
     pub(crate) const V4_SRC: u16 = 1;
     pub(crate) const V4_DST: u16 = 2;
@@ -43,14 +43,14 @@ pub(crate) mod ip {
     pub(crate) const V6_DST: u16 = 4;
 }
 
-/// Attributes inside `tuple::PROTO`.
+/// Attributes inside the attribute `tuple::PROTO`.
 pub(crate) mod proto {
     pub(crate) const NUM: u16 = 1;
     pub(crate) const SRC_PORT: u16 = 2;
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside `attr::FILTER`: the parts of a tuple that must be equal.
+/// Attributes inside the attribute `attr::FILTER`. They name the tuple fields that must be equal.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
     /// Filter bit for the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).

@@ -1,5 +1,5 @@
-//! Tests with the running kernel, each in a separate network namespace. The program `conntrack`
-//! creates the flows, and lists the flows that remain.
+//! Tests on the running kernel, each in its own network namespace. The program `conntrack` creates
+//! the flows, and lists the flows that remain.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -8,13 +8,13 @@ use std::process::Command;
 
 use conntrack_netlink::{Conntrack, Flow, IpFamily, Outcome, Protocol};
 
-/// Opens a connection in a new network namespace. The calling thread stays in the namespace.
+/// Moves the calling thread into a new network namespace, and opens a connection there.
 fn new_namespace() -> Conntrack {
     namespace::enter().unwrap();
     Conntrack::open().unwrap()
 }
 
-/// Runs `conntrack`. Returns its output without the parts that change with time.
+/// Runs `conntrack`. Returns its output without the values that change with time.
 fn tool(arguments: &str) -> Vec<String> {
     let output = Command::new("conntrack")
         .args(arguments.split(' '))
@@ -26,14 +26,14 @@ fn tool(arguments: &str) -> Vec<String> {
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8(output.stdout).unwrap();
-    // A line has the form `udp 17 599 src=10.0.0.1 ...`.
+    // A line looks like `udp 17 599 src=10.0.0.1 ...`. The third word is the remaining time.
     let line = |line: &str| line.split_once(" src=").unwrap().1.to_owned();
     let mut lines: Vec<_> = text.lines().map(line).collect();
     lines.sort();
     lines
 }
 
-/// Creates a UDP flow to 10.96.0.10:53, with replies from 10.244.2.10:5353.
+/// Creates a UDP flow from this source port to 10.96.0.10:53, with replies from 10.244.2.10:5353.
 fn udp(source_port: u16) {
     tool(&format!(
         "-I -p udp -s 10.244.1.99 --sport {source_port} -d 10.96.0.10 --dport 53 -r 10.244.2.10 --reply-port-src 5353 \
@@ -55,7 +55,7 @@ fn flows(
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_dump_contains_only_the_requested_flows() {
+fn a_search_returns_only_the_requested_flows() {
     let mut conntrack = new_namespace();
     assert_eq!(flows(&mut conntrack, IpFamily::V4, Protocol::Udp), []);
     udp(40000);
@@ -106,14 +106,14 @@ fn a_dump_contains_only_the_requested_flows() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn the_example_lists_the_same_flows_as_conntrack() {
+fn the_list_example_prints_the_same_flows_as_conntrack() {
     let _conntrack = new_namespace();
     udp(40000);
     udp(40001);
     tool(
         "-I -p tcp -s 10.244.1.99 --sport 40003 -d 10.96.0.1 --dport 443 -t 600 --state ESTABLISHED",
     );
-    // The example prints no state, timeout and use count.
+    // The example does not print state, timeout and use count, so the comparison ignores them.
     let flows = |lines: Vec<String>| -> Vec<_> {
         let flow = |line: &String| {
             let flow = line.split_once("src=").map_or("", |(_, flow)| flow);
@@ -137,7 +137,7 @@ fn the_example_lists_the_same_flows_as_conntrack() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_flow_is_found_by_its_reply_tuple() {
+fn a_flow_is_found_by_the_addresses_of_its_replies() {
     let mut conntrack = new_namespace();
     udp(40000);
     tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
@@ -189,7 +189,7 @@ fn only_the_given_flows_are_deleted() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn zones_distinguish_flows_with_the_same_tuple() {
+fn zones_distinguish_flows_with_the_same_addresses() {
     let mut conntrack = new_namespace();
     let in_zone = |zone: &str, answerer: &str| {
         let made = Command::new("conntrack")
@@ -250,7 +250,7 @@ fn a_flow_with_a_different_id_is_not_deleted() {
 fn thousands_of_flows_are_deleted_in_one_call() {
     const COUNT: u16 = 3000;
     let mut conntrack = new_namespace();
-    // conntrack reads flows from standard input since 1.4.7.
+    // `conntrack` can read flows from standard input since version 1.4.7.
     let line =
         |port| format!("-A -p udp -s 10.244.1.99 --sport {port} -d 10.96.0.10 --dport 53 -t 600\n");
     let lines: Vec<String> = (1..=COUNT).map(line).collect();
@@ -275,7 +275,7 @@ fn thousands_of_flows_are_deleted_in_one_call() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn conntrack_errors_name_the_missing_capability() {
+fn errors_of_conntrack_calls_name_the_missing_capability() {
     let mut conntrack = new_namespace();
     udp(40000);
     let flow = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);

@@ -1,5 +1,5 @@
 //! Measures the memory that a search through a large table of the running kernel needs. The search
-//! runs in a separate process.
+//! runs in its own process.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -12,7 +12,8 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// Maximum growth of the process's peak memory, in KiB. The messages about the flows have 25 MB.
+/// Maximum growth of the process's peak memory, in KiB. The kernel's messages about all flows have
+/// 25 MB in total.
 const ROOM_KIB: u64 = 4_096;
 
 /// Returns the peak memory of this process, in KiB.
@@ -23,9 +24,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// The old limit of the kernel's table. The test raises the limit so that its flows fit, and
-/// restores it by dropping this guard. The initial network namespace sets the limit for all
-/// namespaces.
+/// Guard that restores the former limit of the kernel's table, which the test raises to fit its
+/// flows. The limit of the initial network namespace applies to all namespaces.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -51,7 +51,7 @@ impl Drop for Room {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
-fn a_dump_of_a_large_table_needs_little_memory() {
+fn a_search_through_a_large_table_needs_little_memory() {
     let _room = Room::make();
     in_namespace(look);
 }

@@ -9,7 +9,7 @@ fn refusal(errno: i32) -> Refusal {
 }
 
 #[test]
-fn deletion_of_a_missing_flow_is_not_a_refusal() {
+fn the_deletion_of_a_missing_flow_is_not_a_refusal() {
     let busy = refusal(16);
     assert_eq!(Outcome::from(Reply::Done), Outcome::Deleted);
     assert_eq!(Outcome::from(Reply::Refused(refusal(2))), Outcome::Absent);

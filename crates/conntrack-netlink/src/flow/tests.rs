@@ -13,7 +13,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     }
 }
 
-/// Returns the kind and the payload of each attribute, without flag bits and padding.
+/// Returns the type and the value of each attribute, without flag bits and padding.
 fn attributes(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let attributes = Attributes::after(HEADER, payload).unwrap();
     attributes
@@ -29,7 +29,7 @@ fn key(flow: &Flow) -> Vec<u8> {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn decoded_flows_equal_the_created_ones() {
+fn decoded_flows_equal_the_flows_that_conntrack_created() {
     let (client, service) = ("10.244.1.99:40000", "10.96.0.10:53");
     let udp = Flow {
         protocol: Protocol::Udp,
@@ -79,7 +79,7 @@ fn decoded_flows_equal_the_created_ones() {
             id: 0xb350_de6d,
             ..udp
         }),
-        // The ICMP flow has no ports, so the crate skips it.
+        // The crate skips the ICMP flow, because ICMP has no ports.
         None,
     ];
     let read: Vec<_> = replies()
@@ -91,7 +91,7 @@ fn decoded_flows_equal_the_created_ones() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_delete_request_equals_the_conntrack_tools_request() {
+fn a_delete_request_equals_that_of_the_conntrack_tool() {
     for (reply, request) in replies().iter().zip(requests()) {
         let Some(flow) = Flow::decode(reply).unwrap() else {
             continue;
@@ -102,7 +102,7 @@ fn a_delete_request_equals_the_conntrack_tools_request() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // Our delete request also has the flow's id, which the request of `conntrack` lacks.
+        // Our delete request also has the flow's id. The request of the `conntrack` tool does not.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }
@@ -130,12 +130,12 @@ fn a_flow_without_a_required_attribute_is_malformed() {
 
 proptest! {
     #[test]
-    fn no_bytes_panic_the_flow_decoder(bytes in vec(any::<u8>(), 0..300)) {
+    fn no_bytes_make_the_flow_decoder_panic(bytes in vec(any::<u8>(), 0..300)) {
         let _ = Flow::decode(&bytes);
     }
 
     #[test]
-    fn no_damaged_flow_panics_the_decoder(
+    fn no_damaged_flow_message_makes_the_decoder_panic(
         which in 0..7_usize,
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         end in any::<prop::sample::Index>(),
