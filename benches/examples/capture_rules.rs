@@ -3,7 +3,8 @@
 //! ```text
 //! cargo build -p lab && cargo build -p bench --example capture_rules
 //! for one in leftovers ways; do
-//!   target/debug/lab run -- target/debug/examples/capture_rules benches/tests/data/$one.rules > benches/tests/data/$one.hex
+//!   data=benches/tests/data/$one
+//!   target/debug/lab run -- target/debug/examples/capture_rules $data.rules > $data.hex
 //! done
 //! ```
 //!

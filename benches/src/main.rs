@@ -2,8 +2,10 @@
 //! and other kube-proxies.
 //!
 //! ```text
-//!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
-//!                                 control_plane, data_plane, api                       bench report
+//!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json
+//!                                 control_plane, data_plane, api
+//!
+//!  bench report: report.json ──▶ report.md, *.svg
 //! ```
 //!
 //! A cell is one benchmark run: one measured program, one input size and one quantity. Each cell

@@ -2,7 +2,8 @@
 //! a size, and a measured program. A point is an axis with a size.
 //!
 //! ```text
-//!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time, the rest ─▶ `Spare` ─▶ counting other kube-proxies
+//!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time: `Twice`
+//!    ─▶ `Spare` ─▶ counting other kube-proxies
 //! ```
 //!
 //! In each phase, the run visits the most informative points first. It measures all programs at one

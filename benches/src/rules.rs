@@ -2,9 +2,12 @@
 //! the kernel's binary layout (`struct ipt_entry`).
 //!
 //! ```text
-//!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80 ── KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
-//!  (byte 0)                                                                 └─ KUBE-SEP-… ── DNAT 10.128.1.1:8080
-//!                                            KUBE-SVC-…, KUBE-SEP-… without a jump: no packet gets there
+//!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80
+//!  (byte 0)                                  │
+//!                                            └─ KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
+//!                                                           └─ KUBE-SEP-… ── DNAT 10.128.1.1:8080
+//!
+//!  KUBE-SVC-…, KUBE-SEP-… without a jump to them: no packet gets there
 //! ```
 //!
 //! - This module follows a packet from rule to rule. The packet's destination address, protocol and

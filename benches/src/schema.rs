@@ -2,7 +2,8 @@
 //! `report.json`.
 //!
 //! ```text
-//!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run ── Report ──▶ report.json ──▶ report (drawn)
+//!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run
+//!  run ── Report ──▶ report.json ──▶ report (drawn)
 //! ```
 
 use std::collections::BTreeMap;

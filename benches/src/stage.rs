@@ -1,8 +1,8 @@
 //! The environment of one cell: a node, the API fixture with all objects, and the measured program.
 //!
 //! ```text
-//!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, with separate CPU accounting
-//!    └───── Subject (a process)      api: writes to it
+//!  node1 ── Kernel (probes)       fixture: a process on node1's loopback, with its own CPU time
+//!    └───── Subject (a process)   api: writes to the fixture
 //! ```
 
 use std::fs;

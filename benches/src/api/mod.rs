@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  changes without a watching client (to subtract their cost)
-//!  first list ─▶ restart ─▶ reconnect (replayed by many clients) ─▶ changes ─▶ 504 to watches ─▶ 504 to watches and lists
+//!  first list ─▶ restart ─▶ reconnect (replayed by many clients)
+//!    ─▶ changes ─▶ 504 to watches ─▶ 504 to watches and lists
 //! ```
 //!
 //! - The API fixture (an API server for tests) reports its requests and the bytes that it sent.

@@ -2,7 +2,7 @@
 //! measured program has programmed.
 //!
 //! ```text
-//!  client (pod of node1) ── node1: the programmed state ── fabric ── server: has the addresses of all endpoints
+//!  client (pod of node1) ── node1: the programmed state ── fabric ── server: all endpoints
 //! ```
 //!
 //! - One server has the addresses of all endpoints. So every Service works, and the direct path to
