@@ -31,7 +31,8 @@ pub(super) struct Arguments {
     /// Namespace of a Service that is named without one
     #[arg(short, long, default_value = "default")]
     namespace: String,
-    /// Senders, separated by commas: pod, node, external, or an IP address; by default all that apply
+    /// Senders, separated by commas: pod, node, external, or an IP address; by default all that
+    /// apply
     #[arg(
         long,
         value_name = "SENDERS",
