@@ -1,7 +1,9 @@
-//! Tests of a slow kernel that loses replies, while Services change and another program damages
-//! entries. After any order of events, the final state equals that of a fresh start.
+//! Tests on a slow fake kernel that loses replies, while Services change and another program
+//! damages entries. After any order of events, the final state equals the state after a fresh
+//! start.
 //!
-//! The seed determines only the events. Threads make each run different.
+//! The seed determines only the events. Each run is different, because several threads run in
+//! parallel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -48,7 +50,7 @@ impl Shared {
     }
 }
 
-/// Fake kernel with slow calls.
+/// Fake kernel whose calls take a random time.
 struct DelayedKernel(FakeKernel, Shared);
 
 impl DelayedKernel {
@@ -114,7 +116,7 @@ impl Kernel for DelayedKernel {
     }
 }
 
-/// Changes a Service, or its endpoints.
+/// Changes a random Service or its endpoints.
 fn change(world: &mut World<DelayedKernel>, chance: &Shared) {
     let number = chance.small(8);
     let at = format!("default/s{number}");
@@ -154,8 +156,8 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would. Sends the notification that the kernel would send, if
-/// any.
+/// Changes entries as another program would. Then sends the same notification as the kernel, if the
+/// kernel sends one.
 fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
@@ -194,7 +196,8 @@ fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     }
 }
 
-/// Runs the loop without further events. While no worker is busy, advances the clock.
+/// Runs the daemon's loop without further events until no work is left. Advances the clock while no
+/// worker thread is busy.
 fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
@@ -209,12 +212,12 @@ fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     }
 }
 
-/// Runs one turn. `ahead` is the lead of the simulated clock.
+/// Runs one turn of the daemon's loop. The simulated clock is ahead of the real clock by `ahead`.
 fn go_on(world: &mut World<DelayedKernel>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
 
-/// Returns the serving state: bound addresses, virtual servers, and sets with members.
+/// Returns the state that serves Services: bound addresses, virtual servers, and sets with members.
 fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
     let sets = snapshot
         .sets
@@ -230,7 +233,7 @@ fn any_sequence_of_events_ends_in_the_state_of_a_fresh_start() {
 }
 
 #[test]
-fn the_nftables_shim_ends_in_the_state_of_a_fresh_start() {
+fn with_the_nftables_shim_any_sequence_of_events_ends_in_the_state_of_a_fresh_start() {
     with_shim(ShimStyle::Nftables, SEEDS + 1..=SEEDS + SEEDS / 2);
 }
 
@@ -264,7 +267,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // Lets a check find the changes without a notification.
+        // Checks twice, because another program's changes of some entries cause no notification.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

@@ -1,5 +1,5 @@
-//! Tests of draining on the strict fake kernel: draining destinations, the times of their queries,
-//! and concurrent events.
+//! Tests of draining on the strict fake kernel: which destinations drain, when the proxier queries
+//! their connections, and events during a drain.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -16,7 +16,7 @@ use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
 use super::support::{World, ip, server, service, slice, target};
 
 const WEB: &str = "10.96.0.10:80";
-/// External address that two Services claim.
+/// External address and port that two Services claim.
 const SHARED: &str = "198.51.100.7:80";
 
 /// Gives a Service these endpoints, all on another node.
@@ -26,7 +26,7 @@ fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     world.slice(slice(of, &pods));
 }
 
-/// Writes the destinations of a virtual server as another program would.
+/// Changes the destinations of a virtual server as another program would.
 fn edit(world: &World, of: &str, change: impl FnOnce(&mut Vec<RealServer>)) {
     let mut state = world.kernel.state();
     if let Some(server) = state.snapshot.servers.get_mut(&server(of)) {
@@ -48,7 +48,7 @@ fn tell_slices(world: &mut World, is_whole: bool) {
     });
 }
 
-/// Returns a synced world in which `default/web` has these endpoints.
+/// Returns a node that serves `default/web` with these endpoints.
 fn web(pods: &[&str]) -> World {
     let mut world = World::new();
     world.service(service("default/web", "10.96.0.10", 80));
@@ -78,8 +78,8 @@ fn conflict() -> World {
     world
 }
 
-/// Advances the clock from one timer to the next, as the daemon does. After each step, calls `each`
-/// with the elapsed time and the number of failed writes.
+/// Advances the clock to each due time of the proxier, as the daemon does. After each step, calls
+/// `each` with the elapsed time and the number of failed writes.
 fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
     loop {
@@ -95,8 +95,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Advances the clock. Returns the times, in milliseconds, at which the proxier queried
-/// connections, each with the number of virtual servers.
+/// Advances the clock. Returns each time, in milliseconds, at which the proxier queried
+/// connections, and the number of queried virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -109,7 +109,7 @@ fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
 }
 
 #[test]
-fn a_drain_is_queried_soon_and_then_less_often() {
+fn a_draining_destination_is_queried_soon_and_then_less_often() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"]);
     for other in 0..100 {
         let at = format!("default/other-{other}");
@@ -135,7 +135,7 @@ fn a_drain_is_queried_soon_and_then_less_often() {
     );
     assert_eq!(times.len(), 80, "once in eight seconds in the end");
 
-    // The last connection ends. One more query follows. Then no timer remains.
+    // The last connection ends. The proxier queries once more, and then has no timer left.
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -143,7 +143,7 @@ fn a_drain_is_queried_soon_and_then_less_often() {
 }
 
 #[test]
-fn a_later_drain_is_queried_soon_too() {
+fn a_later_drain_of_the_same_service_is_also_queried_soon() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     world.open(WEB, "10.244.2.2", 1);
     world.open(WEB, "10.244.2.3", 1);
@@ -152,7 +152,7 @@ fn a_later_drain_is_queried_soon_too() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // An endpoint that returns does not advance the queries of the other endpoint.
+    // If one of two draining endpoints returns, the queries of the other come no earlier.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -169,7 +169,7 @@ fn new_endpoints_cause_no_query() {
 #[test]
 fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
     let mut world = conflict();
-    // Neither events of the loser nor an idle endpoint of the winner have an effect.
+    // Changes of the losing Service's endpoints do not affect the shared address.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -193,8 +193,8 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older Service returns. The other Service's endpoint is removed from the address. The
-    // older Service's endpoint gets its former weight.
+    // The older Service returns and owns the address again. The newer Service's endpoint drains.
+    // The older Service's endpoint gets its former weight.
     world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -208,7 +208,7 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
 }
 
 #[test]
-fn a_draining_endpoint_serves_again_under_the_next_address_owner() {
+fn a_draining_endpoint_serves_again_if_the_next_owner_of_the_address_has_it() {
     let mut world = conflict();
     endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
     endpoints(&mut world, "default/old", &["10.244.2.3"]);
@@ -237,7 +237,8 @@ fn a_deleted_service_does_not_drain() {
     world.wait(Duration::from_mins(1));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
-    // A new virtual server with the same key does not have the former destinations.
+    // A new virtual server at the same address and port does not have the draining destinations of
+    // the old one.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -255,7 +256,7 @@ fn a_changed_service_keeps_its_drains() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Another port name gives the entries another owner.
+    // Renames the port, so the entries get another owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -269,7 +270,7 @@ fn a_changed_service_keeps_its_drains() {
 }
 
 #[test]
-fn foreign_changes_of_draining_destinations_are_repaired() {
+fn another_programs_changes_of_draining_destinations_are_repaired() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     world.open(WEB, "10.244.2.2", 1);
     world.open(WEB, "10.244.2.3", 1);
@@ -305,7 +306,7 @@ fn foreign_changes_of_draining_destinations_are_repaired() {
 }
 
 #[test]
-fn a_removed_destination_is_not_recreated_to_drain() {
+fn a_draining_destination_that_another_program_removed_is_not_created_again() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     refuse(
         &world,
@@ -313,7 +314,7 @@ fn a_removed_destination_is_not_recreated_to_drain() {
     );
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
-    // When the draining destination is removed, the write of the virtual server has failed and
+    // Another program removes the draining destination while a failed write of the virtual server
     // waits for its retry.
     world.sync();
     edit(&world, WEB, |destinations| {
@@ -332,7 +333,7 @@ fn a_removed_destination_is_not_recreated_to_drain() {
 }
 
 #[test]
-fn a_refused_destination_does_not_stop_the_drains_beside_it() {
+fn a_refused_destination_does_not_stop_drains_of_the_same_virtual_server() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     let refused = "add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP";
     refuse(&world, refused);
@@ -342,7 +343,8 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // Retries of the failed entry become rarer, even while other entries change.
+    // The proxier retries the refused destination less and less often, even while other
+    // destinations change.
     endpoints(
         &mut world,
         "default/web",
@@ -359,7 +361,8 @@ fn a_refused_destination_does_not_stop_the_drains_beside_it() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // Old destinations stay until the kernel has a new one.
+    // The only wanted destination is refused. The old destinations stay until the kernel accepts
+    // it.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -401,7 +404,7 @@ fn a_refused_destination_does_not_stop_removals_of_udp_destinations() {
 }
 
 #[test]
-fn a_destination_whose_weight_write_fails_is_not_removed() {
+fn a_destination_stays_if_the_kernel_refuses_its_weight_0() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     refuse(
         &world,
@@ -420,7 +423,7 @@ fn a_destination_whose_weight_write_fails_is_not_removed() {
 }
 
 #[test]
-fn after_a_restart_drains_wait_for_complete_lists() {
+fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
@@ -433,8 +436,8 @@ fn after_a_restart_drains_wait_for_complete_lists() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // The connections have ended, and another endpoint was removed. Both draining destinations stay
-    // unchanged.
+    // The connections have ended, and a second endpoint was removed. Both destinations keep
+    // draining, because a list is incomplete.
     world.kernel.state().connections.clear();
     world.work();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -455,29 +458,29 @@ fn after_a_restart_drains_wait_for_complete_lists() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two Services that claim one address, and their separate cluster IPs. The first Service is the
+/// Two Services with a cluster IP each. Both claim one external address. The first Service is the
 /// older one.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets new endpoints: the pods whose bits are set.
+    /// A Service gets new endpoints. Each set bit of the second value is the number of a pod.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A virtual server gets this number of connections to a pod.
+    /// A pod gets this number of connections through a virtual server.
     Connections(usize, usize, u32),
     /// This number of milliseconds passes.
     Wait(u64),
     Resync,
-    /// Another program changes a destination's weight, and a resync finds the change.
+    /// Another program changes a destination's weight. A check finds the change.
     Weigh(usize, usize, u16),
-    /// Another program removes a destination, and a resync finds the change.
+    /// Another program removes a destination. A check finds the change.
     Remove(usize, usize),
-    /// The daemon restarts. The value is true if its sources are complete.
+    /// The daemon restarts. The value is true if its lists of objects are then complete.
     Restart(bool),
-    /// The sources become complete.
+    /// The lists of objects become complete.
     Whole,
     LoseAcknowledgements,
 }
@@ -499,7 +502,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// API objects, and a node to which the test applies their changes.
+/// A random history: API objects, and a node that gets each change of them.
 struct Story {
     world: World,
     exists: [bool; 2],
@@ -585,7 +588,7 @@ impl Story {
             Step::Whole => {
                 self.is_whole = true;
                 tell_slices(&mut self.world, true);
-                // Starts a check, as the daemon does when its sources become complete.
+                // Starts a check, as the daemon does when its lists become complete.
                 self.world.check();
             }
             Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
@@ -654,8 +657,11 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Endpoints get their weight immediately. Other destinations get no new connection and lose no
-    /// open one. At the end, no leftover destination and no timer remains.
+    /// Checks three properties:
+    ///
+    /// - Endpoints get their weight immediately.
+    /// - Other destinations get no new connection and lose no open connection.
+    /// - At the end, no leftover destination and no timer remains.
     #[test]
     fn endpoints_serve_and_leftover_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

@@ -1,5 +1,5 @@
-//! Tests of changes by other programs, while events continue. A check or a notification detects
-//! each change. The proxier repairs and reports it.
+//! Tests of changes by other programs, while events continue. A check or a kernel notification
+//! shows the change. The proxier repairs and reports it.
 
 use proxy::Notice;
 
@@ -23,7 +23,8 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 #[test]
 fn each_kind_of_drift_is_found_repaired_and_reported() {
     type Damage = fn(&mut Snapshot) -> bool;
-    /// A damage, the write that repairs it, and the number of drifted entries of each kind.
+    /// A change by another program, the write that repairs it, and the number of drifted entries of
+    /// each kind.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
@@ -107,7 +108,7 @@ fn each_kind_of_drift_is_found_repaired_and_reported() {
 }
 
 #[test]
-fn a_repaired_service_is_reported_by_name() {
+fn a_service_is_reported_by_name_after_its_entries_were_repaired() {
     let mut world = web();
     world.kernel.state().snapshot.servers.clear();
     world.wait(Duration::from_mins(1));
@@ -121,7 +122,7 @@ fn a_repaired_service_is_reported_by_name() {
 }
 
 #[test]
-fn changes_by_the_proxier_are_not_drift() {
+fn changes_by_the_proxier_itself_are_not_drift() {
     let mut world = web();
     world.slice(slice("default/web", &PAIR[..1]));
     let mut drifts = vec![world.sync().drift];
@@ -137,7 +138,7 @@ fn changes_by_the_proxier_are_not_drift() {
 }
 
 #[test]
-fn foreign_entries_are_not_drift() {
+fn entries_of_other_programs_are_not_drift() {
     let mut world = web();
     let mut state = world.kernel.state();
     let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
@@ -154,7 +155,7 @@ fn events_during_a_check_are_applied_and_are_not_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The dump was made before all of these changes.
+    // The check's dump was made before all of the following changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
@@ -185,7 +186,8 @@ fn a_large_check_is_split_into_pieces() {
     world.work();
     world.wait(Duration::from_mins(1));
     world.check();
-    // Compares 5,000 virtual servers, 10,000 members and 5,000 addresses, 4,096 entries per step.
+    // The check compares 5,000 virtual servers, 10,000 members and 5,000 addresses, at most 4,096
+    // entries per step.
     let mut pieces = 0;
     loop {
         world.proxier.proceed(&world.model, world.now);
@@ -249,7 +251,7 @@ fn a_removed_service_address_is_bound_again_at_once() {
     assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
     assert_eq!(told(&synced.drift), [("address", 1)]);
     assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
-    // A removal of an address by this proxy also causes a notification.
+    // If this proxier removes an address, the kernel sends a notification, too.
     world.delete_service("default/web");
     world.sync();
     world.work();
@@ -259,7 +261,7 @@ fn a_removed_service_address_is_bound_again_at_once() {
 }
 
 #[test]
-fn a_service_address_lost_after_a_refused_unbinding_is_bound_again() {
+fn a_service_address_that_could_not_be_unbound_and_is_lost_is_bound_again() {
     let mut world = web();
     let address = ip("10.96.0.10");
     let refusal = "unbind 10.96.0.10 from kube-ipvs0";
@@ -318,9 +320,10 @@ fn only_added_or_removed_node_addresses_cause_a_read() {
     assert_eq!(reads(&mut world, Notice::AddressAdded(six)), 0);
 }
 
-// ---- changes without a notification ----
+// ---- changes by other programs without a notification ----
 
-/// Returns a world with one Service and a glance at the virtual servers every two seconds.
+/// Returns a node with one Service. The proxier counts the kernel's virtual servers every two
+/// seconds.
 fn glancing(family: IpFamily) -> (World, &'static str) {
     let (address, node) = match family {
         IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
@@ -337,7 +340,7 @@ fn glancing(family: IpFamily) -> (World, &'static str) {
     (world, address)
 }
 
-/// Returns the work and the writes in this number of seconds.
+/// Lets this number of seconds pass. Returns the fake kernel's work and its writes in this time.
 fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
     world.work();
     for _ in 0..seconds {
@@ -353,20 +356,21 @@ fn the_periodic_count_notices_removed_virtual_servers() {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
-        // The proxier's record includes its own additions and removals.
+        // Additions and removals by the proxier itself also change the expected count.
         world.service(service("default/other", &format!("{address}1"), 80));
         world.sync();
         assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
         world.kernel.state().snapshot.servers.clear();
         let (work, ops) = glances(&mut world, 3);
-        // The check reads the virtual servers once, and so does the writing lane.
+        // The virtual servers are read twice: by the check, and by the worker thread that writes
+        // them.
         assert_eq!((work.dumps, ops.len()), (2, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
     }
 }
 
 #[test]
-fn the_first_periodic_count_misses_earlier_removals() {
+fn the_first_periodic_count_does_not_notice_earlier_removals() {
     for family in IpFamily::ALL {
         let (mut world, _) = glancing(family);
         world.kernel.state().snapshot.servers.clear();
@@ -381,6 +385,7 @@ fn sets_that_read_back_unchanged_are_not_drift() {
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));
     world.check();
-    // A program that flushes the rules may also flush the sets, so the proxier also reads the sets.
+    // Another program that flushes the rules may also flush the sets, so the proxier also reads the
+    // sets.
     assert_eq!(told(&world.settle().drift), [("chain", 11), ("rule", 29)]);
 }

@@ -1,5 +1,5 @@
-//! Tests of `--ipvs-semantics=exact`: packets from outside the cluster reach only the local
-//! endpoints, through a mark.
+//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster. By this mark, a
+//! virtual server sends them only to endpoints of this node.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -62,8 +62,8 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the numbers of destinations of two virtual servers: at the load balancer's address, and
-/// for the mark.
+/// Returns the numbers of destinations of two virtual servers: that of the load balancer's address,
+/// and that of the packet mark.
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
@@ -81,7 +81,7 @@ fn drops(world: &World) -> usize {
 }
 
 #[test]
-fn clients_from_outside_have_a_virtual_server_of_the_local_endpoints() {
+fn clients_from_outside_get_a_virtual_server_with_only_local_endpoints() {
     let world = web();
     assert_eq!(marks(&world), [marked(10, 1)]);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
@@ -89,7 +89,7 @@ fn clients_from_outside_have_a_virtual_server_of_the_local_endpoints() {
 }
 
 #[test]
-fn a_restart_keeps_marks_without_a_write() {
+fn a_restart_keeps_packet_marks_without_a_write() {
     let mut world = web();
     world.service(exposed("default/next", 11, true));
     synced(&mut world);
@@ -111,14 +111,15 @@ fn without_a_local_endpoint_packets_from_outside_are_dropped() {
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
     synced(&mut world);
     assert_eq!(drops(&world), 1);
-    // If the Service has no endpoint at all, IPVS rejects the packets.
+    // Without any endpoint, the proxier writes no rule that drops packets, because IPVS rejects
+    // them.
     world.slice(slice("default/web", &[]));
     synced(&mut world);
     assert_eq!(drops(&world), 0);
 }
 
 #[test]
-fn a_changed_policy_masks_no_packet_before_its_virtual_server_exists() {
+fn after_a_changed_policy_packets_are_marked_only_once_their_virtual_server_exists() {
     let mut world = world_of(MarkBits::DEFAULT);
     world.service(exposed("default/web", 10, false));
     world.slice(slice("default/web", &PAIR));
@@ -150,7 +151,7 @@ fn a_changed_policy_masks_no_packet_before_its_virtual_server_exists() {
 }
 
 #[test]
-fn without_a_free_mark_all_clients_get_the_local_endpoints() {
+fn without_a_free_mark_all_clients_reach_only_local_endpoints() {
     let mut world = world_of(MarkBits(1));
     world.service(exposed("default/first", 11, true));
     world.slice(slice("default/first", &PAIR));
@@ -164,7 +165,7 @@ fn without_a_free_mark_all_clients_get_the_local_endpoints() {
 }
 
 #[test]
-fn the_oldest_service_without_a_mark_gets_the_next_free_one() {
+fn the_oldest_service_that_lacks_a_mark_gets_the_next_free_mark() {
     let mut world = world_of(MarkBits(1));
     for (number, name) in [
         (11, "default/first"),
@@ -192,7 +193,7 @@ fn the_oldest_service_without_a_mark_gets_the_next_free_one() {
 }
 
 #[test]
-fn a_change_to_upstreams_semantics_removes_the_sets_of_exact() {
+fn a_change_to_upstreams_semantics_removes_the_sets_of_exact_semantics() {
     let world = web();
     let before = world.kernel.state().snapshot.sets.len();
     let mut world = world.restarted(Config {
@@ -221,7 +222,7 @@ fn balancing(world: &World) -> (String, u32, u32) {
 }
 
 #[test]
-fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
+fn session_affinity_by_mark_uses_scheduler_sh_only_if_the_kernel_has_it() {
     for has_sh in [true, false] {
         let mut world = world_of(MarkBits::DEFAULT);
         if !has_sh {
@@ -247,7 +248,7 @@ fn affinity_by_mark_uses_sh_only_if_the_kernel_has_it() {
     }
 }
 
-/// Sets the number of active connections from the fwmark virtual server to the local endpoint.
+/// Sets the number of active connections through the fwmark virtual server to the local endpoint.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };
@@ -259,7 +260,7 @@ fn open_by_mark(world: &World, count: u32) {
     state.connections.insert((by_mark, target), count);
 }
 
-/// Panics unless the writes contain these beginnings in this order.
+/// Panics unless writes that begin with these texts occur in this order.
 fn assert_order(writes: &[String], wanted: &[&str]) {
     let at = |begin: &&str| {
         let found = writes.iter().position(|op| op.starts_with(*begin));
@@ -270,7 +271,7 @@ fn assert_order(writes: &[String], wanted: &[&str]) {
 }
 
 #[test]
-fn a_change_to_upstreams_semantics_drains_virtual_servers_by_mark() {
+fn a_change_to_upstreams_semantics_drains_fwmark_virtual_servers() {
     let world = web();
     open_by_mark(&world, 1);
     world.work();
@@ -298,15 +299,15 @@ fn a_change_to_upstreams_semantics_drains_virtual_servers_by_mark() {
 }
 
 #[test]
-fn a_changed_policy_keeps_the_connections_by_mark() {
+fn a_changed_policy_keeps_connections_through_the_fwmark_virtual_server() {
     let mut world = web();
     open_by_mark(&world, 1);
     world.service(exposed("default/web", 10, false));
     synced(&mut world);
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
     world.work();
-    // The Service gets its former mark, with the open connections. Clients outside must never find
-    // an endpoint with weight 0.
+    // The Service gets its former mark again, and its connections stay open. The weight rises
+    // before packets are marked, so clients from outside never find only endpoints with weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);
     assert_order(
@@ -329,7 +330,7 @@ fn a_changed_policy_keeps_the_connections_by_mark() {
 }
 
 #[test]
-fn a_new_address_gets_its_mark_once_the_former_endpoints_get_no_packets() {
+fn packets_to_a_new_address_are_marked_only_once_old_endpoints_have_weight_0() {
     let mut world = web();
     world.work();
     world.service(Service {
@@ -350,7 +351,7 @@ fn a_new_address_gets_its_mark_once_the_former_endpoints_get_no_packets() {
 }
 
 #[test]
-fn a_deleted_service_loses_its_virtual_server_by_mark_with_the_address() {
+fn the_fwmark_virtual_server_of_a_deleted_service_is_removed_with_its_address() {
     for was_former in [false, true] {
         let counted = proxy_ipvs::MarkAddresses::default();
         let config = Config {

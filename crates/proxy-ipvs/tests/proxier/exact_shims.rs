@@ -1,4 +1,4 @@
-//! Tests of `--ipvs-semantics=exact` with each shim: sets and rules of iptables, or an nftables
+//! Tests of `--ipvs-semantics=exact` with each shim: iptables rules with ipsets, or an nftables
 //! table.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn web(shim: ShimStyle) -> World {
     with_web(World::with(config(shim), kernel))
 }
 
-/// Adds the Services of [`web`] to the lists, and syncs them.
+/// Applies the Services of [`web`], completes the lists, and syncs.
 fn with_web(mut world: World) -> World {
     world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
@@ -43,7 +43,7 @@ fn early_rules(world: &World) -> usize {
 }
 
 #[test]
-fn each_shim_keeps_its_marks_over_a_restart_without_a_write() {
+fn a_restart_with_the_same_shim_keeps_packet_marks_without_a_write() {
     for shim in SHIMS {
         let world = web(shim);
         assert_eq!(marks(&world), [marked(10, 1)]);
@@ -63,7 +63,7 @@ fn each_shim_keeps_its_marks_over_a_restart_without_a_write() {
 }
 
 #[test]
-fn a_foreign_mark_is_replaced_by_the_services_mark() {
+fn a_mark_that_another_program_wrote_is_replaced_by_the_services_mark() {
     for shim in SHIMS {
         let mut world = web(shim);
         {
@@ -79,10 +79,10 @@ fn a_foreign_mark_is_replaced_by_the_services_mark() {
 }
 
 #[test]
-fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
+fn rules_before_ipvs_exist_only_while_a_set_has_members() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        // One rule sets marks, and one skips the node itself.
+        // One rule marks packets, and the other exempts packets of the node itself.
         assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
@@ -90,7 +90,7 @@ fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
         assert!(
             at("add 192.0.2.10,tcp:80,0x1 to set") < rules.unwrap() || rules == Some(at("write "))
         );
-        // Without an endpoint on this node, rules drop the packets from outside.
+        // If this node has no endpoint, a third rule drops packets from outside.
         world.slice(slice("default/web", &["10.244.2.5@node2"]));
         synced(&mut world);
         assert_eq!(early_rules(&world), 3);
@@ -101,7 +101,7 @@ fn rules_before_ipvs_exist_only_while_a_set_needs_them() {
 }
 
 #[test]
-fn another_shim_keeps_the_marks_of_its_predecessor() {
+fn a_change_of_the_shim_keeps_the_packet_marks() {
     for (from, to) in [
         (ShimStyle::Nftables, ShimStyle::Upstream),
         (ShimStyle::Lean, ShimStyle::Nftables),
@@ -137,7 +137,7 @@ fn another_shim_keeps_the_marks_of_its_predecessor() {
 }
 
 #[test]
-fn upstreams_semantics_remove_the_rules_and_marks() {
+fn a_change_to_upstreams_semantics_removes_the_rules_and_marks_of_exact_semantics() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let world = web(shim);
         let upstream = Config {
@@ -149,7 +149,8 @@ fn upstreams_semantics_remove_the_rules_and_marks() {
     }
 }
 
-/// The former shim marks packets from outside until its rules are removed.
+/// After a change of the shim, the rules of the former shim mark packets from outside until the
+/// proxier removes them.
 #[test]
 fn a_former_shims_rules_are_removed_after_unwanted_endpoints_and_before_drains() {
     for (from, to, places, removal) in [

@@ -1,4 +1,4 @@
-//! Tests of other programs' virtual servers that have the keys of wanted virtual servers.
+//! Tests of virtual servers that another program created with the keys of wanted virtual servers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
-/// Returns a virtual server as keepalived creates it for two servers.
+/// Returns a virtual server as keepalived creates it, with two destinations.
 fn of_keepalived() -> VirtualServer {
     let real = |at: &str| RealServer {
         target: Target {
@@ -48,8 +48,8 @@ fn external() -> Service {
     }
 }
 
-/// Starts a daemon on a node where keepalived has created a virtual server with a key of this
-/// Service.
+/// Starts a daemon for this Service on a node where keepalived has created a virtual server at the
+/// Service's address and port.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -62,14 +62,14 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Reports whether the evidence shows that a kube-proxy created the virtual server. A kube-proxy
-/// then adopts it at the start, or removes it in a cleanup.
+/// Reports whether the evidence shows that a kube-proxy created the virtual server. If so, a
+/// kube-proxy adopts the virtual server at its start, or removes it in a cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
 
 #[test]
-fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
+fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -90,7 +90,8 @@ fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
         let mut sets = state.snapshot.sets.values();
         assert!(!sets.any(|members| members.contains(&named)));
     }
-    // Checks, a restart, and the deletion of the Service do not affect the foreign virtual server.
+    // Checks, a restart, and the deletion of the Service do not change the other program's virtual
+    // server.
     world.wait(Duration::from_secs(30));
     world.check();
     assert!(world.sync().foreign.is_empty(), "told once");
@@ -104,10 +105,11 @@ fn a_foreign_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node stays healthy if each missing virtual server has the key of another program's virtual
-/// server. It becomes unhealthy if the kernel refuses any other virtual server.
+/// A node stays healthy if it lacks virtual servers only because another program has virtual
+/// servers with their keys. The node becomes unhealthy if the kernel refuses any other virtual
+/// server.
 #[test]
-fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
+fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
     let kernel = kernel();
     put(&kernel, only);
@@ -135,7 +137,8 @@ fn foreign_virtual_servers_do_not_make_the_node_unhealthy() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// A virtual server without destinations refuses connections, but the node stays healthy.
+/// If the kernel refuses the only destination, the virtual server refuses connections. The node
+/// still stays healthy.
 #[test]
 fn refused_destinations_do_not_make_the_node_unhealthy() {
     let kernel = kernel();
@@ -158,7 +161,7 @@ fn refused_destinations_do_not_make_the_node_unhealthy() {
 }
 
 #[test]
-fn a_service_is_served_once_the_foreign_virtual_server_is_removed() {
+fn a_service_is_served_once_the_other_program_removes_its_virtual_server() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -175,7 +178,7 @@ fn a_service_is_served_once_the_foreign_virtual_server_is_removed() {
 }
 
 #[test]
-fn a_foreign_virtual_server_created_later_gets_no_destination() {
+fn a_virtual_server_that_another_program_creates_later_gets_no_destination() {
     let mut world = started(kernel(), service("default/web", "10.96.0.10", 80));
     world.sync();
     put(&world.kernel, TAKEN);
@@ -192,7 +195,7 @@ fn a_foreign_virtual_server_created_later_gets_no_destination() {
 }
 
 #[test]
-fn a_foreign_virtual_server_at_another_port_is_not_adopted() {
+fn another_programs_virtual_server_at_another_port_is_not_adopted() {
     let other = "10.96.0.10:81";
     let kernel = kernel();
     put(&kernel, other);
@@ -212,7 +215,7 @@ fn a_foreign_virtual_server_at_another_port_is_not_adopted() {
 }
 
 #[test]
-fn a_node_port_used_by_another_program_is_not_served() {
+fn a_node_port_that_another_program_uses_is_not_served() {
     let taken = "192.168.99.10:30080";
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10"), ip("192.168.98.10")]);
     put(&kernel, taken);
@@ -233,7 +236,7 @@ fn a_node_port_used_by_another_program_is_not_served() {
 }
 
 #[test]
-fn a_virtual_server_of_kube_proxy_is_adopted_by_its_endpoints() {
+fn a_virtual_server_of_a_kube_proxy_is_recognized_by_its_endpoints() {
     let mut made = started(kernel(), external());
     made.sync();
     let there = made.kernel.state().snapshot.servers.clone();
@@ -247,9 +250,10 @@ fn a_virtual_server_of_kube_proxy_is_adopted_by_its_endpoints() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set contains a mark, so only the flag shows the owner of an fwmark virtual server.
+/// No set contains fwmark virtual servers, so only the ownership flag shows the owner of such a
+/// virtual server.
 #[test]
-fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
+fn an_fwmark_virtual_server_without_the_ownership_flag_belongs_to_another_program() {
     let kernel = kernel();
     let of = |mark| VirtualServerKey::Mark {
         family: IpFamily::V4,
@@ -282,7 +286,8 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // Glances count the fwmark virtual server, so they find no virtual server missing.
+    // The periodic count includes the other program's fwmark virtual server, so it shows no missing
+    // virtual server.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -290,7 +295,7 @@ fn a_virtual_server_of_a_mark_is_foreign_without_our_flag() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // Another program has created a virtual server meanwhile. A check detects this virtual server.
+    // An fwmark virtual server with the ownership flag appears. A check finds it.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

@@ -1,5 +1,5 @@
-//! Tests that independent work does not wait for a part of the kernel that hangs, is slow, or
-//! cannot be read.
+//! Tests of a part of the kernel that hangs, is slow, or cannot be read. Work that does not need
+//! this part must not wait for it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn kernel() -> FakeKernel {
     FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
 }
 
-/// Returns a node with worker threads that serves `default/web`.
+/// Returns a node that serves `default/web`, with worker threads that a test can hold.
 fn serving() -> (World<Slow>, HeldParts) {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -52,7 +52,7 @@ const SOON: Duration = Duration::from_millis(500);
 fn slow_rules_and_addresses_do_not_delay_endpoints() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
-    // The first external address changes the rules.
+    // The first external address of the node needs changed rules.
     world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
     world.slice(slice("default/out", &PAIR));
     world.until("the cluster's address", serves("10.96.0.11:80", 2));
@@ -64,7 +64,8 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
         longest = longest.max(world.until("a change", serves("10.96.0.10:80", count)));
     }
     assert!(longest < SOON, "{longest:?}");
-    // Without rules, endpoints on other nodes would reply to external clients directly.
+    // The virtual server waits for the rules: without them, endpoints on other nodes would reply to
+    // external clients directly.
     assert!(!serves("198.51.100.7:80", 2)(&world.kernel));
     hold(&held, &[]);
     world.until("what waits for rules", serves("198.51.100.7:80", 2));
@@ -74,7 +75,7 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
 }
 
 #[test]
-fn the_first_virtual_server_waits_a_limited_time_for_rules() {
+fn the_first_virtual_server_waits_for_rules_for_a_limited_time() {
     let held: HeldParts = Arc::default();
     hold(&held, &[Part::Rules]);
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -90,9 +91,9 @@ fn the_first_virtual_server_waits_a_limited_time_for_rules() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// Without the rules, all clients could use the address.
+/// Without the rules for its source ranges, any client could use the address.
 #[test]
-fn an_address_is_not_served_before_its_source_ranges() {
+fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     let mut world = web();
     let refusal = |world: &World| {
         let mut probe = world.kernel.state();
@@ -123,12 +124,12 @@ fn an_address_is_not_served_before_its_source_ranges() {
 }
 
 #[test]
-fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
+fn a_part_that_cannot_be_read_at_the_start_blocks_only_entries_that_need_it() {
     for &part in Part::ALL {
         let left = web();
         {
-            // Adds two virtual servers: one of a Service that was deleted meanwhile, and a foreign
-            // one.
+            // Adds two virtual servers to the kernel: that of a Service which no longer exists, and
+            // that of another program.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -149,7 +150,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // Virtual servers wait this long for the rules.
+        // Waits as long as virtual servers wait for the rules.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();
@@ -164,7 +165,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // After a second, the proxier reads the part again without a trigger, and the failure ends.
+        // A second later, the proxier reads the part again without any event, and the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();
@@ -181,7 +182,7 @@ fn a_part_unreadable_at_the_start_blocks_only_its_dependents() {
 }
 
 #[test]
-fn a_part_that_becomes_unreadable_blocks_no_change() {
+fn a_part_that_can_no_longer_be_read_blocks_no_change() {
     for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -225,7 +226,8 @@ fn the_api_server_and_dns_are_reachable_first() {
     for address in ["10.96.0.1", "10.96.0.53"] {
         let bound = position(&Op::BindAddress(ip(address)));
         let before = ops[..bound].iter().filter(adds).count();
-        // On a machine with one processor, a part may be written in between.
+        // On a machine with one processor, some destinations of other Services may be written
+        // before.
         assert!(before <= 32_768 + 100, "{address} after {before}");
     }
     let binds = ops.iter().filter_map(|op| match op {
@@ -245,7 +247,7 @@ fn before_destination_of(address: &str, ops: &[Op]) -> usize {
 #[test]
 fn a_change_does_not_wait_for_a_very_large_service() {
     let mut world = World::new();
-    // This Service's address sorts after all addresses of the other Service.
+    // This Service's address sorts after all addresses of the very large Service.
     world.service(service("default/web", "203.0.113.10", 80));
     world.slice(slice("default/web", &["10.244.9.1@node2"]));
     let mut large = service("tenant/large", "10.96.0.9", 80);
@@ -294,9 +296,9 @@ fn a_change_does_not_wait_for_many_services_of_another_namespace() {
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }
 
-// ---- unknown facts about the node ----
+// ---- a node whose addresses are not known yet ----
 
-/// Returns a node with two addresses that serves a NodePort at both.
+/// Returns a node with two addresses that serves a NodePort at each of them.
 fn exposed() -> World {
     let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
     let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));
@@ -342,7 +344,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // The virtual servers of both addresses still change together with their endpoints.
+        // The virtual servers at both addresses still follow changes of the endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
@@ -360,7 +362,8 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
     }
 }
 
-/// Upstream also reads all addresses of the node in each sync.
+/// Upstream kube-proxy behaves in the same way, because it reads all addresses of the node in each
+/// sync.
 #[test]
 fn service_addresses_in_a_node_port_network_serve_node_ports() {
     let mut world = World::new();
@@ -373,7 +376,7 @@ fn service_addresses_in_a_node_port_network_serve_node_ports() {
     world.sync();
     world.work();
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
-    // Another Service is added and deleted.
+    // Adds and deletes another Service whose address is in the NodePort network.
     world.service(service("default/other", "10.96.0.20", 80));
     world.slice(slice("default/other", &PAIR));
     world.sync();
@@ -397,9 +400,10 @@ fn service_addresses_in_a_node_port_network_serve_node_ports() {
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
 }
 
-// ---- events between a call and its reply ----
+// ---- events between a call to the kernel and its reply ----
 
-/// Runs until a check or a repair could start. Returns the reported drift and repaired Services.
+/// Runs the daemon's loop long enough for a check or repair to start. Returns the reported drift
+/// and repaired Services.
 fn a_while(world: &mut World<Slow>) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..300 {
@@ -417,7 +421,7 @@ fn hold_at(held: &HeldParts, what: &[&'static str]) {
 }
 
 #[test]
-fn node_ports_stay_if_their_address_returns_before_its_removal_ends() {
+fn node_ports_are_served_again_if_their_address_returns_during_its_removal() {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     let mut web = service("default/web", "10.96.0.10", 80);
@@ -471,7 +475,7 @@ fn a_service_address_removed_while_being_bound_is_bound_again() {
 }
 
 #[test]
-fn a_delayed_periodic_count_causes_no_wakeup() {
+fn a_count_of_virtual_servers_that_must_wait_causes_no_wakeup() {
     let held: HeldParts = Arc::default();
     let config = Config {
         glance_period: Some(Duration::from_secs(2)),
@@ -498,7 +502,7 @@ fn writes_during_a_check_are_not_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // The kernel has the entry, but the proxier has not recorded the outcome.
+    // The kernel already has the entry, but the test holds the outcome back from the proxier.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -513,10 +517,10 @@ fn writes_during_a_check_are_not_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel lists virtual servers by position. If one is removed during the dump, the kernel
-/// skips another one.
+/// The kernel lists virtual servers by position. If a virtual server is removed during the dump,
+/// the kernel may skip the next one.
 #[test]
-fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
+fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
     let mut world = web();
     world.service(service("default/other", "10.96.0.11", 80));
     world.sync();
@@ -528,8 +532,8 @@ fn a_virtual_server_skipped_by_a_dump_is_not_recreated() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an address that one Service has. The proxier compiles that Service again before it
-/// knows the changes of other Services.
+/// The node gets an external address of the first Service. The proxier compiles this Service again
+/// before it knows the changes of the other Services.
 #[test]
 fn a_released_address_moves_to_its_next_owner_without_removal() {
     const OF_THE_NODE: &str = "203.0.113.9";
@@ -541,14 +545,15 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
     let (shared, other) = ("203.0.113.1", "203.0.113.2");
     let now = [OF_THE_NODE];
     for (one, two, [two_then, three_then]) in [
-        // Both Services release the address, and the third claims it at another port.
+        // The first two Services release the shared address, and the third Service claims it at
+        // another port.
         (
             [OF_THE_NODE, shared],
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the first Service's address, and releases its own former address
-        // to the third Service.
+        // The second Service gets the shared address from the first, and its own address moves to
+        // the third Service.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

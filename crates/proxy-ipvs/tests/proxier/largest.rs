@@ -1,5 +1,5 @@
-//! Measures turns of the daemon's loop with the largest Service that the limits allow. A change of
-//! another Service waits for at most one turn and one plan.
+//! Measures turns of the daemon's loop with the largest Service that the limits allow. In the
+//! meantime, a change of another Service waits for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,7 @@ use super::*;
 const PORTS: u16 = 99;
 const EXTERNAL_IPS: u8 = 40;
 const ENDPOINTS: u8 = 24;
-/// Longest time that a change of another Service may wait.
+/// Longest time that a change of another Service may wait for the largest Service.
 const LONGEST: Duration = Duration::from_millis(100);
 
 fn port_name(number: u16) -> Arc<str> {
@@ -37,7 +37,7 @@ fn largest() -> Service {
     }
 }
 
-/// Returns the Service's endpoints. In each `turn`, the last one differs.
+/// Returns the Service's endpoints. The last endpoint depends on `turn`.
 fn endpoints(turn: u8) -> EndpointSlice {
     let hosts = (1..ENDPOINTS).chain([100 + turn]);
     let all: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@node2")).collect();

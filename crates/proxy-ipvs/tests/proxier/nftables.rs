@@ -1,5 +1,5 @@
-//! Tests of the shim in nftables: it starts no processes, replaces other shims, and is replaced by
-//! them.
+//! Tests of the shim in nftables: it starts no processes, can replace the shims in iptables, and
+//! can be replaced by them.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ fn web() -> World {
     world
 }
 
-/// Describes the parts of the shim.
+/// Returns the content of the nftables table, one line for each object.
 fn lines(world: &World) -> Vec<String> {
     let rules = world.kernel.state().snapshot.rules.clone().unwrap();
     rules.differences(&Rules::default())
@@ -75,9 +75,9 @@ fn the_nftables_shim_starts_no_program() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// The test lists all look-ups for a packet to a cluster IP.
+/// Lists all look-ups in sets for a packet to a cluster IP.
 #[test]
-fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
+fn with_the_nftables_shim_a_packet_to_a_cluster_ip_needs_few_rules() {
     let world = web();
     let rules: Vec<String> = lines(&world)
         .into_iter()
@@ -105,7 +105,7 @@ fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     );
 }
 
-/// A prefix length has a rule while source ranges use it.
+/// The rule of a prefix length exists only while a source range has this prefix length.
 #[test]
 fn each_prefix_length_of_source_ranges_has_one_rule() {
     let mut world = web();
@@ -128,7 +128,8 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
     world.service(closed);
     assert_eq!(world.sync().pending, 0);
     assert!(!asks(&world, "24") && !asks(&world, "16") && asks(&world, "8"));
-    // No source range contains the node.
+    // No source range contains the node's address, so the node must not connect to the load
+    // balancer.
     let forbidden = "element 203.0.113.10:80/TCP of set KUBE-IPVS-OUT-FILTER";
     assert!(
         lines(&world).iter().any(|line| line.ends_with(forbidden)),
@@ -140,8 +141,8 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
     assert!(!lines(&world).iter().any(|line| line.contains("SOURCE")));
 }
 
-/// The sets and rules of iptables serve until those of nftables serve. Members of the ipsets count
-/// as evidence of ownership.
+/// The ipsets and iptables rules serve until the nftables table serves. Until then, members of the
+/// ipsets also prove ownership of virtual servers.
 #[test]
 fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -196,8 +197,8 @@ fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// The shim prevents a translation by the table of nftables mode, so that table no longer handles
-/// the packets.
+/// The shim's rules prevent the table of nftables mode from translating packets, so that table no
+/// longer serves them.
 #[test]
 fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
@@ -212,9 +213,10 @@ fn the_nftables_mode_is_removed_after_the_nftables_shim_serves() {
     assert!(rules < position(&order, "remove the nftables mode's table"));
 }
 
-/// Evidence of ownership must stay while the virtual servers cannot be read.
+/// The ipsets prove ownership of virtual servers, so they must stay while the virtual servers
+/// cannot be read.
 #[test]
-fn ipsets_stay_while_the_virtual_servers_are_unknown() {
+fn ipsets_stay_while_the_virtual_servers_cannot_be_read() {
     let kernel = kernel();
     {
         let mut state = kernel.state();
@@ -270,7 +272,7 @@ fn the_nftables_shim_is_removed_once_the_iptables_shim_serves() {
 
 /// Another program has run `nft flush ruleset`.
 #[test]
-fn a_deleted_table_is_created_again() {
+fn a_table_that_another_program_deleted_is_created_again() {
     let mut world = web();
     let before = lines(&world);
     {
@@ -279,7 +281,7 @@ fn a_deleted_table_is_created_again() {
         state.snapshot.set_sizes.clear();
         state.snapshot.rules = Some(Rules::default());
     }
-    // The kernel sends a notification.
+    // The kernel notifies the proxier of the change.
     world.proxier.notice(&Notice::Ruleset, world.now);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(lines(&world), before);

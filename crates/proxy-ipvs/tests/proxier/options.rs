@@ -1,11 +1,11 @@
-//! Tests of Services that have their own scheduler.
+//! Tests of Services with IPVS options of their own, such as a scheduler.
 
 use proxy::options::{MAX_CONNECTIONS, SCHEDULER, SCHEDULER_FLAGS, WEIGHTS};
 use proxy::{EndpointSlice, Node, ServiceOptions};
 
 use super::*;
 
-/// Returns `default/web` with this scheduler. The empty name selects the node's scheduler.
+/// Returns `default/web` with this scheduler, or with the node's scheduler if the name is empty.
 fn with(scheduler: &str) -> Service {
     Service {
         options: ServiceOptions::read([(SCHEDULER, scheduler)].into_iter()),
@@ -56,7 +56,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // A Service's `mh` gets the same flag as `mh` of the node.
+    // Scheduler `mh` of a Service gets the same flag as scheduler `mh` of the node.
     world.service(with("mh"));
     world.sync();
     assert_eq!(
@@ -66,7 +66,7 @@ fn the_scheduler_annotation_affects_only_its_service() {
 }
 
 #[test]
-fn a_changed_scheduler_is_one_write_to_the_virtual_server() {
+fn a_changed_scheduler_costs_one_write_of_the_virtual_server() {
     let mut world = named("sh");
     world.sync();
     world.service(with("lc"));
@@ -81,7 +81,7 @@ fn a_changed_scheduler_is_one_write_to_the_virtual_server() {
         let there = world.destinations("10.96.0.10:80").unwrap();
         assert_eq!(there, ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]);
     }
-    // A known scheduler is not queried again.
+    // The proxier does not query a known scheduler again.
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
@@ -93,7 +93,7 @@ fn a_restart_adopts_the_scheduler_without_a_probe() {
         world.work();
         let mut world = on(world.kernel, "sh");
         if is_told_early {
-            // The proxier has not read the kernel yet.
+            // Applies the Service before the proxier has read the kernel.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -113,7 +113,8 @@ fn an_invalid_scheduler_falls_back_to_the_nodes_scheduler() {
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
-/// Many Services cause only one query. Further queries are rare, like installations of modules.
+/// Many Services cause only one query of a missing scheduler. Further queries are rare, because
+/// operators rarely install modules.
 #[test]
 fn a_missing_scheduler_costs_one_probe() {
     let mut world = named("lblc");
@@ -151,10 +152,10 @@ fn a_missing_scheduler_costs_one_probe() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// For example, the probe of a scheduler fails if another program has a virtual server at the
-/// probe's address.
+/// The kernel refuses a scheduler whose probe succeeded. For example, the probe succeeds without a
+/// test if another program has a virtual server at the probe's address.
 #[test]
-fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
+fn a_scheduler_that_the_kernel_later_refuses_falls_back_to_the_nodes_scheduler() {
     let mut world = named("sh");
     world.sync();
     world.service(with(""));
@@ -172,14 +173,14 @@ fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // After a restart, the proxier does not even query the scheduler.
+    // The next Service with this scheduler does not even cause a failed write.
     world.delete_service("default/web");
     world.sync();
     world.service(with("sh"));
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
     assert_eq!(schedulers(&world), [rr(), rr()]);
-    // No Service names the scheduler any more.
+    // No Service requests the scheduler any more, so it is no longer reported as missing.
     world.service(with(""));
     world.sync();
     world.wait(Duration::from_mins(6));
@@ -191,7 +192,7 @@ fn a_scheduler_that_disappears_falls_back_to_the_nodes_scheduler() {
 }
 
 #[test]
-fn a_known_scheduler_is_not_probed() {
+fn a_scheduler_whose_presence_is_known_at_the_start_is_not_probed() {
     let lacks = Err("there is no module ip_vs_lc".to_owned());
     let config = Config {
         foreseen_schedulers: vec![
@@ -225,7 +226,7 @@ fn annotated(annotations: &[(&str, &str)]) -> Service {
 }
 
 #[test]
-fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
+fn changed_scheduler_flags_cost_one_write_and_other_schedulers_ignore_them() {
     let mut world = named("mh");
     world.sync();
     world.written();
@@ -235,7 +236,7 @@ fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
         ("mh", "none", 0),
         ("mh", "mh-port,mh-fallback", port | fallback),
         ("mh", "", port),
-        // Flags of another scheduler have no effect.
+        // A scheduler ignores the flags of other schedulers.
         ("sh", "mh-port", 0),
         ("sh", "sh-port,sh-fallback", port | fallback),
         ("rr", "sh-port", 0),
@@ -245,7 +246,7 @@ fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
             (SCHEDULER_FLAGS, flags),
         ]));
         assert_eq!(world.sync().pending, 0);
-        // The kernel does not know this scheduler yet, so the proxier queries it first.
+        // Syncs once more, because the proxier first queries a scheduler that it does not know yet.
         world.sync();
         assert_eq!(schedulers(&world)[0], (scheduler.to_owned(), wanted));
         let written = world.written();
@@ -259,7 +260,7 @@ fn flags_of_a_scheduler_are_one_write_and_ignored_by_other_schedulers() {
 }
 
 #[test]
-fn a_ceiling_of_connections_changes_each_destination_in_place() {
+fn a_limit_of_connections_changes_each_destination_in_place() {
     let mut world = named("rr");
     world.sync();
     world.written();
@@ -287,7 +288,7 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
         world.written(),
         [set("10.244.1.5", limit), set("10.244.2.5", limit)]
     );
-    // An endpoint that drains and then returns gets the limit of connections again.
+    // An endpoint that drains and then returns gets the connection limit again.
     world.open("10.96.0.10:80", "10.244.2.5", 1);
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -311,8 +312,8 @@ fn a_ceiling_of_connections_changes_each_destination_in_place() {
     );
 }
 
-/// Starts a node with this name and an empty kernel. Returns the node, and the order in which
-/// `default/web` got its endpoints.
+/// Starts a node with this name on an empty kernel. Returns the node, and the endpoints of
+/// `default/web` in the order in which their destinations were added.
 fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) {
     let mut world = World::new();
     world.restart_on(NodeFacts::new(IpFamily::V4, node));
@@ -334,14 +335,14 @@ fn added_on(node: &str, scheduler: &str, endpoints: u8) -> (World, Vec<String>) 
 }
 
 #[test]
-fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes() {
+fn each_node_adds_endpoints_in_its_own_order_unless_the_scheduler_hashes() {
     let (one, other) = (added_on("one", "rr", 20), added_on("other", "rr", 20));
     assert_ne!(one.1, other.1);
     assert_eq!(
         one.0.destinations("10.96.0.10:80"),
         other.0.destinations("10.96.0.10:80")
     );
-    // Several plans add the destinations in the same order as a single plan.
+    // With several plans, destinations are added in the same order as with a single plan.
     let (mut world, all) = added_on("one", "rr", 250);
     assert_eq!(all.len(), 250);
     let few: Vec<_> = all.into_iter().filter(|op| one.1.contains(op)).collect();
@@ -350,7 +351,8 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
     let (_, hashed) = added_on("one", "mh", 20);
     assert_eq!(hashed, added_on("other", "mh", 20).1);
 
-    // A daemon that finds the destinations writes none, even on a node of another name.
+    // A restarted daemon finds the destinations and writes none, even if the node's name has
+    // changed.
     let mut restarted = World::new();
     std::mem::swap(&mut restarted.model, &mut world.model);
     restarted.kernel = world.kernel.clone();
@@ -360,7 +362,7 @@ fn each_node_adds_endpoints_in_an_order_of_its_own_unless_the_scheduler_hashes()
     assert_eq!(world.written(), [""; 0]);
 }
 
-/// Returns a slice with endpoints `ADDRESS@NODE@ZONE`.
+/// Returns a slice with these endpoints, each in the format `ADDRESS@NODE@ZONE`.
 fn zoned(endpoints: &[&str]) -> EndpointSlice {
     let split = endpoints.iter().map(|text| text.rsplit_once('@').unwrap());
     let (placed, zones): (Vec<&str>, Vec<&str>) = split.unzip();
@@ -379,7 +381,7 @@ fn zoned(endpoints: &[&str]) -> EndpointSlice {
 }
 
 #[test]
-fn weights_follow_node_and_zone_and_change_destinations_in_place() {
+fn weights_depend_on_node_and_zone_and_change_destinations_in_place() {
     let mut world = named("wrr");
     world.slice(zoned(&[
         "10.244.1.5@node1@a",
@@ -416,11 +418,11 @@ fn weights_follow_node_and_zone_and_change_destinations_in_place() {
     );
     assert_eq!(weights(&mut world, "wrr", "zone=2"), [2, 2, 1]);
     assert_eq!(weights(&mut world, "wlc", "local=4"), [4, 1, 1]);
-    // `rr` ignores weights. An invalid value counts as no value.
+    // Scheduler `rr` ignores weights. An invalid value has the same effect as no value.
     assert_eq!(weights(&mut world, "rr", "local=4"), [1, 1, 1]);
     assert_eq!(weights(&mut world, "wrr", "local=101"), [1, 1, 1]);
 
-    // The node's zone changes, and an endpoint drains at weight 0.
+    // The node's zone changes. Then an endpoint drains, with weight 0.
     assert_eq!(weights(&mut world, "wrr", "zone=3"), [3, 3, 1]);
     world.node(in_zone("b"));
     world.slice(zoned(&["10.244.1.5@node1@b", "10.244.3.5@node3@b"]));

@@ -1,4 +1,4 @@
-//! Tests of `--ipvs-vip-mode=range`: one local route for each network of service addresses.
+//! Tests of `--ipvs-vip-mode=range`: each network of service addresses has a single local route.
 
 use ipnet::IpNet;
 use proxy::ServiceCidr;
@@ -33,7 +33,8 @@ fn list_cidrs(world: &mut World, nets: &[&str]) {
     });
 }
 
-/// Creates a node with two Services in the range, and with a load balancer's address.
+/// Creates a node with two Services whose cluster IPs are in the range. One of them also has a load
+/// balancer's address.
 fn world_on(kernel: FakeKernel) -> World {
     with_services(World::with(config(), kernel))
 }
@@ -80,7 +81,7 @@ fn position(written: &[String], op: &str) -> usize {
 }
 
 #[test]
-fn a_range_follows_its_virtual_servers_and_rules() {
+fn a_range_is_written_after_its_virtual_servers_and_rules() {
     let mut world = serving();
     let written = world.written();
     let range = position(&written, "add local route to 10.96.0.0/12");
@@ -89,7 +90,7 @@ fn a_range_follows_its_virtual_servers_and_rules() {
         assert!(position(&written, &format!("add virtual server {server}/TCP")) < range);
     }
     assert_eq!(bound(&world), ["192.0.2.20"], "outside of the range");
-    // A new Service in the range needs no address on the link.
+    // A new Service whose address is in the range needs no address on the link.
     world.service(service("default/new", "10.97.0.1", 80));
     world.slice(slice("default/new", &PAIR));
     let report = world.sync();
@@ -102,20 +103,20 @@ fn a_range_follows_its_virtual_servers_and_rules() {
 }
 
 #[test]
-fn a_restart_without_known_service_cidrs_writes_nothing() {
+fn a_restart_before_the_service_cidrs_are_known_writes_nothing() {
     let world = serving();
     world.work();
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // Once the ServiceCIDRs are known, they cause no write.
+    // The ServiceCIDRs also cause no write once they are known.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
 }
 
 #[test]
-fn a_removed_range_stays_until_its_addresses_are_local() {
+fn an_unwanted_range_stays_until_its_addresses_are_local_by_other_routes() {
     let mut world = serving();
     world.work();
     list_cidrs(&mut world, &["10.112.0.0/16"]);
@@ -125,7 +126,7 @@ fn a_removed_range_stays_until_its_addresses_are_local() {
     for address in ["10.96.0.10", "10.100.0.11"] {
         assert!(position(&written, &format!("bind {address}")) < removed);
     }
-    // After the opposite change, the addresses stay until the range is local.
+    // The change back is also safe: the addresses stay until the range is local.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     let written = world.written();
@@ -137,7 +138,7 @@ fn a_removed_range_stays_until_its_addresses_are_local() {
 }
 
 #[test]
-fn a_change_of_mode_keeps_each_address_local() {
+fn a_change_of_the_vip_mode_keeps_each_address_local() {
     let mut world = World::new();
     for number in [10, 11] {
         let at = format!("default/web{number}");
@@ -158,7 +159,7 @@ fn a_change_of_mode_keeps_each_address_local() {
         world.written()
     };
     {
-        // A run with the other `--ipvs-vip-mode` has bound addresses.
+        // Simulates an earlier run with another `--ipvs-vip-mode`, which has bound addresses.
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
         std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
@@ -222,7 +223,7 @@ fn a_refused_range_keeps_addresses_and_other_services() {
 }
 
 #[test]
-fn a_network_of_the_node_splits_the_range() {
+fn a_network_of_the_node_divides_the_range() {
     let kernel = empty();
     kernel.state().snapshot.networks.routed = [net("10.100.0.0/16"), net("10.0.0.0/8")].into();
     let mut world = world_on(kernel);
@@ -236,7 +237,7 @@ fn a_network_of_the_node_splits_the_range() {
     ];
     assert_eq!(ranges(&world), around);
     assert_eq!(bound(&world), ["10.100.0.11", "192.0.2.20"]);
-    // The next check finds that the route no longer exists.
+    // The route to the node's network is removed. The next check finds that it no longer exists.
     world.work();
     world.kernel.state().snapshot.networks.routed.clear();
     world.check();
@@ -248,7 +249,7 @@ fn a_network_of_the_node_splits_the_range() {
 }
 
 #[test]
-fn a_range_with_a_former_source_is_written_once_more() {
+fn a_range_whose_route_has_an_old_source_address_is_written_again() {
     let mut world = serving();
     world.work();
     let former = RangeSource::Former;

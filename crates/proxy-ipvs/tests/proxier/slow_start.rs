@@ -6,9 +6,9 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// The pair of endpoints, and a third one.
+/// Three endpoints: those of `PAIR`, and the one that the tests add.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
-/// Duration of a step, in a slow start of 90 s.
+/// Duration of one step in a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);
 
 fn annotated(annotations: &[(&str, &str)]) -> Service {
@@ -30,19 +30,19 @@ fn on(kernel: FakeKernel, service: Service, endpoints: &[&str]) -> World {
     world.listed()
 }
 
-/// Starts a node whose Service serves the pair of endpoints.
+/// Starts a node whose Service has slow start and serves two endpoints (`PAIR`).
 fn serving(scheduler: &str) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().schedulers.extend(["sed", "nq"]);
     let mut world = on(kernel, slowly(scheduler), &PAIR);
     assert_eq!(world.sync().pending, 0);
-    // The proxier queries the scheduler first.
+    // Syncs once more, because the proxier first queries the scheduler.
     assert_eq!(world.sync().pending, 0);
     world.work();
     world
 }
 
-/// Adds a third endpoint, and waits for this number of steps.
+/// Adds a third endpoint to a serving Service, and waits for this number of steps.
 fn growing(steps: u32) -> World {
     let mut world = serving("wrr");
     world.slice(slice("default/web", &THREE));
@@ -66,7 +66,7 @@ fn set(pod: &str, weight: u16) -> String {
 }
 
 #[test]
-fn a_new_endpoint_of_a_serving_service_grows_by_one_write_per_step() {
+fn the_weight_of_a_new_endpoint_of_a_serving_service_grows_by_one_write_per_step() {
     for scheduler in ["wrr", "wlc", "sed", "nq", "mh"] {
         let mut world = serving(scheduler);
         assert_eq!(weights(&world), [10, 10], "{scheduler}");
@@ -98,7 +98,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         assert_eq!(weights(&world), [10, 10, 4]);
         let mut world = on(world.kernel, slowly("wrr"), &THREE);
         if is_told_early {
-            // The proxier has not read the kernel yet.
+            // Applies the objects before the proxier has read the kernel.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -111,15 +111,15 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         }
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // An endpoint was added while no daemon ran.
+    // An endpoint that was added while no daemon ran begins with the lowest weight.
     let mut world = on(serving("wrr").kernel, slowly("wrr"), &THREE);
     world.sync();
     assert_eq!(weights(&world), [10, 10, 1]);
 }
 
 #[test]
-fn without_an_old_endpoint_new_ones_get_full_weights_at_once() {
-    // The Service begins to serve.
+fn if_no_other_endpoint_serves_new_endpoints_get_full_weights_at_once() {
+    // All endpoints of a Service that begins to serve are new, so they get full weights at once.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
     world.slice(slice("default/web", &[]));
@@ -128,7 +128,7 @@ fn without_an_old_endpoint_new_ones_get_full_weights_at_once() {
     world.sync();
     assert_eq!(world.destinations(AT).unwrap(), ["10.244.3.5:8080=10"]);
 
-    // The test removes the other endpoints.
+    // While the third endpoint grows, the test removes the two old endpoints.
     let mut world = growing(4);
     world.slice(slice("default/web", &THREE[2..]));
     world.sync();
@@ -137,7 +137,7 @@ fn without_an_old_endpoint_new_ones_get_full_weights_at_once() {
 }
 
 #[test]
-fn the_option_itself_changes_weights_in_place_and_at_once() {
+fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
     let mut world = serving("wrr");
     let plain = [(SCHEDULER, "wrr"), (WEIGHTS, "local=4")];
     let slow = [plain[0], plain[1], (SLOW_START, "5m")];
@@ -145,7 +145,7 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
         (&plain[..], [4, 1]),
         (&slow, [40, 10]),
         (&plain[..1], [1, 1]),
-        // `rr` has no weights. An invalid value counts as no value.
+        // Scheduler `rr` has no weights. An invalid value has the same effect as no value.
         (&[(SLOW_START, "5m")], [1, 1]),
         (&[plain[0], (SLOW_START, "5s")], [1, 1]),
         (&slow, [40, 10]),
@@ -157,13 +157,13 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // The same happens at a restart, from the state of a daemon without the option.
+    // A restart also changes the weights at once, if the daemon before had no slow start.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);
     world.sync();
     assert_eq!(weights(&world), [40, 10]);
-    // Without the option, a growing endpoint gets its weight at once.
+    // If the option is removed, a growing endpoint gets its full weight at once.
     let mut world = growing(2);
     world.service(annotated(&plain));
     world.sync();
@@ -172,7 +172,7 @@ fn the_option_itself_changes_weights_in_place_and_at_once() {
 }
 
 #[test]
-fn a_returning_endpoint_begins_again_and_keeps_its_connections() {
+fn an_endpoint_that_returns_grows_again_and_keeps_its_connections() {
     let mut world = growing(9);
     assert_eq!(weights(&world), [10, 10, 10]);
     world.open(AT, "10.244.3.5", 1);
@@ -227,7 +227,7 @@ fn many_slow_starts_share_one_timer() {
         world.slice(slice(&name(number), &PAIR));
     }
     world.sync();
-    // One endpoint is added every 200 ms.
+    // Adds an endpoint to another Service every 200 ms.
     for number in 0..SERVICES {
         world.slice(slice(&name(number), &THREE));
         world.sync();
@@ -243,7 +243,7 @@ fn many_slow_starts_share_one_timer() {
         writes += world.written().len();
     }
     assert_eq!(writes, usize::from(SERVICES) * 9);
-    // The endpoints are added within 4 s, so each step takes five rounds, one per second.
+    // All endpoints are added within 4 s. So each step takes at most five rounds, one per second.
     assert!(rounds <= 9 * 5, "{rounds}");
     assert!(world.now - began < Duration::from_secs(95));
 }

@@ -1,5 +1,5 @@
-//! Tests of a node that another mode has programmed. The other mode's rules serve until the proxier
-//! has written all its entries. Then the proxier removes these rules.
+//! Tests of a node that another kube-proxy mode has programmed. The other mode's rules serve until
+//! the proxier has written all its entries. Then the proxier removes these rules.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn position(order: &[String], begin: &str) -> usize {
 }
 
 #[test]
-fn the_iptables_mode_is_removed_after_the_first_sync() {
+fn the_iptables_modes_rules_are_removed_after_the_first_sync() {
     let mut world = programmed().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -50,7 +50,7 @@ fn the_iptables_mode_is_removed_after_the_first_sync() {
 }
 
 #[test]
-fn the_iptables_mode_stays_while_lists_are_incomplete() {
+fn the_iptables_modes_rules_stay_while_lists_are_incomplete() {
     let mut world = programmed();
     for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
         let is_whole = kind != Kind::Service;
@@ -61,7 +61,7 @@ fn the_iptables_mode_stays_while_lists_are_incomplete() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
-    // The write is late, but a restart would not help.
+    // The write of the shim is late, but the node stays healthy, because a restart would not help.
     let standing = world.proxier.standing();
     assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
     let is_whole = true;
@@ -73,7 +73,7 @@ fn the_iptables_mode_stays_while_lists_are_incomplete() {
 }
 
 #[test]
-fn the_iptables_mode_stays_until_the_shim_is_written() {
+fn the_iptables_modes_rules_stay_until_the_shim_is_written() {
     let mut world = programmed().listed();
     let rules = {
         let mut probe = programmed().listed();
@@ -96,7 +96,7 @@ fn the_iptables_mode_stays_until_the_shim_is_written() {
 }
 
 #[test]
-fn a_refused_removal_is_reported_and_retried() {
+fn a_refused_removal_of_leftovers_is_reported_and_retried() {
     let mut world = programmed().listed();
     let kernel = world.kernel.clone();
     let what = "remove 13 chains and 8 jumps of the iptables mode from iptables (legacy)";
@@ -117,7 +117,7 @@ fn a_refused_removal_is_reported_and_retried() {
 }
 
 #[test]
-fn unreachable_leftovers_do_not_delay_the_rules() {
+fn leftovers_that_packets_cannot_reach_do_not_delay_the_rules() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
     let places = [
@@ -144,10 +144,10 @@ fn unreachable_leftovers_do_not_delay_the_rules() {
     );
 }
 
-/// The table of nftables mode comes before IPVS. It handles the packets of Services that IPVS does
-/// not serve yet.
+/// Packets pass the table of nftables mode before IPVS. Until its removal, the table serves
+/// Services that IPVS does not serve yet.
 #[test]
-fn the_nftables_mode_is_removed_after_the_first_sync() {
+fn the_nftables_modes_table_is_removed_after_the_first_sync() {
     let addresses = proxy_ipvs::Part::Addresses.name();
     for (place, waits) in [
         (LeftoverPlace::Nftables, true),
@@ -178,7 +178,7 @@ fn the_nftables_mode_is_removed_after_the_first_sync() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Releases the worker threads, which would otherwise never end.
+            // Releases the worker threads. Otherwise, they would never end.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -187,7 +187,7 @@ fn the_nftables_mode_is_removed_after_the_first_sync() {
     }
 }
 
-/// Returns a node that was programmed with the other `--ipvs-vip-mode`.
+/// Returns a node that an earlier run with another `--ipvs-vip-mode` has programmed.
 fn bound_otherwise() -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let mut world = World::with(Config::default(), kernel);
@@ -209,7 +209,7 @@ fn bound_otherwise() -> World {
 }
 
 #[test]
-fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
+fn service_addresses_of_another_vip_mode_stay_until_they_are_bound() {
     let mut world = bound_otherwise().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -222,8 +222,8 @@ fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // The service address on the link, as address or as route, proves that the virtual
-            // server is ours.
+            // The virtual server is ours: its service address is on the link, as an address or as a
+            // route.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );
@@ -231,10 +231,11 @@ fn the_other_vip_mode_serves_until_the_addresses_are_bound() {
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// The service address was a route before the change of VIP mode. Now it is an address on the link,
-/// so the kernel sends a notification of its loss, and the proxier binds it again at once.
+/// The service address was a route before the change of `--ipvs-vip-mode`, and is now an address on
+/// the link. If another program removes the address, the kernel sends a notification, and the
+/// proxier binds the address again at once.
 #[test]
-fn an_address_lost_after_a_change_of_vip_mode_returns() {
+fn an_address_that_is_lost_after_a_change_of_the_vip_mode_is_bound_again() {
     let mut world = bound_otherwise().listed();
     world.sync();
     world.work();
@@ -247,7 +248,7 @@ fn an_address_lost_after_a_change_of_vip_mode_returns() {
 }
 
 #[test]
-fn an_address_that_cannot_be_rebound_keeps_its_form() {
+fn a_route_to_an_address_stays_while_the_kernel_refuses_to_bind_the_address() {
     let mut world = bound_otherwise().listed();
     let bind = "bind 10.96.0.10 to kube-ipvs0";
     let refusal = (bind.to_owned(), "no".to_owned());
@@ -270,7 +271,7 @@ fn an_address_that_cannot_be_rebound_keeps_its_form() {
 }
 
 #[test]
-fn addresses_of_the_other_vip_mode_stay_while_lists_are_incomplete() {
+fn service_addresses_of_another_vip_mode_stay_while_lists_are_incomplete() {
     let mut world = bound_otherwise();
     world.sync();
     let order = world.written();
