@@ -1,6 +1,6 @@
-//! Tests of messages on a real kernel that lacks modules. The test unloads modules and disables
-//! loading. So it needs a kernel that is discarded afterwards: lane A of the lab (a test virtual
-//! machine).
+//! Tests of error messages on a real kernel that lacks modules. The test unloads modules and
+//! disables module loading. So it needs a kernel that is discarded afterwards: that of lane A, a
+//! virtual machine of the test lab.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -18,7 +18,7 @@ use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Guard that prevents the kernel from loading modules until it is dropped.
+/// Guard that disables module loading in the kernel until it is dropped.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -117,7 +117,7 @@ fn errors_name_the_missing_kernel_modules() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // The kernel also refuses writes that depend on a refused write.
+    // The kernel also refuses these writes, because they depend on entries that it refused.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

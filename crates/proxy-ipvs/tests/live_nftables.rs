@@ -21,8 +21,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the lines of our IPv4 table, sorted, because `nft` lists sets and chains in the order of
-/// their creation.
+/// Returns the lines of our IPv4 table. Sorts them, because `nft` lists sets and chains in the
+/// order of their creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -56,7 +56,7 @@ fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
     assert_eq!(outcomes.len(), plan.ops.len());
 }
 
-/// Returns one member of each kind.
+/// Returns a set and a member of each kind.
 fn members(family: IpFamily) -> Vec<(Set, Member)> {
     let (vip, pod, nets) = match family {
         IpFamily::V4 => (
@@ -154,7 +154,8 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// The limit applies in a user namespace, where a socket's buffer cannot exceed net.core.wmem_max.
+/// The send buffer is limited in a user namespace, where a socket's buffer cannot exceed
+/// net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_beyond_the_send_buffer_are_written_in_several_messages() {
@@ -180,7 +181,8 @@ fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // A member takes 24 bytes, and the kernel doubles the requested size of the buffer.
+    // Writes more members than fit: a member takes 24 bytes, and the kernel doubles the requested
+    // size of the buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -227,7 +229,8 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
     );
 }
 
-/// `nft` lists the table as this test expects, and a read returns the written content.
+/// Compares the listing by `nft` with a file, and the content that the proxier reads with the
+/// content that it wrote.
 #[test]
 fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     in_namespace(|| {
@@ -250,7 +253,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             wanted.sort_unstable();
             assert_eq!(found, wanted);
         }
-        // Requests numeric output, because newer versions have more names for priorities.
+        // Requests numeric output, because newer versions of `nft` have more names for priorities.
         let listed = nft(&["-y", "list", "ruleset"]);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
         if std::env::var_os("WRITE").is_some() {
@@ -258,7 +261,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             fs::write(path, &listed).unwrap();
         }
         assert_eq!(listed, fs::read_to_string(path).unwrap());
-        // `nft` accepts its own listing as input.
+        // `nft` can load its own listing of the table again.
         nft(&["flush", "ruleset"]);
         nft(&["-f", path]);
         for family in IpFamily::ALL {
@@ -267,8 +270,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// Each addition, change or deletion of a chain is one transaction. Each change of a set member is
-/// one transaction, too.
+/// An added, changed or deleted chain costs one transaction. So does a changed set member.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -305,7 +307,8 @@ fn each_change_of_the_shim_is_one_transaction() {
     });
 }
 
-/// The kernel refuses only the writes to that set. A missing member counts as removed.
+/// The kernel refuses only additions to the missing set. The removal of a missing member counts as
+/// done.
 #[test]
 fn a_write_to_a_missing_set_affects_only_that_set() {
     in_namespace(|| {
@@ -346,7 +349,8 @@ fn a_write_to_a_missing_set_affects_only_that_set() {
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
-        // The kernel refuses all rules of a write that contradict the recorded state.
+        // The write removes rules that the kernel does not have, so the kernel refuses the whole
+        // write.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
                 wanted: Arc::default(),
@@ -360,7 +364,7 @@ fn a_write_to_a_missing_set_affects_only_that_set() {
     });
 }
 
-/// Writes the largest number of members that a plan can have.
+/// Writes as many members as one plan can have.
 #[test]
 fn the_largest_plan_of_members_is_one_transaction() {
     in_namespace(|| {
@@ -392,9 +396,10 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Rules of the kubelet and of other programs do not make the proxy start an iptables program.
+/// If iptables-nft has only rules of the kubelet and of other programs, the proxy starts no
+/// iptables program.
 #[test]
-fn chains_of_iptables_nft_are_read_over_netlink() {
+fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     in_namespace(|| {
         if Command::new("iptables-nft-restore")
             .arg("-V")
@@ -421,9 +426,10 @@ fn chains_of_iptables_nft_are_read_over_netlink() {
     });
 }
 
-/// Another program has created one of our sets with another type. The proxy replaces only that set.
+/// Another program has created a set with the name of one of our sets, but another type. The
+/// proxier replaces only that set.
 #[test]
-fn an_nftables_set_of_another_type_is_replaced() {
+fn an_nftables_set_with_our_name_and_another_type_is_replaced() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
         for (set, of) in [
@@ -445,8 +451,8 @@ fn an_nftables_set_of_another_type_is_replaced() {
     });
 }
 
-/// Only rules in the same table can match the set. When the proxy replaces the set, it writes our
-/// rule again and removes a foreign rule.
+/// Only rules in our table can match the set. When the proxier replaces the set, it writes our rule
+/// again and removes another program's rule.
 #[test]
 fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     in_namespace(|| {
@@ -482,7 +488,7 @@ fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // The same happens if our own rule matches the set.
+        // The proxier also replaces the set if our own rule matches it.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output
@@ -516,8 +522,8 @@ fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
     });
 }
 
-/// Another program has made our table dormant. The kernel refuses new base chains in the
-/// transaction that activates the table.
+/// Another program has made our table dormant. The kernel refuses new base chains in a transaction
+/// that activates the table, so the proxier needs two transactions.
 #[test]
 fn a_dormant_table_is_activated() {
     in_namespace(|| {

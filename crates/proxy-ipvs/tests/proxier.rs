@@ -87,8 +87,8 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// One update moves the address to the other Service. The virtual server stays: it gets the new
-/// endpoints before it loses the old ones.
+/// The external address moves to the second Service in one update. Its virtual server stays: it
+/// gets the second Service's endpoints before it loses those of the first.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -123,7 +123,7 @@ fn an_address_that_moves_to_another_service_is_always_served() {
 }
 
 #[test]
-fn a_deleted_service_is_removed_in_reverse_order() {
+fn the_entries_of_a_deleted_service_are_removed_in_reverse_order() {
     let mut world = web();
     world.delete_service("default/web");
     assert_eq!(world.sync().pending, 0);
@@ -221,9 +221,9 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// The cost of one changed endpoint does not depend on the number of Services, here 10,000.
+/// A changed endpoint costs the same with 10,000 other Services as with none.
 #[test]
-fn the_cost_of_a_change_does_not_depend_on_other_services() {
+fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
     let kernel = FakeKernel::new(IpFamily::V4, &NODE_ADDRESSES.map(ip));
     let mut world = World::with(Config::default(), kernel);
@@ -240,7 +240,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     assert_eq!(world.sync().pending, 0);
     world.work();
 
-    // One more remote endpoint costs one message, for its virtual server.
+    // An added endpoint on another node costs one message, for its virtual server.
     world.slice(slice(
         "default/s77",
         &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
@@ -256,7 +256,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     );
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
-    // The first local endpoint also needs the rule that matches its loop-back member, once.
+    // The first endpoint on this node also needs the rule that matches its loop-back member. The
+    // proxier writes this rule only once.
     let local = [
         "10.244.1.5@node2",
         "10.244.2.5@node2",
@@ -274,8 +275,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // A second local endpoint costs one message for the loop-back member and one for the virtual
-    // server. It starts no process.
+    // A second endpoint on this node costs one message for the loop-back member and one for the
+    // virtual server. The proxier starts no process.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -306,8 +307,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     world.sync();
     world.work();
 
-    // Removes an idle endpoint: sets weight 0, removes the destination, and removes its loop-back
-    // member.
+    // Removes an endpoint without connections. The proxier sets its weight to 0, removes the
+    // destination, and removes its loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
     assert_eq!(
@@ -319,7 +320,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // One more Service: three members, the virtual server, two destinations, the address.
+    // A new Service costs messages for three members, the virtual server, two destinations and the
+    // address.
     world.service(service("default/new", "10.99.0.1", 80));
     world.slice(slice(
         "default/new",
@@ -334,8 +336,8 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
         }
     );
 
-    // Adds a Service with a NodePort at three addresses. This makes four virtual servers, with one
-    // message for each.
+    // Adds a Service with a NodePort on a node with three addresses. The Service needs four virtual
+    // servers, with one message for each.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -365,7 +367,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // An event with an object that equals the known one changes nothing.
+    // An event whose object equals the known object changes nothing.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -373,7 +375,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A resync without drift only reads. It reads the shim once per sync period.
+    // A check without drift only reads. The proxier reads the shim once per sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -400,7 +402,7 @@ fn the_cost_of_a_change_does_not_depend_on_other_services() {
 }
 
 #[test]
-fn drift_is_repaired_by_the_missing_writes_only() {
+fn drift_is_repaired_with_no_more_writes_than_necessary() {
     let mut world = web();
     {
         let mut state = world.kernel.state();
@@ -427,7 +429,7 @@ fn drift_is_repaired_by_the_missing_writes_only() {
 }
 
 #[test]
-fn foreign_entries_stay_unchanged() {
+fn entries_of_other_programs_stay_unchanged() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let properties = Properties {
         scheduler: "wrr".into(),
@@ -462,7 +464,7 @@ fn foreign_entries_stay_unchanged() {
 }
 
 #[test]
-fn leftovers_are_adopted_by_address_set_or_node_port() {
+fn leftover_virtual_servers_are_adopted_by_address_set_or_node_port() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     {
         let properties = Properties {
@@ -523,7 +525,7 @@ fn leftovers_are_adopted_by_address_set_or_node_port() {
 }
 
 #[test]
-fn node_ports_at_an_address_lost_during_downtime_are_removed() {
+fn node_ports_at_an_address_that_the_node_lost_during_downtime_are_removed() {
     let (here, moved) = (ip("192.168.99.10"), ip("192.168.99.11"));
     let mut world = World::with(
         Config::default(),
@@ -578,14 +580,14 @@ fn node_ports_at_an_address_lost_during_downtime_are_removed() {
 }
 
 #[test]
-fn node_ports_without_the_flag_are_adopted_without_a_write() {
+fn node_ports_without_the_ownership_flag_are_adopted_without_a_write() {
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
     web.ports[0].node_port = Some(30080);
     world.service(web.clone());
     let mut world = world.listed();
     world.sync();
-    // Removes the flag of our virtual servers, as if upstream had created them.
+    // Removes the ownership flag of our virtual servers, as if upstream had created them.
     for server in world.kernel.state().snapshot.servers.values_mut() {
         server.properties.flags &= !Properties::OWNED;
     }
@@ -597,7 +599,7 @@ fn node_ports_without_the_flag_are_adopted_without_a_write() {
 }
 
 #[test]
-fn a_virtual_server_that_cannot_be_removed_keeps_its_set_members() {
+fn a_virtual_server_that_the_kernel_does_not_remove_keeps_its_set_members() {
     let mut world = web();
     let refused = "remove virtual server 10.96.0.10:80/TCP".to_owned();
     world
@@ -616,7 +618,8 @@ fn a_virtual_server_that_cannot_be_removed_keeps_its_set_members() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A member that must stay is not due for removal. Otherwise the loop would not sleep.
+/// A member that must stay for its virtual server is not due for removal. Otherwise, the daemon's
+/// loop would never sleep.
 #[test]
 fn a_set_member_is_removed_only_after_its_virtual_server() {
     let mut world = web();
@@ -639,9 +642,9 @@ fn a_set_member_is_removed_only_after_its_virtual_server() {
     assert_eq!(world.sync().pending, 0);
 }
 
-/// A check finds the same differences as a restart.
+/// A check decides by the same evidence as a restart whether a virtual server is ours.
 #[test]
-fn a_check_adopts_virtual_servers_by_the_rules_of_a_restart() {
+fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     let mut world = web();
     let there = world.kernel.state().snapshot.servers[&server("10.96.0.10:80")].clone();
     let mut exposed = service("default/exposed", "10.96.0.11", 80);
@@ -660,18 +663,18 @@ fn a_check_adopts_virtual_servers_by_the_rules_of_a_restart() {
     world.wait(Duration::from_mins(1));
     world.check();
     world.settle();
-    // The proxier removes only the virtual server whose address is bound to the link. It keeps the
-    // two others:
+    // The proxier removes only the virtual server at 10.96.0.12, because this address is bound to
+    // the link. It keeps the two others:
     //
-    // - The address of the first one is not on this node.
-    // - At the address of the second one, the sets contain our virtual servers, but not this one.
+    // - 192.168.99.99:30080, because the address is not on this node.
+    // - 10.96.0.10:81, because the sets contain another port of this address, but not this one.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);
 }
 
 #[test]
-fn one_bad_service_does_not_make_the_node_stuck() {
+fn one_refused_service_does_not_make_the_node_unhealthy() {
     let fails = |world: &mut World| {
         let synced = world.sync();
         (
@@ -693,7 +696,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // The same happens if the kernel itself refuses the write.
+    // If the kernel itself has a problem, the same refusal makes the node unhealthy.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -707,7 +710,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // No write is retried early, and the failure remains.
+    // The proxier does not retry the write before its time, so the failure remains.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -715,7 +718,7 @@ fn one_bad_service_does_not_make_the_node_stuck() {
 }
 
 #[test]
-fn a_member_that_cannot_be_removed_does_not_restore_the_rules() {
+fn a_member_that_the_kernel_does_not_remove_causes_no_restore_of_rules() {
     for stays in [
         "remove virtual server 10.96.0.10:80/TCP",
         "remove 10.96.0.10,tcp:80 from set KUBE-CLUSTER-IP",
@@ -743,7 +746,7 @@ fn balanced(ranges: &[&str]) -> Service {
 }
 
 #[test]
-fn the_configured_node_address_is_used_without_a_node_object() {
+fn the_configured_node_address_is_used_if_the_node_object_is_missing() {
     let mut world = World::new();
     let mut node = NodeFacts::new(IpFamily::V4, NODE);
     node.flag_ip = Some(ip("192.168.99.10"));
@@ -755,7 +758,7 @@ fn the_configured_node_address_is_used_without_a_node_object() {
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
 }
 
-/// Returns a world with `--ipvs-shim=lean`, whose rules match no empty set.
+/// Returns a node with `--ipvs-shim=lean`, whose rules match no empty set.
 fn lean() -> World {
     let config = Config {
         shim: ShimStyle::Lean,
@@ -773,7 +776,7 @@ fn refuse_rules(world: &World) {
 }
 
 #[test]
-fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
+fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
     let mut world = lean();
     let exposed = |is_local: bool| {
         let mut exposed = service("default/web", "10.96.0.10", 80);
@@ -802,7 +805,7 @@ fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
         assert_eq!(sets(&world), after);
         refuse_rules(&world);
     }
-    // Removals do not wait for the rules.
+    // The removal of a deleted Service's members does not wait for the rules.
     world.service(exposed(true));
     world.sync();
     world.delete_service("default/web");
@@ -810,10 +813,10 @@ fn an_address_keeps_its_old_set_until_rules_use_the_new_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// The node gets its first source ranges while the kernel refuses rules. A closed port is safer
-/// than an open one.
+/// A load balancer gets its first source ranges while the kernel refuses rules. It stays closed,
+/// because a closed port is safer than an open one.
 #[test]
-fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
+fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     let mut world = lean();
     world.service(balanced(&[]));
     world.slice(slice("default/web", &PAIR));
@@ -824,7 +827,7 @@ fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // The rules no longer admit the removed source range.
+    // A removed source range is removed from its set, although the kernel refuses rules.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -834,7 +837,7 @@ fn refused_rules_leave_a_load_balancer_closed_to_other_sources() {
 }
 
 #[test]
-fn a_recreated_node_object_without_addresses_keeps_the_admitted_address() {
+fn a_recreated_node_object_without_addresses_keeps_the_known_node_address() {
     let node = |addresses: &[&str]| proxy::Node {
         name: "node1".into(),
         addresses: addresses.iter().map(|at| ip(at)).collect(),
@@ -859,7 +862,7 @@ fn a_recreated_node_object_without_addresses_keeps_the_admitted_address() {
 }
 
 #[test]
-fn a_refused_object_stays_pending_and_the_rest_is_programmed() {
+fn a_refused_entry_stays_pending_and_all_others_are_written() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
     world.slice(slice("default/bad", &PAIR));
@@ -895,7 +898,7 @@ fn a_refused_object_stays_pending_and_the_rest_is_programmed() {
 }
 
 #[test]
-fn a_lost_acknowledgement_causes_a_dump() {
+fn a_lost_reply_causes_a_dump() {
     let mut world = web();
     world.kernel.state().lose_acknowledgements = true;
     world.service(service("default/two", "10.96.0.11", 80));
@@ -907,7 +910,7 @@ fn a_lost_acknowledgement_causes_a_dump() {
 }
 
 #[test]
-fn an_unreadable_kernel_causes_an_error_and_no_write() {
+fn a_kernel_that_cannot_be_read_causes_an_error_and_no_write() {
     let mut world = web();
     for &part in Part::ALL {
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -950,7 +953,8 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // The endpoint returns: it gets its former weight, and no entry is deleted.
+    // The endpoint returns to the slice. The destination gets its former weight, and the proxier
+    // deletes no entry.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -1023,8 +1027,8 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // Each endpoint has its own drain timeout. The later removal of a second endpoint does not
-    // extend the first endpoint's timeout.
+    // Each endpoint has a drain timeout of its own. The later removal of the second endpoint does
+    // not extend the timeout of the first.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1167,7 +1171,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     );
 }
 
-/// Sets and rules contain only the winner's entries, in any order of events.
+/// Sets and rules contain only entries of the Service that owns the address, whatever the order of
+/// events is.
 #[test]
 fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
     let claimant = |at: &str, cluster_ip: &str, created| {
@@ -1265,7 +1270,7 @@ fn a_service_address_that_is_a_node_address_is_not_bound() {
 }
 
 #[test]
-fn an_address_is_unbound_while_another_interface_has_it() {
+fn a_service_address_is_not_bound_while_another_interface_has_it() {
     let external = ip("192.168.99.20");
     let mut world = World::new();
     let mut web = service("default/web", "10.96.0.10", 80);
@@ -1320,7 +1325,7 @@ fn the_api_server_is_written_first_and_dns_second() {
 }
 
 #[test]
-fn many_writes_are_split_into_several_ordered_plans() {
+fn many_writes_are_divided_into_several_ordered_plans() {
     let services = 900u32;
     let pods: Vec<String> = (0..100u32).map(|n| format!("10.244.1.{n}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -1348,8 +1353,8 @@ fn many_writes_are_split_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination needs one message for the drain and one for its removal. All removals fit
-    // into one sync again.
+    // Each destination needs one message for the drain and one for its removal. One sync sends all
+    // these messages.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }
@@ -1397,7 +1402,7 @@ fn a_set_grows_to_hold_all_members() {
 }
 
 #[test]
-fn a_full_set_has_room_to_add_members_before_removals() {
+fn a_full_set_grows_if_additions_come_before_removals() {
     let mut world = World::new();
     for number in 1..=4 {
         let at = format!("default/s{number}");

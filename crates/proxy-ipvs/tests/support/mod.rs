@@ -1,4 +1,4 @@
-//! A node on the strict fake kernel, for short tests.
+//! A simulated node on the strict fake kernel, for short tests.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -23,10 +23,10 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// Pause before a part is read again, after its last read and after a notification.
+/// Shortest time between a notification and the read that it causes, and between two such reads.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sum of all reports until no immediate work remains.
+/// Sum of all reports from the start of a sync until no immediate work remains.
 #[derive(Debug, Default)]
 pub(crate) struct SyncSummary {
     pub(crate) written: usize,
@@ -37,13 +37,14 @@ pub(crate) struct SyncSummary {
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// Foreign virtual servers, by address, each with the Service port that wants the address.
+    /// Addresses of other programs' virtual servers, each with the Service port that wants the
+    /// address.
     pub(crate) foreign: Vec<String>,
-    /// Names of the Services that lack a mark.
+    /// Names of the Services that need a packet mark but have none.
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Start of the period without a successful write, if writes fail.
+    /// Time since which writes have failed and no write has succeeded.
     pub(crate) stuck: Option<Instant>,
     /// Reason why a worker thread has ended, if one has.
     pub(crate) gone: Option<String>,
@@ -112,7 +113,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// Lets the proxier read the kernel's entries until it can plan. Writes nothing.
+/// Lets the proxier read the kernel's entries until it can plan. The proxier writes nothing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -128,7 +129,7 @@ pub(crate) fn read_ahead<K: Kernel>(
     synced
 }
 
-/// A node: model, proxier and fake kernel.
+/// A simulated node: model, proxier and fake kernel.
 pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) model: Model,
     pub(crate) kernel: FakeKernel,
@@ -141,8 +142,8 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
 
 /// A kernel that can be dumped completely.
 pub(crate) trait DumpableKernel: Kernel {
-    /// Dumps all entries of this family. With `with_rules`, includes the shim and leftovers of
-    /// other modes.
+    /// Dumps all entries of the IP family. With `with_rules`, includes the shim and the leftovers
+    /// of other modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
@@ -183,7 +184,7 @@ pub(crate) fn name(text: &str) -> NamespacedName {
     NamespacedName::new(namespace, name)
 }
 
-/// Parses the key of a virtual server, with TCP by default: `10.0.0.1:80`.
+/// Parses the key of a virtual server, such as `10.0.0.1:80`. The default protocol is TCP.
 pub(crate) fn server(text: &str) -> VirtualServerKey {
     let address: std::net::SocketAddr = text.parse().unwrap();
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
@@ -204,7 +205,8 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     }
 }
 
-/// Returns an EndpointSlice for port 8080 with ready endpoints `ADDRESS@NODE`.
+/// Returns an EndpointSlice for port 8080 with these ready endpoints, each in the format
+/// `ADDRESS@NODE`.
 pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
     let endpoints = endpoints.iter().map(|text| {
         let (address, node) = text.split_once('@').unwrap();
@@ -218,7 +220,7 @@ pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
 }
 
 impl World {
-    /// Creates an IPv4 node with one address, an empty kernel and no listed objects.
+    /// Creates an IPv4 node with one address and an empty kernel. The model has no objects yet.
     pub(crate) fn new() -> Self {
         Self::with(
             Config::default(),
@@ -231,7 +233,7 @@ impl World {
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
 
-    /// Replaces the proxier with a new one, on a node with these facts.
+    /// Replaces the proxier with a new one that has these facts about the node.
     pub(crate) fn restart_on(&mut self, node: NodeFacts) {
         let kernel = self.kernel.clone();
         let lanes = Lanes::inline(|| kernel.clone());
@@ -240,7 +242,8 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Runs the proxier with worker threads. A thread waits before a held part.
+    /// Creates a node whose proxier has worker threads. A thread waits before it reads or writes a
+    /// part in `held`.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &HeldParts) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -267,16 +270,18 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel whose reads or writes wait. May also contain `READ` or `WRITTEN`: the
-/// results of reads or writes then wait.
+/// Names of the parts of the kernel that worker threads must not read or write yet. May also
+/// contain `READ` or `WRITTEN`: the proxier then does not get the results of reads or writes yet.
 pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
-/// Name that holds the read addresses back from the proxier.
+/// Name for [`HeldParts`]: the proxier does not get the addresses yet that a worker thread has
+/// read.
 pub(crate) const READ: &str = "addresses have been read";
-/// Name that holds the results of all writes except rules back from the proxier.
+/// Name for [`HeldParts`]: the proxier does not get the outcomes of writes yet, except those of
+/// rules.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
-/// Fake kernel for a worker thread that a test can hold.
+/// Fake kernel of a worker thread. A test can hold the thread.
 pub(crate) struct Slow(FakeKernel, HeldParts);
 
 impl Slow {
@@ -381,20 +386,20 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Applies these changes and runs the loop.
+    /// Applies these changes of the model and runs the loop until no immediate work remains.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> SyncSummary {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
     }
 
-    /// Marks all lists as complete.
+    /// Completes all lists of objects.
     pub(crate) fn listed(mut self) -> Self {
         fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
     }
 
-    /// Starts a new daemon on this kernel, without listed objects.
+    /// Starts a new daemon on the same kernel. Its model has no objects yet.
     pub(crate) fn restarted(self, config: Config) -> World {
         World::with(config, self.kernel)
     }
