@@ -333,7 +333,7 @@ fn main_table(report: &Report) -> String {
     for name in others.iter().filter(|name| names.contains(name)) {
         _ = writeln!(
             text,
-            "- `{name}`: another kube-proxy, in the mode that ends its name"
+            "- `{name}`: another kube-proxy; its name ends with its mode"
         );
     }
     text + "\n"
