@@ -108,7 +108,7 @@ impl NodeFacts {
     }
 
     /// Reports whether a network in `--nodeport-addresses` contains this address. The address then
-    /// serves NodePorts once the node has it.
+    /// serves NodePorts once the node has the address.
     pub fn is_in_node_port_networks(&self, address: IpAddr) -> bool {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => false,
@@ -164,8 +164,8 @@ pub enum Selection<'a> {
 }
 
 impl NodePortAddresses {
-    /// Returns the selection for a family. As in upstream, networks that include all addresses
-    /// select all.
+    /// Returns the selection for a family. As in upstream, a network of all addresses, such as
+    /// `0.0.0.0/0`, selects all addresses of its family.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         let (nets, has_primary) = match self {
             Self::All => return Selection::All,

@@ -38,8 +38,8 @@ pub struct Service {
     pub name: NamespacedName,
     /// The object's `metadata.uid`. Empty for objects from manifests without a UID.
     pub uid: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one
-    /// address and port, the older one wins.
+    /// `metadata.creationTimestamp` in seconds since the epoch. If two Services claim one address
+    /// and port, the older Service wins.
     pub created: Option<i64>,
     /// The Service's type (`spec.type`).
     pub kind: ServiceType,
@@ -152,7 +152,7 @@ impl fmt::Display for ServiceAddress {
 /// One entry of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// The port's name, or empty. The ports of EndpointSlices refer to it by this name.
+    /// The port's name, or empty. EndpointSlices refer to the Service port by this name.
     pub name: Arc<str>,
     /// The transport protocol of the port.
     pub protocol: Protocol,
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_placements_equal_a_list_built_with_them() {
+    fn a_list_with_replaced_placements_equals_a_new_list() {
         let placed = |number: u8, node: u16, has_v6: bool| Endpoint {
             address: if has_v6 {
                 [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into()

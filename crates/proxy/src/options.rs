@@ -19,8 +19,8 @@ use std::fmt;
 
 pub use balancing::{MaxConnections, SchedulerFlags, SlowStart, Weights};
 
-/// Prefix of the annotations of all options: the program's name. The prefix is no domain, because
-/// the project owns none and `kubernetes.io` is reserved.
+/// Prefix of the annotations of all options: the program's name. The prefix is not a domain,
+/// because the project owns no domain and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
@@ -51,7 +51,8 @@ pub struct OptionRow {
     pub annotation: &'static str,
     /// Returns the allowed values, as text for the user.
     pub allowed: fn() -> String,
-    /// Value for Services without the annotation: the flag that sets it, or a description.
+    /// Default for Services without the annotation: the flag that sets this default, or a
+    /// description.
     pub default: &'static str,
     /// The names of the modes that support the option.
     pub modes: &'static [&'static str],

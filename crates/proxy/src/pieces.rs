@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Largest work of one namespace in one piece. The daemon computes it within milliseconds.
+/// Largest work of one namespace in one piece. The daemon does this work within milliseconds.
 const SHARE: usize = 8_192;
 
 /// Longest time for which a piece above the shares waits for the writes of the previous piece. Some

@@ -237,7 +237,8 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// An endpoint of a port, with the reasons for using it or not (see [`Endpoints::verdicts`]).
+/// An endpoint of a port, with the reasons why traffic uses it or not (see
+/// [`Endpoints::verdicts`]).
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointVerdict<'a> {
     /// Address of the pod.
@@ -256,7 +257,7 @@ pub struct EndpointVerdict<'a> {
     pub local: Reason,
 }
 
-/// Reason for using an endpoint or not, for traffic of one policy.
+/// Reason why traffic of one policy uses an endpoint, or does not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Used: the endpoint is ready.

@@ -10,7 +10,7 @@ use crate::object::{EndpointSlice, Service};
 /// A Service and its slices: the input of a mode's compiler.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceView<'a> {
-    /// The Service as the model serves it.
+    /// The Service, with only the addresses and ports that the model serves.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
     /// Slices that the proxy does not serve, because the Service exceeds its limits.

@@ -15,7 +15,8 @@ pub enum EntryKind {
     Link,
     /// Service addresses on the link.
     Addresses,
-    /// Rules that a restore program, or one transaction of this process, writes.
+    /// Rules that a restore program (such as `iptables-restore`) or a transaction of this process
+    /// writes.
     Rules,
     /// Transactions that change an nf\_tables table.
     Table,

@@ -504,7 +504,7 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
         &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
     );
     assert_eq!(external(&model, "user"), [""; 0]);
-    // The address is a cluster IP now.
+    // Another Service now has the address as its cluster IP.
     add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
     let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
     other.ports.clear();

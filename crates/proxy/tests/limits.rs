@@ -133,7 +133,8 @@ fn the_destination_limit_counts_endpoints_for_each_address() {
     }
     first_slices.apply(Event::ServiceApplied(given));
     // Each address has 6,000 destinations: two ports with 3,000 endpoints each. The limit allows 16
-    // addresses. These have 32 frontends, so the higher limit for few frontends does not apply.
+    // addresses. These addresses have 32 frontends, so the higher limit for few frontends does not
+    // apply.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {

@@ -234,7 +234,7 @@ fn a_flow_to_localhost_is_stale_only_if_localhost_is_served() {
 }
 
 #[test]
-fn stale_ipv6_flows_follow_the_same_rule() {
+fn ipv6_flows_become_stale_like_ipv4_flows() {
     let mut world = World::new(V6);
     world.tell(dns());
     for at in [

@@ -27,7 +27,7 @@ enum Content<V, O> {
 struct GeneralContent<V, O> {
     /// Claims, sorted by owner. The value of the first claim is wanted.
     claims: Vec<(O, V)>,
-    /// Actual value, if it differs from the wanted one.
+    /// Actual value, if it differs from the wanted value.
     other: Option<V>,
 }
 
@@ -54,7 +54,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// Returns the wanted value: that of the first claim.
+    /// Returns the wanted value, which is the value of the first claim.
     pub(crate) fn wanted(&self) -> Option<&V> {
         match &self.content {
             Content::One(_, value) => Some(value),
@@ -98,8 +98,8 @@ impl<V, O> Row<V, O> {
 }
 
 impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
-    /// Sets or, with `None`, removes an owner's claim. Returns true if the wanted value has
-    /// changed.
+    /// Sets an owner's claim, or removes the claim if `value` is `None`. Returns true if the wanted
+    /// value has changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
             // Stores the new value: values that compare as equal may differ in details.
@@ -170,8 +170,8 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Converts the row to the compact form, if it has one claim and no actual value other than the
-    /// wanted one.
+    /// Converts the row to the compact form, if it has one claim, and its actual value is absent or
+    /// equal to the wanted value.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content
             && any.other.is_none()
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_without_a_value_takes_three_words() {
+    fn a_row_with_an_empty_value_type_takes_24_bytes() {
         assert_eq!(size_of::<Row<(), Arc<u8>>>(), 24);
     }
 

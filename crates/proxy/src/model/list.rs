@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 
 use crate::names::NamespacedName;
 
-/// Progress of the lists of one kind.
+/// Progress of the lists of one kind of object.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
     /// True once a list was completed. The flag stays true during later lists.

@@ -17,7 +17,7 @@ use crate::view::ServiceView;
 
 impl Model {
     /// Reports whether the source has listed Services and slices at least once. Until then, the
-    /// daemon writes no entry.
+    /// daemon writes no kernel entry.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
     }
@@ -121,8 +121,8 @@ impl Model {
         all.find(has).map(|service| &service.name)
     }
 
-    /// Returns the Service whose load balancer has this address and port. If several match, returns
-    /// the oldest, then the first by name.
+    /// Returns the Service whose load balancer has this address and port. If several Services
+    /// match, returns the oldest Service, then the first by name.
     pub fn load_balancer_at(&self, at: ServiceAddress) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -134,8 +134,8 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Returns the Service that has this node port. If several match, returns the oldest, then the
-    /// first by name. O(Services).
+    /// Returns the Service that has this node port. If several Services match, returns the oldest
+    /// Service, then the first by name. O(Services).
     pub fn node_port_of(&self, number: u16, protocol: Protocol) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();

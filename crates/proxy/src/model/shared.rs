@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 
 use crate::object::Placement;
 
-/// Largest number of shared values for which the model does not search for unused values.
+/// Number of shared values below which the model does not search for unused values.
 pub(super) const FEW_SHARED: usize = 64;
 
 /// Placeholder in node hints for all nodes except this one. No node has this name.

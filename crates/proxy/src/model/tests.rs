@@ -24,7 +24,7 @@ fn unreadable(service: &str) -> Event {
 }
 
 #[test]
-fn a_change_affects_only_its_ip_families() {
+fn an_event_affects_only_the_ip_families_that_it_changes() {
     let service_at = |ips: &[&str]| {
         let ips = ips.iter().map(|ip| ip.parse().unwrap());
         Event::ServiceApplied(Service::at(name("web"), ips))
@@ -367,7 +367,7 @@ fn cluster_ip_ranges_are_known_after_a_complete_list() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // The lists of Services, slices and the Node do not wait for ServiceCIDRs.
+    // The complete list of ServiceCIDRs completes no list of another kind.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 

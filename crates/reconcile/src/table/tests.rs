@@ -12,7 +12,7 @@ fn due(table: &T, now: Instant) -> Vec<u8> {
 }
 
 #[test]
-fn only_a_change_of_contenders_changes_the_conflict_version() {
+fn only_a_change_of_owners_changes_the_version_of_conflicts() {
     let mut table = T::new();
     table.claim(&1, [(7, 1)]);
     let alone = table.contested_version();
@@ -28,7 +28,7 @@ fn only_a_change_of_contenders_changes_the_conflict_version() {
 }
 
 #[test]
-fn the_first_owner_wins_and_the_next_takes_over() {
+fn the_first_owner_wins_until_it_releases_the_key() {
     let mut table = T::new();
     table.claim(&2, [(1, 20)]);
     table.claim(&1, [(1, 10)]);
@@ -144,7 +144,7 @@ fn excused_removals_do_not_count_as_late() {
 }
 
 #[test]
-fn an_unknown_outcome_waits_for_a_read_despite_new_claims() {
+fn a_key_with_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     let mut table = Table::new();
     let now = Instant::now();
     table.claim(&1, [(1, 1)]);
@@ -153,7 +153,7 @@ fn an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     assert_eq!(due(&table, now), []);
     table.observe([(1, 1)]);
     assert_eq!(due(&table, now), [1]);
-    // If the last write of a key failed, a new claim makes it due without a read.
+    // After a failed write of a key, a new claim makes the key due without a read.
     table.fail(&1, now);
     table.claim(&1, [(1, 3)]);
     assert_eq!(due(&table, now), [1]);
