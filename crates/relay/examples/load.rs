@@ -167,7 +167,7 @@ fn per_second(count: usize, start: Instant) -> u64 {
     per_second
 }
 
-// ---- the relay, and the table ----
+// ---- Functions that run the relay and its clients, and print the table ----
 
 fn start(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(env::current_exe().unwrap())

@@ -17,7 +17,7 @@ const MOST_CLIENTS: usize = 65_536;
 /// Endpoints of a listening port, with its affinity and its allowed clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortBackends {
-    /// Sorted endpoints. If there are none, the relay resets connections.
+    /// Sorted endpoints. Without endpoints, the relay resets connections.
     pub endpoints: Box<[SocketAddr]>,
     /// Time for which a client keeps its endpoint after its last connection, or `None` for no
     /// affinity.

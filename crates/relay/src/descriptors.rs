@@ -66,7 +66,7 @@ impl Free {
         Self(semaphore(most), most)
     }
 
-    /// Returns the number of descriptors at the start.
+    /// Returns the number of descriptors that were free at the start.
     pub(crate) fn most(&self) -> usize {
         self.1
     }

@@ -148,7 +148,7 @@ fn a_half_closed_connection_still_carries_replies() {
 }
 
 #[test]
-fn a_reset_resets_the_other_side() {
+fn a_reset_of_one_side_resets_the_other_side() {
     let resets = endpoint(|mut connection| {
         connection.read_exact(&mut [0; 1]).unwrap();
         let socket = SockRef::from(&connection);
@@ -565,7 +565,7 @@ fn an_unreachable_endpoint_ends_its_udp_flow() {
 }
 
 #[test]
-fn a_dropped_relay_accepts_connections_until_the_next_takes_over() {
+fn a_dropped_relay_accepts_connections_until_a_new_relay_takes_over() {
     let with = Limits {
         linger: Duration::from_millis(500),
         ..limits()

@@ -210,7 +210,7 @@ mod tests {
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(events(&lying), [Event::Lost]);
-        // The parser still reads the message that follows the malformed one.
+        // The parser still reads the message that follows the malformed message.
         let mut odd = datagram(7, "10.96.0.1");
         odd[24] = 7;
         let all = [odd, removed(2, "192.168.0.1")].concat();

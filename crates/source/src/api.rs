@@ -3,7 +3,7 @@
 //! ```text
 //!   Services ───────┐ one ListWatch each, on its own task
 //!   EndpointSlices ─┼─▶ events
-//!   the own Node ───┤        └─▶ Outage: logs once when the server is away, and once when it is back
+//!   the own Node ───┤        └─▶ Outage: logs the start and the end of an outage, once each
 //!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
@@ -66,7 +66,7 @@ const IN_FLIGHT: usize = 128;
 /// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
 const PLACEHOLDER_HOST: &str = "control-plane.example";
 
-/// Service that sends a client's requests, below the layer that counts them.
+/// Service of `tower` that sends a client's requests, below the layer that counts the requests.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
@@ -154,8 +154,8 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // Removes a user name from the URL. Servers ignore it, but libraries would log it with the
-        // URL.
+        // Removes a user name from the URL. Servers ignore the name, but libraries would log it
+        // with the URL.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
         }
@@ -334,8 +334,8 @@ impl Access {
 
     /// Reads the current context of a kubeconfig. Error messages call the kubeconfig `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Sets an unused URL. Without any URL, `kube` would read the environment and report its
-        // errors as errors of the file.
+        // Sets an unused URL. Without a URL, `kube` would read the environment and report errors of
+        // the environment as errors of the file.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {

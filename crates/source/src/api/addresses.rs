@@ -53,7 +53,7 @@ const KEPT: Duration = Duration::from_mins(15);
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Function that prepares the node for connections to these addresses. For example, it removes
-/// Services from them.
+/// Services from these addresses.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Functions that run before a connection to an API server.

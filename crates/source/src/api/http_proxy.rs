@@ -188,7 +188,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     })
 }
 
-/// Splits an entry into a name or address, and its port, if any.
+/// Splits an entry of `NO_PROXY` into a name or address, and its port, if any.
 fn with_port(entry: &str) -> (&str, Option<u16>) {
     match entry.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') || name.ends_with(']') => {

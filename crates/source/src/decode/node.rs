@@ -1,4 +1,4 @@
-//! Decodes this node's own Node.
+//! Decodes the Node object of this node.
 
 use ipnet::IpNet;
 use proxy::{Kind, Node};
