@@ -1,17 +1,19 @@
 //! The lab: a real kernel with IPVS, and network namespaces as nodes, pods and external hosts.
 //!
-//! The *runner* ([`run`], the `lab` command) runs a command on a kernel with IPVS. If the host's
-//! kernel has IPVS and the user is root, this is the host's kernel, in fresh namespaces. Otherwise
-//! the runner boots a User Mode Linux VM whose root is an overlay over the host's. In the lab, the
-//! *world* ([`World`]) builds a test network: a fabric, nodes, pods on the nodes, external hosts,
-//! and servers that report their name and the client's address.
+//! The *runner* ([`run`], the `lab` command) runs a command on a kernel with IPVS:
+//!
+//! - on the host's kernel, in fresh namespaces, if this kernel has IPVS and the user is root;
+//! - otherwise in a User Mode Linux VM, whose root is an overlay over the host's root.
+//!
+//! In the lab, the *world* ([`World`]) builds a test network: a fabric, nodes, pods on the nodes,
+//! external hosts, and servers. A server reports its name and the client's address.
 //!
 //! ```text
 //!  host                          │ lab (UML guest, or namespaces of the host)
-//!  lab run -- CMD  or  enter() ──┼─▶ init (PID 1, this same binary) ──▶ CMD, or the test binary again
-//!        ▲  output, exit status  │                                          │ World::new
-//!        └──────── work dir ◀────┼── stdout, stderr, status                 ▼
-//!                                │            fabric ── node ── cni0 ── pod, pod …
+//!  lab run -- CMD  or  enter() ──┼─▶ init (PID 1, same binary) ──▶ CMD, or the test binary again
+//!        ▲  output, exit status  │                                     │ World::new
+//!        └──────── work dir ◀────┼── stdout, stderr, status            ▼
+//!                                │       fabric ── node ── cni0 ── pod, pod …
 //! ```
 //!
 //! A test binary with a custom `main` enters the lab with one call. A test is then short:
@@ -28,8 +30,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not supported: emulating IPVS, internet access from the VM, and more than one CPU. (A User Mode
-//! Linux that moves between CPUs is several times slower.)
+//! The lab does not support an emulated IPVS, internet access from the VM, or more than one CPU. A
+//! User Mode Linux that moves between CPUs is several times slower.
 
 pub mod http;
 mod init;
@@ -69,9 +71,11 @@ pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }
 
-/// Returns the iptables backend that tests of this lab use, as the suffix of its commands. This is
-/// `nft` on lane B, whose kernel must have it, and on a host whose nft backend supports NAT.
-/// Otherwise it is `legacy`.
+/// Returns the iptables backend that tests of this lab use, as the suffix of the iptables commands:
+///
+/// - `nft` on lane B, whose kernel must have nf_tables, and on a host whose nft backend supports
+///   NAT;
+/// - `legacy` otherwise.
 pub fn iptables_backend() -> &'static str {
     static BACKEND: OnceLock<&str> = OnceLock::new();
     BACKEND.get_or_init(|| {
@@ -83,8 +87,8 @@ pub fn iptables_backend() -> &'static str {
     })
 }
 
-/// Links the plain names of the iptables programs to the programs of a backend, in this folder.
-/// Returns the names of programs that are not installed.
+/// Creates links in a folder from the plain names of the iptables programs to the programs of a
+/// backend. Returns the names of programs that are not installed.
 ///
 /// # Errors
 ///
@@ -107,11 +111,14 @@ pub fn link_iptables(backend: &str, folder: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Runs this test binary in the lab, with the same arguments. A test binary must call this function
-/// first in `main`. Inside the lab, it returns immediately. Outside, it exits with the status of
-/// the run: 124 after `limit`, 125 if the VM died, 127 without IPVS and User Mode Linux.
-/// `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY` correspond to the runner's flags.
+/// first in `main`.
 ///
-/// With `--list`, it also returns outside the lab, because a list needs no kernel.
+/// - Inside the lab, the function returns immediately.
+/// - Outside the lab, the function exits with the status of the run: 124 after `limit`, 125 if the
+///   VM died, 127 without IPVS and User Mode Linux.
+/// - With `--list`, the function always returns, because a list needs no kernel.
+///
+/// The variables `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY` correspond to the runner's flags.
 pub fn enter(limit: Duration) {
     maybe_init();
     if in_lab() || std::env::args_os().any(|argument| argument == "--list") {

@@ -72,7 +72,8 @@ struct GuestOptions {
 impl GuestOptions {
     fn options(self) -> Options {
         let given = Options::from_env();
-        // A flag overrides all variables: `--lane A` must not use lane B's kernel from LAB_KERNEL.
+        // A flag overrides all environment variables: `--lane A` must not use the kernel of lane B
+        // from LAB_KERNEL.
         match (self.lane, self.kernel) {
             (None, None) => given,
             (Some(Lane::B), None) => Options {

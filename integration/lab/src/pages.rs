@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prose_is_wrapped_and_tables_are_not() {
+    fn prose_is_wrapped_but_tables_stay_unchanged() {
         let row = format!("| {} |\n", "figure ".repeat(20));
         assert_eq!(wrapped(&row), row);
         assert_eq!(wrapped("  indented\n"), "  indented\n");

@@ -28,8 +28,8 @@ pub struct Finding {
     pub package: Option<&'static str>,
 }
 
-/// Looks for the kernel that `options` choose, and for every tool. Like a run, may load `ip_vs`.
-/// Changes nothing else.
+/// Looks for the kernel that `options` choose, and for every tool. May load the module `ip_vs`, as
+/// a run would, but changes nothing else.
 pub fn doctor(options: &Options) -> Vec<Finding> {
     let kernel = Kernel::choose(options.lane, options.kernel.as_deref());
     let package = matches!(kernel, Err(crate::Missing::Uml(_))).then_some("user-mode-linux");

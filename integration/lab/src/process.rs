@@ -16,8 +16,8 @@ pub fn cpu(pid: u32) -> io::Result<Duration> {
     Ok(TICK * times.filter_map(|ticks| ticks.parse::<u32>().ok()).sum())
 }
 
-/// Returns the fields of `/proc/PID/stat` after the program's name, which may contain any
-/// character. The first one is the state.
+/// Returns the fields of `/proc/PID/stat` after the program's name. The first returned field is the
+/// state. The name itself is skipped, because it may contain any character.
 ///
 /// # Errors
 /// Fails if the process has ended.
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resource_use_is_read() {
+    fn resource_use_of_a_process_is_read_from_proc() {
         let own = std::process::id();
         assert!(status(own, "VmHWM").unwrap() > 100);
         assert!(cpu(own).unwrap() < Duration::from_mins(10));

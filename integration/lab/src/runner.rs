@@ -1,13 +1,17 @@
 //! Runs a command in the lab, and returns its output and exit status.
 //!
-//! Runner and VM share a work dir. The runner writes the command into it as a file ([`Job`]). The
-//! VM's init appends to the files `stdout` and `stderr`, which the runner forwards, and writes
-//! `status` last. The VM has files instead of consoles, because a tty would change bytes and mix
-//! the two streams.
+//! Runner and VM share a work dir with these files:
+//!
+//! - The runner writes the command into a file ([`Job`]).
+//! - The VM's init appends to `stdout` and `stderr`. The runner forwards both.
+//! - The VM's init writes `status` last.
+//!
+//! The VM writes to files and not to a console, because a tty would change bytes and mix the two
+//! streams.
 //!
 //! A run leaves nothing behind. The VM is one process group, which the runner kills as a whole.
-//! Dropping [`WorkDir`] removes the work dir. If the runner itself is killed, its [`sentry`] does
-//! both.
+//! Dropping [`WorkDir`] removes the work dir. If the runner itself is killed, its [`sentry`] kills
+//! the group and removes the work dir.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -47,14 +51,14 @@ const POWER_OFF: Duration = Duration::from_secs(5);
 /// Options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Time limit, boot included. After it, the runner kills the run and returns status 124.
+    /// Time limit, boot included. At this limit, the runner kills the run and returns status 124.
     pub timeout: Duration,
     /// Memory of the VM, in the format of the kernel's `mem=`: digits and K, M or G.
     pub memory: String,
     /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if there is one.
     pub cpu: Option<usize>,
-    /// Lane to use. `None` chooses lane B if a kernel is given, otherwise the host's kernel if it
-    /// has IPVS, otherwise lane A.
+    /// Lane to use. `None` chooses in this order: lane B if a kernel is given, the host's kernel if
+    /// it has IPVS, lane A.
     pub lane: Option<Lane>,
     /// Kernel of lane B.
     pub kernel: Option<PathBuf>,
@@ -76,8 +80,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. Ignores an
-    /// unknown lane, with a message on standard error.
+    /// Returns the default options, changed by the variables `LAB_LANE`, `LAB_KERNEL` and
+    /// `LAB_MEMORY`. Ignores an unknown lane, with a message on standard error.
     pub fn from_env() -> Self {
         let lane = std::env::var("LAB_LANE")
             .ok()
@@ -96,8 +100,12 @@ impl Options {
 }
 
 impl Options {
-    /// Chooses the host's kernel for commands that need `nf_tables`. This requires that the user
-    /// has chosen no lane and is root, that the kernel has nf_tables, and that `nft` is installed.
+    /// Chooses the host's kernel for commands that need `nf_tables`. Does so only if all of these
+    /// conditions hold:
+    ///
+    /// - The user has chosen no lane, and is root.
+    /// - The kernel has nf_tables.
+    /// - `nft` is installed.
     #[must_use]
     pub fn with_nftables(self) -> Self {
         let is_open = self.lane.is_none() && self.kernel.is_none();
@@ -112,14 +120,16 @@ impl Options {
     }
 }
 
-/// Runs `argv` in the lab with this process's environment and working directory. Forwards its
-/// output, and returns its exit status (128 + n after signal n).
+/// Runs `argv` in the lab with this process's environment and working directory. Forwards the
+/// command's output. Inside the lab, runs the command directly.
 ///
-/// Other statuses are 124 after the time limit, 125 if the VM died (the end of its console goes to
-/// standard error), 127 without a kernel, and 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended
-/// the run.
+/// Returns an exit status:
 ///
-/// Inside the lab, this function runs the command directly.
+/// - the command's status, or 128 + n if signal n ended the command;
+/// - 124 after the time limit;
+/// - 125 if the VM died. The end of the VM's console goes to standard error;
+/// - 127 without a kernel;
+/// - 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
 pub fn run(argv: &[OsString], options: &Options) -> i32 {
     try_run(argv, options).unwrap_or_else(|error| {
         eprintln!("lab: {error:#}");
@@ -167,7 +177,8 @@ fn try_run(argv: &[OsString], options: &Options) -> Result<i32> {
             TIMED_OUT
         }
         RunEnd::Signal(signal) => 128 + i32::from(signal),
-        // The reader of the runner's output has closed the pipe. The status is a shell's.
+        // The reader of the runner's output has closed the pipe. A shell returns this status for a
+        // program that SIGPIPE ended.
         RunEnd::OutputClosed => 128 + Signal::PIPE.as_raw(),
         RunEnd::Died => {
             let how = leader
@@ -280,7 +291,7 @@ enum RunEnd {
     Died,
 }
 
-/// The running VM: one process group, led by the User Mode Linux kernel or by `unshare`.
+/// The running VM. It is one process group, led by the User Mode Linux kernel or by `unshare`.
 struct Guest {
     leader: Child,
     sentry: Child,
@@ -358,8 +369,8 @@ impl Guest {
                 Ok(())
             });
         }
-        // As a subreaper, this process becomes the parent of the group's orphans and can wait for
-        // them.
+        // As a subreaper, this process becomes the parent of the group's orphans. It can then wait
+        // for them.
         set_child_subreaper(Some(getpid())).context("cannot become a subreaper")?;
         let leader = command
             .spawn()
@@ -385,8 +396,8 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Forwards output after the checks, so that the runner loses no output written before
-            // the end.
+            // Forwards output only after it has checked for the end of the run. The runner then
+            // also forwards the output that the VM wrote just before its end.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }
@@ -412,8 +423,8 @@ impl Guest {
         }
     }
 
-    /// Kills the whole process group and waits until it is empty. Returns the leader's status, if
-    /// known.
+    /// Kills the whole process group, and waits until the group is empty. Returns the leader's
+    /// status, if known.
     fn kill(&mut self) -> Option<WaitStatus> {
         if std::mem::replace(&mut self.killed, true) {
             return None;
@@ -506,9 +517,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Returns the folder for User Mode Linux's (unlinked) memory file: `/dev/shm` if it has enough
-/// space and allows executable files, otherwise the work dir. Containers often have a small
-/// `/dev/shm`. A VM that fills it dies.
+/// Returns the folder for the (unlinked) memory file of User Mode Linux. This is `/dev/shm` if it
+/// has enough space and allows executable files, otherwise the work dir. Containers often have a
+/// small `/dev/shm`, and a VM that fills `/dev/shm` dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
@@ -526,8 +537,8 @@ struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn new() -> Result<Self> {
-        // Blanks separate arguments of the kernel's command line, and a socket path has at most 108
-        // bytes.
+        // The path must have no blanks, because blanks separate arguments of the kernel's command
+        // line. It must be short, because the path of a socket has at most 108 bytes.
         let fits = |dir: &PathBuf| {
             dir.is_absolute()
                 && dir.as_os_str().len() < 60
@@ -572,7 +583,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_sizes_are_validated() {
+    fn memory_sizes_are_validated_and_converted_to_bytes() {
         for (text, sane) in [
             ("1G", true),
             ("512m", true),

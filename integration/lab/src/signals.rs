@@ -1,11 +1,11 @@
 //! The three signals that end a run early, as a file descriptor for poll. After such a signal, the
-//! runner must kill a VM and remove a work dir, which a signal handler cannot do.
+//! runner must kill the VM and remove the work dir. A signal handler cannot do this.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-/// Descriptor for SIGINT, SIGTERM and SIGHUP. Until it is dropped, this thread blocks these
+/// Descriptor for SIGINT, SIGTERM and SIGHUP. While this value exists, its thread blocks these
 /// signals.
 pub(crate) struct Signals {
     fd: OwnedFd,
@@ -71,7 +71,8 @@ impl Drop for Signals {
     }
 }
 
-/// Unblocks every signal in a child process, because masks survive fork and exec. For `pre_exec`.
+/// Unblocks every signal in a child process, for `pre_exec`. Without this, the child would inherit
+/// the blocked signals, because signal masks survive fork and exec.
 pub(crate) fn unblock_all() {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     #[allow(unsafe_code, reason = "std leaves the signal mask of a child as it is")]

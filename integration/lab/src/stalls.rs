@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::{Crew, StopSignal};
 
-/// Interval between two looks at the clock.
+/// Interval between two readings of the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Minimum delay of a look at the clock that counts as a stall.
+/// Minimum delay of a clock reading that counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
 /// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
@@ -21,7 +21,7 @@ struct StallTimes {
     /// Sum of the delays above [`STALL`].
     sum: Duration,
     longest: Duration,
-    /// Time of the last look at the clock.
+    /// Time of the last clock reading.
     seen: Instant,
 }
 
@@ -45,13 +45,13 @@ impl Meter {
         }
     }
 
-    /// Returns the sum of all stalls, including one that is just ending. If two results differ, a
-    /// stall occurred between the two calls.
+    /// Returns the sum of all stalls, including a stall that is just ending. If two calls return
+    /// different sums, a stall occurred between them.
     pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }
 
-    /// Returns the longest delay of a look at the clock. Includes delays below [`STALL`].
+    /// Returns the longest delay of a clock reading. Includes delays below [`STALL`].
     pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Running threads with results of type `T`. Dropping it stops the threads, even during a panic.
+/// Running threads with results of type `T`. Dropping this value stops the threads, even during a
+/// panic.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
     over: StopSignal,
@@ -42,7 +43,8 @@ impl<T: Send + 'static> Crew<T> {
         self.threads.push(thread::spawn(move || work(&over)));
     }
 
-    /// Stops all threads. Returns their results, or the first thread's panic.
+    /// Stops all threads. Returns their results. If a thread has panicked, returns the first panic
+    /// instead.
     pub fn stop(&mut self) -> thread::Result<Vec<T>> {
         self.over.end();
         self.threads.drain(..).map(JoinHandle::join).collect()

@@ -1,4 +1,5 @@
-//! Clients that send requests until the test stops them, and the results of their requests.
+//! Clients that send requests until the test stops them. An account counts the results of one or
+//! more clients.
 //!
 //! ```text
 //!  client: a place, a pause, counted requests ──▶ a thread that sends requests ──▶ its account
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::stalls::Meter;
 use crate::{Crew, Failure, Place, StopSignal};
 
-/// Maximum number of distinct failures that the display of an account lists.
+/// Maximum number of distinct failures that an account shows when it is printed.
 const SHOWN: usize = 10;
 
 /// A client of a [`Traffic`].
@@ -25,10 +26,10 @@ pub struct Client {
     pub account: String,
     /// Pause after each request.
     pub rest: Duration,
-    /// Requests that the account counts.
+    /// Selection of the requests that the account counts.
     pub counts: Counts,
-    /// Shortest stall that excuses the timeout of a concurrent request. An excused request counts
-    /// as unjudged.
+    /// Shortest stall of the VM that excuses the timeout of a concurrent request. An excused
+    /// request counts as unjudged.
     pub excuse: Duration,
 }
 
@@ -60,18 +61,18 @@ impl Client {
 pub struct Account {
     /// Number of clients that were started.
     pub clients: u64,
-    /// Number of counted requests, including unjudged ones.
+    /// Number of counted requests, including unjudged requests.
     pub requests: u64,
     /// Number of failed requests.
     pub failed: u64,
-    /// Number of requests that timed out during a stall. They count neither as answered nor as
-    /// failed.
+    /// Number of requests that timed out during a stall of the VM. They count neither as answered
+    /// nor as failed.
     pub unjudged: u64,
     /// Longest time from a request to its reply.
     pub longest: Duration,
-    /// Number of failures by client and cause.
+    /// Number of failures for each client and cause.
     pub reasons: BTreeMap<String, u64>,
-    /// Number of replies by the name of the server.
+    /// Number of replies from each server, by the server's name.
     pub by_server: BTreeMap<String, u64>,
     /// Time of the last reply.
     pub last_answer: Option<Instant>,
@@ -85,7 +86,7 @@ impl Account {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if at most 1 of 20 requests is unjudged.
+    /// Returns true if at most one of 20 requests is unjudged.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }
@@ -149,10 +150,10 @@ impl fmt::Display for Account {
     }
 }
 
-/// Accounts of all clients, by the account's name.
+/// Accounts of all clients, by name.
 type Accounts = BTreeMap<String, Account>;
 
-/// Running clients. Dropping it stops them.
+/// Running clients. Dropping this value stops the clients.
 #[derive(Debug)]
 pub struct Traffic {
     accounts: Arc<Mutex<Accounts>>,
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_before_the_first_response_can_be_ignored() {
+    fn failures_before_the_first_reply_can_be_ignored() {
         let results = [Err(Failure::Refused), Ok("near"), Err(Failure::Refused)];
         let account = play(&client(Counts::FromFirstAnswer, Duration::MAX), &results);
         assert_eq!((account.requests, account.failed), (2, 1));

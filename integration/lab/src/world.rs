@@ -120,7 +120,7 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// The fabric and all places on it. Dropping it removes the namespaces, links, servers and
+/// The fabric and all places on it. Dropping this value removes the namespaces, links, servers and
 /// processes.
 #[derive(Debug)]
 pub struct World {
@@ -130,13 +130,13 @@ pub struct World {
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// Number of cables so far. Port names contain it.
+    /// Number of cables so far. The names of a cable's ports contain this number.
     cables: u32,
     servers: Arc<Servers>,
 }
 
 impl World {
-    /// Creates an empty fabric. The output of `ip netns` shows the world's `name`, which need not
+    /// Creates an empty fabric. `name` is part of the namespaces' names in `ip netns`, and need not
     /// be unique.
     pub fn new(name: &str) -> Result<Self, Error> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
@@ -162,7 +162,7 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // The fabric is a plain wire: iptables does not process its packets.
+        // The fabric is a plain wire, so iptables does not process its packets.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -171,9 +171,12 @@ impl World {
         Ok(world)
     }
 
-    /// Adds a node on the fabric with `addresses`. Its pod bridge has the `gateways` of its pod
-    /// ranges (`"192.167.1.1/24"`), or `""` for a node without pods. The node forwards packets, and
-    /// bridged packets traverse its iptables rules. Nodes have routes to each other's pod ranges.
+    /// Adds a node on the fabric with `addresses`.
+    ///
+    /// - `gateways` are the addresses of the node's pod bridge in its pod ranges
+    ///   (`"192.167.1.1/24"`), or `""` for a node without pods.
+    /// - The node forwards packets. Bridged packets traverse its iptables rules.
+    /// - Nodes have routes to each other's pod ranges.
     pub fn node(&mut self, name: &str, addresses: &str, gateways: &str) -> Result<Node, Error> {
         let gateways = parse(gateways)?;
         let node = Node {
@@ -183,8 +186,8 @@ impl World {
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
         // Sets the bridge's MAC address. By default, a bridge takes the lowest MAC address of its
-        // ports. That address would change when the test adds a pod, while other pods still cache
-        // the old one.
+        // ports. This default would change when the test adds a pod, but other pods cache the
+        // previous address.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(
@@ -245,7 +248,8 @@ impl World {
         from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
     }
 
-    /// Removes a place with its servers, processes and links. Handles of the place no longer work.
+    /// Removes a place with its servers, processes and links. The handles of this place then no
+    /// longer work.
     pub fn remove(&mut self, place: &Place) {
         self.servers.stop_at(place.netns().name());
         netns::remove(std::slice::from_ref(place.netns()));
@@ -271,8 +275,8 @@ impl World {
                 "link add {port} up master {bridge} type veth peer name eth0 netns {}",
                 netns.name()
             ),
-            // Hairpin mode: packets of a pod to its own Service return through the port by which
-            // they arrived.
+            // Hairpin mode: if a pod sends a packet to its own Service, the packet returns through
+            // the port by which it arrived.
             format!("link set {port} type bridge_slave hairpin on"),
         ])?;
         let mut lines = vec!["link set lo up".to_owned()];
@@ -355,7 +359,7 @@ impl Place {
     }
 
     /// Serves a UDP port on each address of this place and on loopback. Each address has its own
-    /// socket, so that every reply comes from the address that received the request.
+    /// socket, so that a reply comes from the address that received the request.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -407,8 +411,8 @@ impl Place {
         Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
     }
 
-    /// Runs `inside` in a new thread in this network namespace, and returns its result. A socket
-    /// stays in the namespace that created it, so the caller can use a returned socket anywhere.
+    /// Runs `inside` in a new thread in this network namespace, and returns its result. The caller
+    /// can use a returned socket anywhere, because a socket stays in the namespace that created it.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
@@ -438,8 +442,8 @@ impl Place {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// Returns a command that runs in this network namespace, with a matching `/sys`. (`ip netns
-    /// exec` becomes the program, so the process id is the program's.)
+    /// Returns a command that runs in this network namespace, with a matching `/sys`. The started
+    /// process has the program's process ID, because `ip netns exec` becomes the program.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -496,7 +500,7 @@ impl Node {
     }
 
     /// Returns `ip` commands that add routes from `from` to this node's pods, in the families that
-    /// both have.
+    /// both places have.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()
@@ -515,8 +519,9 @@ impl Deref for Node {
     }
 }
 
-/// Returns a locally administered MAC address that depends only on the IP address. If a new pod
-/// gets the address of a removed pod, neighbours that cached the MAC address still reach it.
+/// Returns a locally administered MAC address that depends only on the IP address. A new pod may
+/// get the address of a removed pod. Neighbours that cached the MAC address then still reach the
+/// pod.
 fn mac_of(ip: IpAddr) -> String {
     let mut hasher = DefaultHasher::new();
     ip.hash(&mut hasher);
@@ -541,8 +546,8 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
 }
 
 /// Loads the kernel modules for worlds and for the daemon, once per process. Ignores failures of
-/// `modprobe`, because built-in modules need no loading. Fails without br_netfilter. If the kernel
-/// lacks a link type, the `ip` command later reports it.
+/// `modprobe`, because built-in modules need no loading. Fails only without br_netfilter. If the
+/// kernel lacks a link type, the `ip` command reports this later.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
@@ -567,7 +572,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_addresses_are_parsed_in_each_form() {
+    fn addresses_and_networks_are_parsed_with_and_without_prefix_length() {
         let both: Vec<IpNet> = vec![
             "10.0.0.1/24".parse().unwrap(),
             "fd00::1/64".parse().unwrap(),
@@ -580,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_needs_the_lab() {
+    fn a_world_cannot_be_built_outside_the_lab() {
         if !crate::in_lab() {
             assert!(matches!(World::new("x"), Err(Error::NotInLab)));
         }

@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Timeout for requests that must get no reply: as short as a loaded machine allows.
+/// Timeout for requests that must get no reply. It is as short as a loaded machine allows.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// A test and its name.
@@ -65,7 +65,8 @@ fn main() {
         .iter()
         .map(|&(name, story)| Trial::test(name, run(story)))
         .collect();
-    // Runs one test at a time: the lab has one CPU, and tests of timeouts must not wait for it.
+    // Runs one test at a time, because the lab has one CPU. Tests of timeouts must not wait for the
+    // CPU.
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_args()
@@ -73,8 +74,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// A world with two nodes, two pods on the first and one on the second, and an external host. All
-/// are dual-stack.
+/// A world with two nodes and an external host. The first node has two pods, the second node has
+/// one pod. All places are dual-stack.
 struct Small {
     world: World,
     node1: Node,
@@ -250,7 +251,7 @@ fn connection_failures_are_classified() -> Outcome {
         small.a1.ask_udp(at("192.167.2.206:81"), SOON),
         Err(Failure::Refused)
     );
-    // The kernel of a host without a route fails the request locally. A node without a route
+    // On a host without a route, the kernel fails the request locally. If a node has no route, it
     // informs the pod by ICMP.
     assert_eq!(
         small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
@@ -308,8 +309,8 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
-/// The kernel accepts the rules of every kube-proxy mode, in each backend of this lane and both
-/// families. It also accepts all IPVS schedulers.
+/// The kernel accepts the rules of every kube-proxy mode, in both families and in each iptables
+/// backend of this lane. It also accepts all IPVS schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -374,7 +375,8 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
     Ok(())
 }
 
-/// A virtual server that `ipvsadm` created distributes connections, so IPVS is real.
+/// `ipvsadm` creates a virtual server, and the kernel distributes connections to it. So IPVS is
+/// real in the lab.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -401,8 +403,8 @@ fn ipvs_by_hand() -> Outcome {
     Ok(())
 }
 
-/// Pods of one node communicate through its bridge. kube-proxy relies on iptables to process these
-/// packets.
+/// Pods of one node communicate through the node's bridge. kube-proxy relies on iptables to process
+/// these packets.
 fn bridged_packets_meet_iptables() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -484,8 +486,8 @@ fn a_world_leaves_nothing_behind() -> Outcome {
     let mut stray = Command::new("ip")
         .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
         .spawn()?;
-    // The process first is `ip`, which enters the namespace and then becomes the program. Waits
-    // until it has become the program.
+    // At first, the process is `ip`, which enters the namespace and then becomes `sleep`. Waits
+    // until the process is `sleep`.
     while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -534,8 +536,8 @@ fn wrong_addresses_are_named() -> Outcome {
     Ok(())
 }
 
-/// User Mode Linux saves and restores each thread's vector registers itself, partly by `xstate.c`.
-/// If several threads use registers on one CPU, each thread must keep its own values.
+/// Each thread must keep its own vector registers if several threads use the registers on one CPU.
+/// User Mode Linux saves and restores the registers itself, partly by `xstate.c`.
 #[cfg(target_arch = "x86_64")]
 fn vector_registers_survive_switches() -> Outcome {
     /// Keeps `$given` in a register during a long loop, and stores the register into `$seen`.

@@ -39,7 +39,7 @@ impl Scratch {
         command
     }
 
-    /// Returns true if the run has left no work dir and no process that uses one.
+    /// Returns true if the run has left no work dir, and no process that uses a work dir.
     fn is_clean(&self) -> bool {
         let name = self.0.to_str().unwrap().as_bytes();
         let names = |file: PathBuf| {
@@ -79,7 +79,7 @@ fn spawn_until_up(mut command: Command) -> Child {
 }
 
 #[test]
-fn a_guest_gets_arguments_environment_and_returns_status() {
+fn a_guest_gets_arguments_and_environment_and_returns_its_status() {
     let scratch = Scratch::new("carry");
     let odd: Vec<OsString> = [
         "",
@@ -163,7 +163,8 @@ fn files_of_the_host_are_protected_from_the_guest() {
 #[test]
 fn a_guest_command_returns_its_exit_status() {
     let scratch = Scratch::new("ends");
-    // When the command ends, its remaining processes end, too. A program may open /dev/stdout.
+    // When the command ends, the lab ends the remaining processes. A program in the lab may open
+    // /dev/stdout.
     let script =
         "sleep 100 & echo one; echo two >/dev/stdout; echo three >/dev/stderr; kill -SEGV $$";
     let started = Instant::now();
@@ -222,7 +223,8 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert!(scratch.is_clean());
 }
 
-/// The command pauses before the panic. Output that is still in the VM's pipe would be lost.
+/// The command pauses before the kernel panic, because output that is still in the VM's pipe would
+/// be lost.
 #[test]
 fn a_crashed_guest_is_reported_with_its_last_output() {
     let scratch = Scratch::new("dead");
@@ -275,7 +277,7 @@ fn an_interrupted_run_leaves_no_files() {
 }
 
 #[test]
-fn parallel_runs_do_not_collide() {
+fn parallel_runs_do_not_affect_each_other() {
     let scratch = Scratch::new("many");
     let spawn = |name: &str| {
         let mut command = scratch.sh(
@@ -330,7 +332,7 @@ fn the_host_lane_runs_in_new_namespaces() {
 }
 
 #[test]
-fn errors_of_the_lab_name_their_cause() {
+fn each_error_of_the_lab_names_its_cause() {
     let scratch = Scratch::new("wrong");
     for (args, status, part) in [
         (

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::merge::merge;
 
-/// Reason for which a folder cannot be built.
+/// Reason why a folder cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum BuildError {

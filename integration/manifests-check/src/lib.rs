@@ -5,11 +5,11 @@
 //! ```
 //!
 //! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI
-//! document. These types ignore unknown fields. The check therefore parses an object into its type,
-//! encodes it again, and compares the result with the object.
+//! document. These types ignore unknown fields. To find unknown fields, the check parses an object
+//! into its type, encodes it again, and compares the result with the object.
 //!
-//! Of kustomize, this crate supports only `resources` and `patches`. Other fields of a
-//! kustomization are errors.
+//! This crate supports only the fields `resources` and `patches` of a kustomization. Other fields
+//! are errors.
 
 mod kustomization;
 mod merge;

@@ -1,10 +1,10 @@
-//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes,
+//! Strategic merge patches, for the fields that the manifests patch (API conventions of Kubernetes,
 //! "Strategic Merge Patch").
 
 use serde_json::Value;
 
 /// Returns the field that identifies the elements of a list (`x-kubernetes-patch-merge-key` of the
-/// schema). `None`: a patch replaces the list as a whole.
+/// schema). Returns `None` if a patch replaces the list as a whole.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "containers" | "initContainers" | "volumes" | "env" => Some("name"),
@@ -13,8 +13,11 @@ fn merge_key(list: &str) -> Option<&'static str> {
     }
 }
 
-/// Applies `patch` to `target`. Merges objects field by field. Merges lists by their merge key, or
-/// replaces them. `null` removes a field, and `$patch: delete` removes a list element.
+/// Applies `patch` to `target`:
+///
+/// - merges objects field by field;
+/// - merges lists by their merge key, or replaces lists without a merge key;
+/// - removes a field for `null`, and a list element for `$patch: delete`.
 pub fn merge(target: &mut Value, patch: &Value) {
     let (Value::Object(fields), Value::Object(patches)) = (&mut *target, patch) else {
         patch.clone_into(target);

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::tests;
 
-/// Lists of the daemon's metrics. The daemon's own tests use them, too.
+/// Lists of the daemon's metrics. The daemon's tests compare its metrics with the same lists.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
@@ -89,7 +89,7 @@ fn expressions(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn each_metric_in_rules_and_dashboard_exists() {
+fn each_metric_in_rules_and_dashboard_is_a_metric_of_the_daemon() {
     let rules = rules();
     let of_rules = rules
         .iter()
@@ -112,7 +112,7 @@ fn each_metric_in_rules_and_dashboard_exists() {
 }
 
 #[test]
-fn the_dashboard_shows_each_own_metric() {
+fn the_dashboard_shows_each_metric_of_this_project() {
     let shown = expressions(&dashboard()).join(" ");
     let ours = LISTS[2].lines().filter(|line| !line.starts_with(' '));
     for line in ours {
@@ -190,7 +190,7 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
         for part in ["summary", "description"] {
             assert!(rule["annotations"][part].as_str().is_some(), "{name}");
         }
-        // kubernetes-mixin, which most clusters have, has an alert of this name.
+        // This name belongs to an alert of kubernetes-mixin, which most clusters have.
         assert_ne!(name, "KubeProxyDown");
         let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
         let anchor = runbook.strip_prefix(&format!("{RUNBOOKS}{PAGE}#"));
@@ -218,7 +218,8 @@ fn dashboard_panels_link_to_runbooks() {
         !links.contains(&wanted)
     });
     let missing: Vec<_> = missing.map(|rule| rule["alert"].to_string()).collect();
-    // The panel "Nodes that cannot be scraped" shows both alerts about scraping, with one link.
+    // Two alerts are about scraping. The panel "Nodes that cannot be scraped" shows both, but links
+    // to only one of them.
     assert_eq!(missing, ["\"KubeProxyAbsent\""]);
     let anchors = anchors();
     for link in links {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::merge::differences;
 
-/// Reason for which the API server would reject an object or drop a part of it.
+/// Reason why the API server would reject an object or drop a part of it.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum SchemaError {

@@ -47,7 +47,7 @@ pub(crate) fn kubeadms_daemon_set() -> Value {
 /// Creates a temporary folder for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Tests run in parallel, and some of them use the same name.
+    // Tests run in parallel, and two tests may use the same name.
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let process = std::process::id();
     let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));
@@ -55,7 +55,7 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Builds the patch folder, with a file like the one that kubectl writes for kubeadm's DaemonSet.
+/// Builds the patch folder. Adds a file like the file that kubectl writes for kubeadm's DaemonSet.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {
@@ -84,7 +84,7 @@ fn each_manifest_object_matches_its_schema() {
 }
 
 #[test]
-fn unknown_and_mistyped_manifest_fields_are_found() {
+fn unknown_fields_and_wrong_types_in_manifests_are_errors() {
     let good = daemon_set("daemonset");
     for (path, name, value, said) in [
         (
@@ -196,10 +196,10 @@ fn parse_files(object: &mut Value) {
     }
 }
 
-/// The chart renders the same objects as the bases. It adds a test, and a checksum that restarts
-/// the pods.
+/// The chart renders the same objects as the base manifests. In addition, the chart has a test, and
+/// a checksum that restarts the pods.
 #[test]
-fn the_chart_makes_the_same_objects_as_the_bases() {
+fn the_chart_renders_the_objects_of_the_base_manifests() {
     for folder in FOLDERS {
         let rights = folder.strip_prefix("least-privilege/");
         let rights = rights.unwrap_or("privileged");
@@ -251,9 +251,9 @@ fn the_chart_has_the_version_of_the_workspace() {
     assert_eq!(values[0]["architectures"], json!(built));
 }
 
-/// Our DaemonSet equals kubeadm's except for these fields.
+/// Our DaemonSet must equal kubeadm's DaemonSet except for the fields in this test.
 #[test]
-fn our_daemon_set_differs_little_from_kubeadms() {
+fn our_daemon_set_equals_kubeadms_except_for_listed_fields() {
     let mut merged = kubeadms_daemon_set();
     let before = merged.clone();
     let mut ours = daemon_set("daemonset");
@@ -298,8 +298,8 @@ fn our_daemon_set_differs_little_from_kubeadms() {
     }
 }
 
-/// `kubectl apply -k` must overwrite no object of kubeadm, so all names differ, and so do the
-/// selectors of the DaemonSets.
+/// `kubectl apply -k` must overwrite no object of kubeadm. Therefore all names differ, and so do
+/// the selectors of the DaemonSets.
 #[test]
 fn the_bases_share_no_object_with_kubeadm() {
     let identity = |object: &Value| {
@@ -349,10 +349,10 @@ fn the_daemon_set_selects_the_architectures_of_the_image() {
     }
 }
 
-/// If the user has not edited the ConfigMap, the daemon exits at once. The error names the next
-/// step.
+/// If the ConfigMap still contains the placeholder address, the daemon exits at once. The error
+/// names the next step.
 #[tokio::test]
-async fn the_placeholder_api_server_is_refused_by_name() {
+async fn the_daemon_exits_if_the_api_server_is_still_the_placeholder() {
     let objects = build(&manifests().join("daemonset")).unwrap();
     let map = of_kind(&objects, "ConfigMap");
     let text = map["data"]["kubeconfig.conf"].as_str().unwrap();
@@ -401,13 +401,16 @@ fn the_service_account_has_only_kube_proxys_role() {
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
 }
 
-/// Upper bound of the time for a start with 50,000 Services on a slow machine, in seconds: several
-/// times the README's measurement.
+/// Maximum time of a start with 50,000 Services on a slow machine, in seconds. It is several times
+/// the README's measurement.
 const LONGEST_START: u64 = 180;
 
-/// The liveness probe must restart a hanging process but never a slow one. A process is slow in
-/// three cases: its server does not listen yet, its first sync is overdue by less than two sync
-/// periods, or the thread that must respond is busy.
+/// The liveness probe must restart a hanging process, but never a slow process. A process is slow
+/// in three cases:
+///
+/// - Its server does not listen yet.
+/// - Its first sync is overdue by less than two sync periods.
+/// - The thread that must respond is busy.
 #[test]
 fn liveness_probes_do_not_restart_a_slow_daemon() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
@@ -424,7 +427,7 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
         assert!(patience >= LONGEST_START, "{folder}: {patience}");
         assert!(seconds("timeoutSeconds") >= 10, "{folder}");
         assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
-        // The kubeadm patch has no such probe, because users may return to upstream's image, which
+        // The kubeadm patch has no readiness probe. Users may return to upstream's image, which
         // lacks this endpoint.
         let readiness = container.pointer("/readinessProbe/httpGet/path");
         let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
@@ -432,8 +435,9 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
     }
 }
 
-/// A restarted container must run the mode for which the init container prepared its pod. The
-/// record of the mode ends with the pod, and both containers see the same file.
+/// The init container prepares its pod for a mode, and records the mode in a file. A restarted
+/// container must run the recorded mode. Both containers therefore see the same file, and the file
+/// ends with the pod.
 #[test]
 fn the_prepared_mode_is_stored_in_a_pod_volume() {
     for folder in FOLDERS {
@@ -523,7 +527,8 @@ fn least_privilege_manifests_grant_only_the_documented_rights() {
     }
 }
 
-/// Checks that the daemon accepts the command lines, with the ConfigMap at the mounted path.
+/// Checks that the daemon accepts the command lines of the manifests. The ConfigMap is at the
+/// mounted path.
 #[test]
 fn the_daemon_accepts_the_command_lines_of_the_manifests() {
     let options = |folder: &str, container: &str| -> Options {
@@ -592,7 +597,8 @@ fn the_daemon_accepts_the_command_line_of_the_systemd_unit() {
     let configuration = fs::read_to_string(folder.join("config.conf")).unwrap();
     let kubeconfig = line("ConditionPathExists=");
     assert!(configuration.contains(&format!("kubeconfig: {kubeconfig}\n")));
-    // systemd sets this value before it starts the daemon, so the daemon needs no CAP_SYS_RESOURCE.
+    // systemd sets this value before it starts the daemon. The daemon therefore does not need
+    // CAP_SYS_RESOURCE.
     assert_eq!(
         line("OOMScoreAdjust="),
         options.process.oom_score_adj.to_string()

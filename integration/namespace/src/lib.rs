@@ -1,7 +1,8 @@
 //! Network namespaces for single threads, for kernel tests that need at most one node.
 //!
-//! Only the calling thread moves. Other threads stay in their namespace, and programs that the
-//! thread starts run in the new one. `lab::world` has nodes with pods and external hosts.
+//! Only the calling thread moves into the new namespace. Programs that this thread starts also run
+//! there. Other threads stay in their namespace. For nodes with pods and external hosts, see
+//! `lab::world`.
 
 use std::process::Command;
 use std::{io, panic, thread};
@@ -10,8 +11,8 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
 };
 
-/// Runs a test on a new thread in a new network namespace, and waits for it. The kernel removes the
-/// namespace when its last thread, program and socket are gone.
+/// Runs a test on a new thread in a new network namespace, and waits for the test. The kernel
+/// removes the namespace when its last thread, program and socket are gone.
 ///
 /// # Panics
 ///
@@ -26,8 +27,8 @@ pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
     told.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// Moves the calling thread into a new network namespace, in which it stays until it ends. Threads
-/// that it starts later are in the same namespace.
+/// Moves the calling thread into a new network namespace. The thread stays there until it ends.
+/// Threads that it starts later are in the same namespace.
 ///
 /// # Errors
 ///
@@ -48,8 +49,8 @@ pub fn enter() -> io::Result<()> {
     })
 }
 
-/// Runs an example of the workspace, which must be built, in the calling thread's network
-/// namespace. Returns the lines of its output.
+/// Runs an example of the workspace in the calling thread's network namespace. Returns the lines of
+/// its output. The example must already be built.
 ///
 /// # Panics
 ///
@@ -80,7 +81,7 @@ pub fn example(name: &str, arguments: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// Drops all capabilities of the calling thread. Other threads keep theirs.
+/// Drops all capabilities of the calling thread. Other threads keep their capabilities.
 ///
 /// # Panics
 ///

@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use chance::Chance;
 
-/// An action of an event sequence. Its details depend only on its own random number and on the
-/// present state. It therefore keeps its meaning when earlier actions are removed.
+/// An action of an event sequence. The details of an action depend only on the action's own random
+/// number and on the present state. An action therefore keeps its meaning if earlier actions are
+/// removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
     /// The kind of change.
@@ -31,14 +32,14 @@ macro_rules! verbs {
 
 // Each kind has a name and a relative frequency.
 verbs! {
-    /// Adds Services and endpoints, and runs the daemon until they work. First action of a
-    /// sequence.
+    /// Adds Services and endpoints, and runs the daemon until they work. This is the first action
+    /// of most sequences.
     Populate "populate" 0,
     /// Adds or changes a Service.
     Service "service" 9,
     /// Deletes a Service.
     ServiceGone "service-gone" 3,
-    /// Assigns another Service's external IP to a load balancer.
+    /// Assigns the external IP of one Service to the load balancer of another Service.
     Assign "assign" 2,
     /// Adds, changes or removes endpoints of a Service.
     Slice "slice" 16,
@@ -52,7 +53,7 @@ verbs! {
     Relist "relist" 1,
     /// Adds or removes an address of the node. The kernel sends an event.
     Address "address" 2,
-    /// Another program changes our entries.
+    /// Another program changes the daemon's entries.
     Damage "damage" 6,
     /// Another program changes its own entries.
     Foreign "foreign" 4,
@@ -60,35 +61,35 @@ verbs! {
     Refuse "refuse" 3,
     /// The kernel rejects one object from now on, forever.
     Forbid "forbid" 2,
-    /// The next reply to a write is lost.
+    /// The daemon does not receive the kernel's next reply to a write.
     Lose "lose" 3,
-    /// One part of the kernel is unreadable from now on.
+    /// The daemon cannot read one part of the kernel's state from now on.
     Unreadable "unreadable" 2,
-    /// The next read misses an entry.
+    /// The daemon's next read of the kernel misses an entry.
     PassOver "pass-over" 1,
     /// Ends the kernel's faults.
     Lift "lift" 3,
-    /// Delivers some pending events.
+    /// Delivers some pending events to the daemon.
     Hear "hear" 14,
-    /// A kernel thread does some steps.
+    /// One of the daemon's kernel threads does some steps.
     Step "step" 70,
-    /// The engine records finished jobs and starts due ones.
+    /// The daemon's engine records finished jobs and starts due jobs.
     Turn "turn" 24,
     /// Lets a little time pass.
     Time "time" 8,
     /// Fires the next timer.
     Due "due" 8,
-    /// Requests a comparison of the kernel with the believed state.
+    /// Requests a comparison of the kernel's state with the state that the daemon assumes.
     Check "check" 3,
-    /// The kernel reports a possible change.
+    /// The kernel reports a change, although its state may be unchanged.
     Told "told" 2,
-    /// Runs until no immediate work is left.
+    /// Runs the daemon until no immediate work is left.
     Rest "rest" 4,
-    /// Kills and restarts the process.
+    /// Kills and restarts the daemon's process.
     Kill "kill" 2,
-    /// Restarts the process with other settings.
+    /// Restarts the daemon's process with other settings.
     Switch "switch" 1,
-    /// Another daemon takes over in the same process, once its threads are idle.
+    /// A new mode takes over in the same process, once the threads of the old mode are idle.
     Succeed "succeed" 1,
 }
 

@@ -12,7 +12,8 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// On the fakes, one in this many sequences runs twice, to compare both runs.
+/// One of this many sequences runs twice on the fake kernels, so that the campaign can compare both
+/// runs.
 const TWICE: u64 = 20;
 
 /// Settings of a campaign.
@@ -20,11 +21,11 @@ const TWICE: u64 = 20;
 pub struct Campaign {
     /// Maximum number of sequences.
     pub histories: u64,
-    /// No sequence starts after this time.
+    /// Time after which no further sequence starts.
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// The forms of modes. The sequences use them in turn.
+    /// Forms of the modes (a mode with a shim or layout). The sequences use the forms in turn.
     pub forms: Vec<&'static Form>,
     /// Kernel of the sequences.
     pub ground: Ground,
@@ -40,7 +41,7 @@ pub enum Ground {
 }
 
 impl Ground {
-    /// Runs a sequence, with a log if `is_told`.
+    /// Runs a sequence. Keeps a log if `is_told` is true.
     pub fn run(
         self,
         form: &Form,
@@ -54,7 +55,7 @@ impl Ground {
             Self::Kernel => {
                 let ran = on_a_node(family, || {
                     let subject = form.on_the_kernel(family)?;
-                    // The threads share the network namespace.
+                    // All threads of the run share the node's network namespace.
                     Ok(run_on_kernel(subject, actions, &Threads::start(), is_told))
                 });
                 ran.and_then(|ran| ran)
@@ -67,8 +68,8 @@ impl Ground {
     }
 }
 
-/// Returns the forms that this machine's kernel supports in a family, and the reasons for the
-/// unsupported forms.
+/// Returns the forms that this machine's kernel supports in a family. Also returns the reasons why
+/// it does not support the other forms.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {
@@ -86,25 +87,25 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
 pub struct Account {
     /// Number of sequences that were run to their end or to their failure.
     pub histories: u64,
-    /// Number of steps that kernel threads did.
+    /// Number of steps that the kernel threads of the daemon did.
     pub pieces: u64,
     /// Duration of the campaign.
     pub took: Duration,
     /// Number of sequences that ran twice.
     pub twice: u64,
-    /// Number of repeated sequences whose plans had another order, because the product iterates
-    /// over a hash table.
+    /// Number of repeated sequences whose second run planned writes in another order. The daemon
+    /// iterates over a hash table, so this is no error.
     pub unlike: u64,
     /// The first failed sequence.
     pub failed: Option<FailedSequence>,
 }
 
-/// A failed sequence, shortened.
+/// A failed sequence, without the actions that the failure does not need.
 #[derive(Debug)]
 pub struct FailedSequence {
     /// Seed of the sequence.
     pub seed: u64,
-    /// The mode's form in the failed sequence.
+    /// Form of the mode in the failed sequence.
     pub form: &'static Form,
     /// The address family in the failed sequence.
     pub family: IpFamily,
@@ -123,7 +124,7 @@ impl fmt::Display for FailedSequence {
     }
 }
 
-/// Returns the address family of a seed. One in seven is IPv6.
+/// Returns the address family of a seed. One seed in seven gives IPv6.
 pub fn family(seed: u64) -> IpFamily {
     if seed.is_multiple_of(7) {
         IpFamily::V6

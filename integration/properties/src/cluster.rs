@@ -1,5 +1,5 @@
-//! The changing objects of a cluster. There are few Services, addresses and ports, so that they
-//! collide.
+//! The changing objects of a cluster. The cluster has few Services, addresses and ports, so that
+//! Services often claim the same address and port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,11 +29,12 @@ pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
 /// Number of Services.
 pub const SERVICES: u8 = 6;
-/// First cluster IP. It is sometimes an endpoint's address, too.
+/// First cluster IP. Sometimes an endpoint has this address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Reports whether an address is another Service's cluster IP. Packets to it may be rejected,
-/// because nftables layouts see it before or after translation.
+/// Reports whether an endpoint's address is the cluster IP of another Service. A mode may reject
+/// packets to such an endpoint, because nftables layouts see the address before or after
+/// translation.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
         .iter()
@@ -53,11 +54,11 @@ pub struct Cluster {
     services: BTreeMap<NamespacedName, Service>,
     slices: BTreeMap<NamespacedName, EndpointSlice>,
     node: Option<Node>,
-    /// Services in the versions that the source has sent.
+    /// All versions of Services that the source has sent.
     versions: Vec<Service>,
     /// Objects whose present version is unreadable.
     garbled: BTreeSet<(bool, NamespacedName)>,
-    /// The model of all objects, with unreadable ones in their last readable version.
+    /// The model of all objects. For an unreadable object, it contains the last readable version.
     pub model: Model,
 }
 
@@ -75,8 +76,8 @@ pub fn model() -> Model {
     Model::of_node(NODE)
 }
 
-/// Returns options for a third of the Services. The time after a history is long enough for each
-/// slow start.
+/// Returns options for a third of the Services, and `None` for the other Services. Each slow start
+/// is shorter than the time that a test waits after a sequence.
 fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
     if !chance.is_one_in(3) {
         return None;
@@ -130,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// Returns every frontend of a Service, with the Services that claim it.
+    /// Returns every frontend of a Service, each with the Services that claim it.
     pub fn fronts(
         &self,
         addresses: &BTreeSet<IpAddr>,
@@ -157,7 +158,8 @@ impl Cluster {
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
                     let is_possible = |from: &ClientLocation| match from {
                         ClientLocation::Node => true,
-                        // From a pod, all addresses of the node are equivalent.
+                        // From a pod, all addresses of the node behave equally, so one address is
+                        // enough.
                         ClientLocation::Pod => is_of_node || own.contains(&address),
                         ClientLocation::Outside => !address.is_loopback(),
                     };
@@ -177,8 +179,7 @@ impl Cluster {
         fronts
     }
 
-    /// Returns the Services with a part that the kernel rejects forever, in present and earlier
-    /// versions.
+    /// Returns all versions of the Services that have a part that the kernel rejects forever.
     pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
@@ -186,7 +187,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of the present Services with a part that the kernel rejects forever.
+    /// Returns the names of the present Services that have a part that the kernel rejects forever.
     pub fn barred_names(&self, barred: &[RejectedPart]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &RejectedPart| match *barred {
             RejectedPart::Service(number) => service.name == name(number),
@@ -207,8 +208,9 @@ impl Cluster {
         barred.map(|service| service.name.to_string()).collect()
     }
 
-    /// Returns all serving endpoints while an object is unreadable. Some of them might get no
-    /// traffic, because others are ready. The daemon cannot know that, and uses them.
+    /// Returns all serving endpoints if an object is unreadable, otherwise none. The unreadable
+    /// object may have ready endpoints, and then these serving endpoints should get no traffic. The
+    /// daemon cannot know this, so it may use them.
     pub fn makeshift(&self) -> BTreeSet<Target> {
         let mut all = BTreeSet::new();
         if self.garbled.is_empty() {
@@ -337,7 +339,7 @@ impl Cluster {
         self.apply(Event::NodeApplied(node))
     }
 
-    /// Makes an object unreadable. The daemon should keep its previous version.
+    /// Makes an object unreadable. The daemon should keep the previous version of the object.
     fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
         let is_service = chance.is_one_in(2);
         let (kind, name) = if is_service {
@@ -347,8 +349,8 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // With another slice unreadable, a Service might have only endpoints at loopback addresses,
-        // which no pod has.
+        // Makes no slice unreadable if another slice has a loopback address. The Service might then
+        // have only loopback endpoints, which no pod has.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())
@@ -373,7 +375,8 @@ impl Cluster {
         events.collect()
     }
 
-    /// Applies a random change of this kind, if it is possible. Returns its event.
+    /// Applies a random change of this kind, and returns its event. Returns `None` if the change is
+    /// not possible.
     pub fn change(&mut self, verb: Verb, chance: &mut Chance) -> Option<Event> {
         match verb {
             Verb::Service => Some(self.service(chance)),
@@ -457,7 +460,8 @@ impl Cluster {
 
     #[allow(clippy::unused_self, reason = "it belongs to the others")]
     fn node_port(&self, service: &Service, number: u8, chance: &mut Chance) -> Option<u16> {
-        // Two claims for one NodePort are possible with manifests, but not with an API server.
+        // Two Services may claim the same NodePort in manifests. An API server would not allow
+        // this.
         let number = if chance.is_one_in(20) { 1 } else { number };
         let is_wanted = service.kind != ServiceType::ClusterIp;
         is_wanted.then_some(30_000 + u16::from(number))

@@ -1,8 +1,11 @@
 //! Convergence tests with random event sequences. A sequence may include rejected writes, failed
-//! reads, lost acknowledgements, foreign changes and restarts, all at any point. At the end, the
-//! kernel must hold the state that a start on an empty kernel creates for the final objects.
-//! Foreign entries must be unchanged. At no time may our writes take the last endpoint from a
-//! Service with a ready endpoint.
+//! reads, lost acknowledgements, foreign changes and restarts, all at any point.
+//!
+//! - At the end, the kernel must hold the state that a start on an empty kernel creates for the
+//!   final objects.
+//! - Entries of other programs must be unchanged.
+//! - At no time may the daemon's writes take the last endpoint from a Service with a ready
+//!   endpoint.
 //!
 //! ```text
 //!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, and the events of their source
@@ -12,20 +15,25 @@
 //!            shrink ◀─ a failure ───┘
 //! ```
 //!
-//! Equal seeds give equal event sequences. Only one thread runs at any time, the driver sets the
-//! clock, and each [action](action::Action) has the random number for its details. The only
-//! remaining randomness is the order of the product's hash tables. The product sorts entries if
-//! their order affects the order of writes. A campaign counts the remaining differences.
+//! Equal seeds give equal event sequences:
+//!
+//! - Only one thread runs at any time.
+//! - The driver sets the clock.
+//! - Each [action](action::Action) has the random number for its details.
+//!
+//! The only remaining randomness is the order of the daemon's hash tables. The daemon sorts entries
+//! if their order affects the order of writes. A campaign counts the remaining differences.
 //!
 //! # Checked properties
 //!
 //! - After each step of a kernel thread: the properties of [`watch`].
-//! - Whenever no event and no work is left: a service address whose removal the kernel has reported
-//!   is restored.
-//! - At the end, after all faults, all events and two checks: our entries equal those of a start on
-//!   an empty kernel, with the same objects and a node with the same addresses. Foreign entries are
-//!   unchanged. No more entries are pending than after that start. Each address and port has the
-//!   same endpoints.
+//! - Whenever no event and no work is left: if the kernel has reported the removal of a service
+//!   address, the daemon has restored the address.
+//! - At the end, after all faults, all events and two checks, the state is compared with a start on
+//!   an empty kernel. This start has the same objects, and a node with the same addresses.
+//! - Our entries are equal, and entries of other programs are unchanged.
+//! - No more entries are pending than after that start.
+//! - Each address and port has the same endpoints.
 //!
 //! README.md describes how to run the tests, the defects that they found, and the kinds of defects
 //! that they detect.

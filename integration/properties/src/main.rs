@@ -131,15 +131,15 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Binds the threads to one processor. They run in turns, so on several processors each turn would
-/// wake another processor.
+/// Binds the threads to one processor. The threads run in turns. On several processors, each turn
+/// would have to wake another processor.
 fn stay_on_one_processor() {
     if let Ok(may) = sched_getaffinity(None)
         && let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu))
     {
         let mut one = CpuSet::new();
         one.set(last);
-        // Without the binding, the run is only slower.
+        // If the binding fails, the run is only slower.
         let _ = sched_setaffinity(None, &one);
     }
 }
@@ -169,7 +169,8 @@ fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
         if ground == Ground::Kernel {
-            // This result depends on the order of the fake.
+            // Skips kept failures on a real kernel, because they depend on the order of the fake's
+            // entries.
             continue;
         }
         let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);

@@ -33,7 +33,7 @@ pub struct Answer {
     pub seen_source: SocketAddr,
 }
 
-/// Reason for which a request got no reply.
+/// Reason why a request got no reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
     /// No listener: a TCP reset to the SYN, an SCTP abort, or an ICMP port unreachable.
@@ -84,7 +84,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// A connection to open, with its source and its timeout.
+/// A connection that is not open yet, with its source and its timeout.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Dial<'a> {
@@ -110,8 +110,9 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Sets the source port, and `SO_REUSEADDR`. After a close, TCP keeps the pair of addresses and
-    /// ports for a minute; see [`reset_on_close`](Self::reset_on_close).
+    /// Sets the source port, and `SO_REUSEADDR`. After a close, TCP does not allow a new connection
+    /// with the same pair of addresses and ports for a minute.
+    /// [`reset_on_close`](Self::reset_on_close) avoids this.
     pub fn from_port(self, from_port: u16) -> Self {
         Self { from_port, ..self }
     }
@@ -138,7 +139,8 @@ impl<'a> Dial<'a> {
         Self { timeout, ..self }
     }
 
-    /// Opens the connection. A UDP socket only gets its two addresses.
+    /// Opens the connection. A UDP socket only gets its source and destination address, and sends
+    /// nothing.
     pub fn open(&self) -> Result<Connection, Failure> {
         let deadline = Instant::now() + self.timeout;
         let (kind, protocol) = match self.transport {
@@ -196,7 +198,8 @@ impl<'a> Dial<'a> {
     }
 }
 
-/// An open connection, or for UDP a flow with one source port. All requests take the same path.
+/// An open connection. For UDP, this is a flow with one source port. All requests take the same
+/// path.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_responses_are_a_name_and_an_address() {
+    fn a_server_reply_is_a_name_and_an_address() {
         let answer = |who: &str, source: &str| {
             Ok(Answer {
                 who: who.into(),

@@ -16,8 +16,8 @@ use super::Error;
 /// Folder of the names that `ip netns` knows.
 const NAMES: &str = "/run/netns";
 
-/// A network namespace with a name for `ip netns`. It exists until [`remove`]. Only the name keeps
-/// it alive, so a forgotten handle cannot keep its links.
+/// A network namespace with a name for `ip netns`. Only the name keeps the namespace alive.
+/// [`remove`] removes the name, so a forgotten handle cannot keep the namespace and its links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Netns {
     name: String,
@@ -98,8 +98,8 @@ impl Netns {
     }
 }
 
-/// Kills every process whose main thread is in one of `namespaces`, and removes their names. The
-/// kernel then removes the links.
+/// Kills every process whose main thread is in one of `namespaces`, and removes the names of the
+/// namespaces. The kernel then removes the namespaces and their links.
 pub(super) fn remove(namespaces: &[Netns]) {
     let identity = |path: &Path| {
         std::fs::metadata(path)
@@ -165,8 +165,8 @@ fn ip_batch(name: &str, script: &str) -> io::Result<Output> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // At the first error, `ip` stops. Its output therefore always fits into the pipe during this
-    // write.
+    // `ip` stops at the first error. Its output is therefore small enough for the pipe, so this
+    // write cannot block.
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(script.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),

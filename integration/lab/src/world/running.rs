@@ -1,5 +1,5 @@
-//! Programs that run in a place. Dropping the handle ends the program. A thread collects its
-//! output.
+//! Programs that run in a place. A thread collects the output of a program. Dropping the handle
+//! ends the program.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,8 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
-/// Time for which a remaining child process may keep the program's streams open. After it, the
-/// output counts as complete. The program's own output is always complete, even on a slow machine.
+/// Time to wait for the end of the output streams after a program has ended. A remaining child
+/// process may keep the streams open. The program's own output arrives within this time, even on a
+/// slow machine.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Output and exit status of a program.
@@ -139,7 +140,8 @@ impl Running {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `enough` accepts the output, both streams have ended, or the timeout has passed.
+    /// Waits until `enough` accepts the output, until both streams have ended, or until the
+    /// timeout.
     fn wait_text(&self, timeout: Duration, enough: impl Fn(&Text) -> bool) -> MutexGuard<'_, Text> {
         let waited = self
             .heard
@@ -161,8 +163,8 @@ impl Running {
         Ok(line)
     }
 
-    /// Returns the next line of either stream that contains `part`. Skips the lines before it. If
-    /// the program ends first, fails with its whole output.
+    /// Returns the next line of either stream that contains `part`, and skips the lines before. If
+    /// the program ends without such a line, fails with its whole output.
     pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -234,8 +236,8 @@ impl Running {
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The end of the program ends the streams, which wakes this thread. A remaining child
-        // process may keep them open.
+        // Usually, the streams end with the program, which wakes this thread. If a child process
+        // keeps the streams open, this thread only notices that the program has ended.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn output_streams_are_read_separately_by_line() {
+    fn lines_of_both_output_streams_are_read_separately() {
         let mut running =
             sh("echo one; sleep 0.05; echo two >&2; sleep 0.05; printf three; exit 3");
         assert_eq!(running.wait_for("two", SOON).unwrap(), "two");
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_exit_status_the_output_is_complete() {
+    fn the_output_is_complete_after_an_exit_status() {
         for _ in 0..50 {
             let mut running = sh("seq 2000; echo last >&2; exit 3");
             let status = loop {
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn background_children_of_a_program_are_not_awaited() {
+    fn a_wait_ends_although_a_background_child_still_runs() {
         let started = Instant::now();
         let output = sh("sleep 5 & echo done").wait(SOON).unwrap();
         assert_eq!(output.stdout, "done\n");

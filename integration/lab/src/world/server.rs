@@ -1,10 +1,12 @@
 //! Servers that report their name and the client's address.
 //!
-//! One thread serves all listening sockets and open connections of a world. A request is a line,
-//! and its reply is the line `NAME PEER_IP:PORT`. If the line looks like `GET / HTTP/1.1`, it
-//! begins an HTTP request: the server reads the header and responds with the reply line as the
-//! body. Connections are persistent, and clients may pipeline requests. Over UDP, every datagram is
-//! a request.
+//! One thread serves all listening sockets and open connections of a world.
+//!
+//! - TCP and SCTP: a request is a line, and the reply is the line `NAME PEER_IP:PORT`. Connections
+//!   are persistent, and clients may send several requests without waiting for replies.
+//! - HTTP: a line such as `GET / HTTP/1.1` begins an HTTP request. The server reads the header. The
+//!   body of its response is the reply line.
+//! - UDP: every datagram is a request.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,8 +20,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 /// Maximum length of a line, in bytes. The server closes a connection that sends a longer line.
 const LONGEST_LINE: usize = 8192;
 
-/// Handle of one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or the
-/// end of its place, even without a handle.
+/// Handle of one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or until
+/// the end of its place. Dropping the handle does not stop the server.
 #[derive(Debug, Clone)]
 pub struct Server {
     id: u64,
@@ -33,7 +35,8 @@ impl Server {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Closes the server's listening socket and all its connections. Returns when they are closed.
+    /// Closes the server's listening socket and all its connections, and waits until they are
+    /// closed.
     pub fn stop(&self) {
         self.orders.send(Order::Stop(self.id));
     }
@@ -70,8 +73,8 @@ impl Servers {
         })
     }
 
-    /// Serves all of `sockets` as one server with this `name`. [`stop_at`](Self::stop_at) stops the
-    /// servers with the same `place`.
+    /// Serves all `sockets` as one server with this `name`. [`stop_at`](Self::stop_at) stops all
+    /// servers of the same `place`.
     pub(super) fn add(&self, name: &str, place: &str, sockets: Vec<Listening>) -> Server {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let server = Server {
@@ -95,7 +98,7 @@ impl Servers {
         self.orders.send(Order::StopAt(place.to_owned()));
     }
 
-    /// Closes every socket. Returns when all are closed.
+    /// Closes every socket, and waits until all sockets are closed.
     pub(super) fn end(&self) {
         self.orders.send(Order::End);
         if let Some(thread) = self
@@ -125,7 +128,7 @@ struct Orders {
 type CompletionSender = mpsc::Sender<()>;
 
 impl Orders {
-    /// Sends an order to the serving thread. Returns when the order is complete or the thread has
+    /// Sends an order to the serving thread. Waits until the order is complete or the thread has
     /// ended.
     fn send(&self, order: Order) {
         let (done, wait) = mpsc::channel();
@@ -267,7 +270,7 @@ struct Http {
 }
 
 impl Connection {
-    /// Reads available data, replies to requests, and writes the replies. Returns false when the
+    /// Reads available data, replies to requests, and writes the replies. Returns false if the
     /// connection has ended.
     fn proceed(&mut self, identity: &Identity) -> bool {
         let mut buffer = [0; 4096];
@@ -408,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_request_line_is_rejected() {
+    fn a_too_long_request_line_is_rejected() {
         let (_servers, _server, at) = server();
         let mut socket = connect(at);
         let _ = socket.write_all(&vec![b'x'; 3 * LONGEST_LINE]);

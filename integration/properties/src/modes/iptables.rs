@@ -34,7 +34,7 @@ const THEIRS: &str = "theirs";
 /// A test write without effect.
 const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
-/// Chains with an entry for each Service port.
+/// Chains with a rule for each Service port.
 const SHARED: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -78,7 +78,7 @@ fn on_the_fake(family: IpFamily) -> Iptables {
 
 struct Iptables {
     family: IpFamily,
-    /// The fake kernel, or the last state read from the real kernel.
+    /// The fake kernel, or a copy of the state that was last read from the real kernel.
     kernel: FakeKernel,
     config: Config,
     /// Entries of other programs.
@@ -89,7 +89,7 @@ struct Iptables {
 }
 
 impl Iptables {
-    /// Returns a foreign source address, as `iptables-save` prints it.
+    /// Returns a source address of another program, as `iptables-save` prints it.
     fn somebody(&self, number: u8) -> String {
         let length = match self.family {
             IpFamily::V4 => 32,
@@ -106,7 +106,7 @@ impl Iptables {
         self.kernel.state()
     }
 
-    /// Applies another program's change to the state, and then to the kernel.
+    /// Applies another program's change to the recorded state, and then to the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut Self) -> T) -> T {
         drop(self.look());
         let before = self.kernel.state().clone();
@@ -117,7 +117,7 @@ impl Iptables {
         done
     }
 
-    /// Returns a copy of the recorded state, which no process writes to.
+    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -144,8 +144,8 @@ impl Iptables {
                 let is_built_in = !chain.starts_with("KUBE-") && !chain.contains(THEIRS);
                 let mut rules: Vec<&str> = rules.iter().filter(is_of).map(String::as_str).collect();
                 if SHARED.contains(&chain.as_str()) || is_built_in {
-                    // In these chains the order of rules makes no difference. Separate checks cover
-                    // packets for which it does.
+                    // In these chains, the order of rules matters only for some packets. Separate
+                    // checks cover these packets, so this comparison ignores the order.
                     for rule in rules.drain(..) {
                         let again = entries.entry(format!("{table:?} {rule}")).or_default();
                         again.push('|');
@@ -194,8 +194,8 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // The chain stays if a rule still jumps to it. A rejected rule of another Service should
-        // have replaced that rule.
+        // The chain may stay if a rule still jumps to it. The kernel has rejected the rule of
+        // another Service that should have replaced this rule.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
         let state = self.kernel.state();
@@ -208,7 +208,9 @@ impl Subject for Iptables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // The previous owner of an address or NodePort keeps it until the Service is written.
+        // Until the daemon writes this Service, its address or NodePort may still belong to the
+        // previous owner. So rules with this address or NodePort count as entries of this Service,
+        // too.
         entry.contains(&name)
             || value.contains(&name)
             || addresses.any(|address| entry.contains(&format!("-d {address}/")))
@@ -216,7 +218,8 @@ impl Subject for Iptables {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
-        // After a rejection of all rules, the daemon tests whether the kernel accepts any.
+        // After the kernel has rejected all rules, the daemon writes this test transaction to see
+        // whether the kernel accepts any write.
         if write.what.lines().eq(TRIAL) {
             return !self.barred.is_empty();
         }
@@ -241,7 +244,7 @@ impl Subject for Iptables {
 
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let node = packets::node(self.family, self.addresses());
-        // The address check has read this state.
+        // The call of `addresses` has already read the kernel's present state.
         let rules = Xtables::of(&self.kernel.saved());
         packets::verdicts(fronts, &rules, &node)
     }
@@ -396,7 +399,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the iptables rules";
         match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.save(table, line),
-            // The program ends before it has printed all rules.
+            // `iptables-save` ends before it has printed all rules.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(60);
                 self.kernel.save(table, &mut |text| {
@@ -422,7 +425,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         let what = String::from_utf8_lossy(&bytes).into_owned();
         match self.pass_write(what) {
             Permit::Go => self.kernel.restore(text),
-            // The program was killed, but only after its write.
+            // `iptables-restore` writes, and is then killed before it reports success.
             Permit::LoseDone => {
                 self.kernel.restore(text)?;
                 refuse(Kind::TimedOut)

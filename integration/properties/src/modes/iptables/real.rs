@@ -39,7 +39,7 @@ impl RealKernel {
         route_netlink::all_addresses(self.family, &[]).expect("the addresses")
     }
 
-    /// Reads the kernel's present state.
+    /// Reads the kernel's present state into `there`.
     pub(super) fn look(&mut self, there: &FakeKernel) {
         let saved = self.iptables.save(self.family).expect("the rules");
         there.flush();
@@ -47,7 +47,7 @@ impl RealKernel {
         there.state().addresses = self.addresses();
     }
 
-    /// Changes the kernel from the first state to the second, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program.
     pub(super) fn follow(&mut self, before: &FakeState, after: &FakeKernel) {
         set_addresses(&before.addresses, &after.state().addresses);
         if before.tables == after.state().tables {
