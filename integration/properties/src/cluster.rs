@@ -453,7 +453,8 @@ impl Cluster {
                 node_port: self.node_port(&service, number + 10, chance),
             });
         }
-        // A separate generator, so that a seed gives the same other fields as without options.
+        // Uses a separate generator for the options. The other fields then have the same random
+        // values as without options.
         service.options = some_options(&mut Chance::new(chance.clone().number()));
         service
     }

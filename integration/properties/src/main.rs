@@ -12,8 +12,8 @@ use properties::stepped_threads::Threads;
 use proxy::IpFamily;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Runs histories of events, faults, foreign changes and restarts, on the strict fakes of all modes or
-/// on this machine's kernel.
+/// Runs histories of events, faults, foreign changes and restarts, on the strict fakes of all modes
+/// or on this machine's kernel.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Number of histories.

@@ -1,4 +1,4 @@
-//! Computes verdicts on packets to a frontend from the kernel's rules.
+//! Computes from the kernel's rules what happens to packets to a frontend.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,8 @@ use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
 use crate::stepped_threads::{ClientLocation, Front};
 use crate::verdict::{Verdict, Verdicts};
 
-/// Returns the node on the packets' path, with `eth0`, and with pods behind `cni0`.
+/// Returns a snapshot of the node for packet walks. The node has the interface `eth0`, and pods
+/// behind `cni0`.
 pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>) -> Snapshot {
     let interface = |index, name: &str| Interface {
         index: Some(index),
@@ -43,7 +44,7 @@ pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>
     }
 }
 
-/// Returns the verdicts at these frontends under these rules.
+/// Returns the verdicts of these rules on packets to each frontend.
 pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Snapshot) -> Verdicts {
     let of_front = |front: &Front| {
         let family = front.family();

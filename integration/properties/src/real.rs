@@ -1,4 +1,5 @@
-//! This machine's kernel: a network namespace for each event sequence, set up like the fakes.
+//! This machine's kernel. Each event sequence gets a network namespace with the same links and
+//! addresses as the fakes.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -13,13 +14,14 @@ use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
 
 use crate::cluster::{NODE_ADDRESS, at};
 
-/// Link whose addresses change.
+/// Link whose addresses the tests change.
 const LINK: &str = "eth0";
 
 /// Bridge of the pods.
 const BRIDGE: &str = "cni0";
 
-/// Foreign entries that must exist unchanged at the end.
+/// Entries of other programs. A sequence adds them at its start, and they must be unchanged at its
+/// end.
 const BYSTANDERS: [(&str, &str); 2] = [
     (
         "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \
@@ -32,7 +34,7 @@ const BYSTANDERS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Runs a test on a new thread in a new node.
+/// Runs a test on a new thread in the network namespace of a new node.
 ///
 /// # Errors
 ///
@@ -62,14 +64,15 @@ fn furnish(family: IpFamily) -> Result<(), String> {
     let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
     namespace::enter().map_err(|error| said(&error))?;
     let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
-    // If IPv6 is a module, it must be loaded here.
+    // If IPv6 is a module, loads it now, before the node gets addresses.
     drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));
     let cable = format!("ip link add {LINK} type veth peer name {BRIDGE}");
     shell(&cable).ok_or_else(|| format!("a node cannot be made: `{cable}` fails"))?;
     let mut links = || {
         rtnetlink.set_link_state("lo", LinkState::Up)?;
         for link in [LINK, BRIDGE] {
-            // A kernel without IPv6 rejects this and creates no addresses anyway.
+            // Ignores the error: a kernel without IPv6 rejects this request, but also creates no
+            // link-local addresses.
             drop(rtnetlink.set_address_generation(link, AddressGeneration::None));
             rtnetlink.set_link_state(link, LinkState::Up)?;
         }
@@ -101,7 +104,7 @@ fn set_address(link: &str, address: IpAddr, is_there: bool) -> Result<(), String
     }
 }
 
-/// Replaces the node's addresses.
+/// Changes the node's addresses from the set `before` to the set `after`.
 pub(crate) fn set_addresses(before: &BTreeSet<IpAddr>, after: &BTreeSet<IpAddr>) {
     for address in before.symmetric_difference(after) {
         let done = set_address(LINK, *address, after.contains(address));
@@ -115,14 +118,15 @@ pub(crate) fn delete_link(name: &str) {
     assert!(deleted.is_ok(), "{name} is deleted: {deleted:?}");
 }
 
-/// Adds foreign entries next to ours. Ignores entries that the machine does not support.
+/// Adds entries of other programs. Ignores entries that the machine does not support.
 pub(crate) fn add_bystanders() {
     for (add, _) in BYSTANDERS {
         drop(shell(add));
     }
 }
 
-/// Returns the foreign entries as the programs print them, or `None` for missing ones.
+/// Returns the entries of other programs in the format of each program. An entry is `None` if it is
+/// missing.
 pub(crate) fn bystanders() -> Vec<Option<String>> {
     BYSTANDERS.iter().map(|(_, show)| shell(show)).collect()
 }

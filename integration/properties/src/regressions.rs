@@ -1,5 +1,5 @@
-//! Event sequences that failed once, as files. Text after `#` is a comment. Without comments, the
-//! first line is `form family`, and each further line is an action.
+//! Saved event sequences that once failed, one per file. The first line is `form family`. Each
+//! further line is an action. Text after `#` is a comment.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::modes::{FORMS, Form};
 pub struct Regression {
     /// Path of the file.
     pub path: PathBuf,
-    /// The mode's form in the saved sequence.
+    /// Form of the mode in the saved sequence.
     pub form: &'static Form,
     /// The address family in the saved sequence.
     pub family: IpFamily,
@@ -28,7 +28,7 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
 
-/// Reads all regressions, sorted by name.
+/// Reads all saved sequences, sorted by name.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-/// Reads the regression in a file.
+/// Reads the saved sequence in a file.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Runs an event sequence. Its actions determine all events and their order.
+//! Runs an event sequence. The actions of the sequence determine all events and their order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -19,14 +19,15 @@ use crate::stepped_threads::{
 use crate::subject::{FreshStart, Subject};
 use crate::watch::Watch;
 
-/// Time that timers run for at the end. It is longer than any retry interval.
+/// Time that passes at the end of a sequence. It is longer than any retry interval.
 const HORIZON: Duration = Duration::from_secs(100);
 
 /// Maximum number of turns. A sequence with more turns counts as endless.
 const MOST_TURNS: usize = 3_000;
 
-/// Maximum number of writes within [`HORIZON`] of an entry that the kernel rejects forever: one try
-/// every 30 s, and one after the check. A try may write the entry with others, and then alone.
+/// Maximum number of writes of an entry that the kernel rejects forever, within [`HORIZON`]. The
+/// daemon tries once every 30 s, and once after the check. A try may take two writes: first with
+/// other entries, then alone.
 const MOST_TRIES: usize = 8;
 
 /// Result of an event sequence.
@@ -45,8 +46,8 @@ pub struct HistoryResult {
 /// A violated property.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Index of the action during which the violation was found. After the last action, the number
-    /// of actions.
+    /// Index of the action after which the test found the violation, or the number of actions if it
+    /// found the violation at the end.
     pub at: usize,
     /// Description of the violation.
     pub what: String,
@@ -62,8 +63,8 @@ pub fn run(
     live(World::new(subject, threads, is_told), actions)
 }
 
-/// Runs a sequence on a real kernel. The real kernel does not report which entries it rejects
-/// forever, so the final idle check is skipped.
+/// Runs a sequence on a real kernel. Skips the final check that the daemon is idle, because a real
+/// kernel does not report which entries it rejects forever.
 pub fn run_on_kernel(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -112,13 +113,13 @@ struct Armed {
     unreadable: Option<usize>,
 }
 
-/// Number of tries per write while the daemon has no other work.
+/// Numbers of tries per write while the daemon has no other work.
 enum Tries {
     /// Tries are not counted.
     Unasked,
-    /// Tries are counted only at the end.
+    /// The test counts tries only at the end of the sequence.
     Later,
-    /// The number of tries per write.
+    /// The test counts tries now. The map has the number of tries per write.
     Counted(BTreeMap<String, usize>),
 }
 
@@ -204,8 +205,8 @@ impl<'a> World<'a> {
         let number = self.made;
         let listed = self.cluster.list_all();
         self.events = listed.into_iter().map(|event| (number, event)).collect();
-        // Before the lists are complete, the daemon may not delete entries. All events then count
-        // as heard.
+        // A new process first receives complete lists, and deletes nothing before. So the process
+        // counts as informed of all earlier events.
         (self.arrived, self.heard) = (number, number);
         (self.has_updated, self.succeeds) = (false, false);
     }
@@ -218,7 +219,7 @@ impl<'a> World<'a> {
         self.lanes.clear();
     }
 
-    /// Starts another mode in the same process, and gives it the model.
+    /// Starts another mode in the same process, and gives it the model of the previous mode.
     fn succeed(&mut self) {
         self.kill();
         let (mode, lanes) = self.subject.start(self.now);
@@ -274,7 +275,7 @@ impl<'a> World<'a> {
     fn update(&mut self) {
         let is_ready = self.mode.as_ref().is_some_and(|mode| mode.is_ready());
         let has_news = self.model.has_changes() || !self.has_updated;
-        // The daemon waits for both lists before it computes its first state.
+        // The daemon computes its first state only after both lists are complete.
         if !is_ready || self.succeeds || !has_news || !self.is_listed() {
             return;
         }
@@ -288,7 +289,8 @@ impl<'a> World<'a> {
         self.say(|| "  updated".to_owned());
     }
 
-    /// Returns true if the lists are complete. The daemon also waits for its Node for a while.
+    /// Returns true if the lists are complete and the Node has arrived. The daemon waits for its
+    /// Node for a limited time.
     fn is_listed(&self) -> bool {
         self.model.is_complete() && self.model.node().is_some()
     }
@@ -339,8 +341,8 @@ impl<'a> World<'a> {
             (&ask, permit)
         {
             self.watch.refused(write);
-            // The kernel is unchanged. Clients with correct service now must keep it in the next
-            // steps.
+            // The rejected write has not changed the kernel. Records the present verdicts: clients
+            // with correct service must keep it in the next steps.
             let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(verdicts, by_all);
@@ -362,8 +364,8 @@ impl<'a> World<'a> {
         )
     }
 
-    /// Checks that the daemon is idle once it has no work. It may only retry writes that the kernel
-    /// rejects forever, at growing intervals.
+    /// Checks a write of a daemon that has no work left. Such a daemon may only retry writes that
+    /// the kernel rejects forever, at growing intervals.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -380,7 +382,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Returns the number of the last event that every unfinished plan includes.
+    /// Returns the number of the last event of which all running jobs and the daemon are informed.
     fn heard_by_all(&self) -> u64 {
         let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
         let heard = at_work.map(|lane| lane.heard).min();
@@ -408,7 +410,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs until no work is left within this time.
+    /// Runs the daemon until it has no work that is due within `horizon`.
     fn rest(&mut self, horizon: Duration) -> Claim {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
@@ -435,15 +437,16 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Records that no event and no work is left.
+    /// Checks the state of a daemon that has no event and no work left, and records it.
     ///
     /// # Errors
     ///
-    /// Fails if damage that the kernel reported is not repaired.
+    /// Fails if the daemon has not repaired damage that the kernel reported.
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        // Entries that the kernel rejects forever are pending after a fresh start, too.
+        // Entries that the kernel rejects forever stay pending. They are pending after a fresh
+        // start, too.
         let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
         if has_heard_all && is_done && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
@@ -468,7 +471,7 @@ impl<'a> World<'a> {
         self.want(Some(self.made));
     }
 
-    /// Updates the wanted state after a change of the objects or the node.
+    /// Recomputes the wanted state after a change of the objects or the node.
     fn want(&mut self, since: Option<u64>) {
         let FreshStart { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
         let addresses = self.subject.addresses();
@@ -478,8 +481,8 @@ impl<'a> World<'a> {
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        // Ignores parts of a Service that the kernel rejects forever, and Services that get its
-        // addresses instead.
+        // Ignores the frontends of a Service that has a part that the kernel rejects forever.
+        // Another Service may get its addresses instead.
         let barred = self.cluster.barred_names(self.subject.barred());
         let is_barred = |claim: &String| {
             let service = claim.rsplit_once(':').map_or("", |(service, _)| service);
@@ -662,7 +665,7 @@ impl<'a> World<'a> {
         self.watch.note(verdicts, heard);
     }
 
-    /// Lets a kernel thread do some steps, if one can continue.
+    /// Lets one of the daemon's kernel threads do some steps, if a thread can continue.
     fn step(&mut self, chance: &mut Chance) -> Claim {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());
@@ -688,7 +691,7 @@ impl<'a> World<'a> {
 
     // ---- the end ----
 
-    /// Ends all faults and events.
+    /// Ends all faults, delivers all events, and checks the final state.
     fn end(&mut self) -> Claim {
         self.armed = Armed::default();
         for event in self.cluster.mend() {
@@ -752,8 +755,9 @@ impl<'a> World<'a> {
         let wanted = fresh.verdicts(&self.fronts);
         for (front, made) in &wanted {
             let held = verdicts.get(front);
-            // An endpoint on this node has one element, which all of its Services share. The
-            // element is written with one of these Services.
+            // An endpoint on this node has one hairpin element for all its Services. The daemon
+            // writes this element with one of these Services. If the kernel rejects a part of that
+            // Service, the element may be missing.
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }
@@ -765,7 +769,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Describes the foreign entries on this machine's kernel.
+/// Returns the entries of other programs on this machine's kernel. On a fake, returns none.
 fn bystanders_of(subject: &dyn Subject) -> Vec<Option<String>> {
     if subject.is_real() {
         real::bystanders()

@@ -3,14 +3,14 @@
 use crate::action::Action;
 use crate::run::Failure;
 
-/// Returns the shortest failing sequence that is found by removing actions. `fails` returns the
-/// violation of a sequence, if any.
+/// Removes actions from a failing sequence while it still fails. Returns the shortest failing
+/// sequence found. `fails` returns the violation of a sequence, if any.
 pub fn shrink(
     mut actions: Vec<Action>,
     mut failure: Failure,
     mut fails: impl FnMut(&[Action]) -> Option<Failure>,
 ) -> (Vec<Action>, Failure) {
-    // Actions after the failure make no difference.
+    // Removes the actions after the failure, because they cannot cause it.
     if failure.at < actions.len() {
         actions.truncate(failure.at + 1);
     }
@@ -44,7 +44,7 @@ mod tests {
     use crate::action::history;
 
     #[test]
-    fn shrinking_removes_irrelevant_actions() {
+    fn shrinking_removes_actions_without_effect_on_the_failure() {
         let actions = history(3);
         let needed = [actions.get(5), actions.get(40)];
         let fails = |of: &[Action]| {

@@ -1,4 +1,5 @@
-//! Kernel threads that wait before each read and write until the test lets them continue.
+//! Kernel threads of the daemon that wait before each read and write. The driver of the test lets
+//! them continue.
 //!
 //! ```text
 //!   engine ─ job ─▶ Worker::handing_out ─▶ SteppedThread::begin ─▶ a thread: Turnstile ─▶ kernel
@@ -7,8 +8,8 @@
 //!                                              Permit ────────────▶
 //! ```
 //!
-//! Only one thread runs at any time: the driver, or the thread that it waits for. The driver's
-//! decisions therefore determine all events and their order.
+//! Only one thread runs at any time: the driver, or the thread for which the driver waits. The
+//! driver's decisions therefore determine all events and their order.
 
 use std::array;
 use std::fmt;
@@ -21,7 +22,7 @@ use std::time::Instant;
 use netlink_batch::Worker;
 use proxy::{IpFamily, Protocol, Unreadable};
 
-/// Operation that a thread waits to do.
+/// Operation for which a thread waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ThreadOperation {
     /// Read of this part.
@@ -35,9 +36,10 @@ pub enum ThreadOperation {
 pub struct Write {
     /// Description of the write.
     pub what: String,
-    /// Clients that the write serves, and that may lose service if it is rejected.
+    /// Clients that the written entry serves. They may lose service if the kernel rejects the
+    /// write.
     pub serves: AffectedClients,
-    /// The entry that the write removes, named as in
+    /// The entry that the write removes. It has the same name as in
     /// [`Subject::ours`](crate::subject::Subject::ours).
     pub removes: Option<String>,
 }
@@ -58,15 +60,15 @@ pub enum AffectedClients {
 pub enum Permit {
     /// The operation is done.
     Go,
-    /// A write is rejected, or a read fails.
+    /// The kernel rejects the write, or the read fails.
     Refuse(RejectionCause),
-    /// A write is done, but its reply is lost.
+    /// The kernel does the write, but the daemon does not receive the reply.
     LoseDone,
-    /// The write is not done, and its reply is lost.
+    /// The kernel does not do the write, and the daemon does not receive a reply.
     LoseUndone,
     /// A read misses an entry.
     PassOver(u64),
-    /// The process was killed. This operation and all later ones are not done.
+    /// The process was killed. The kernel does neither this operation nor later operations.
     Dead,
 }
 
@@ -77,7 +79,7 @@ pub enum RejectionCause {
     Entry,
     /// The kernel rejects any entry at present.
     Node,
-    /// A wrong belief that an entry exists or is missing.
+    /// The daemon wrongly assumes that an entry exists or is missing.
     Belief,
 }
 
@@ -95,7 +97,7 @@ enum LaneMessage {
     Finished,
 }
 
-/// A point at which a thread waits.
+/// Point at which a thread waits for the driver's decision.
 #[derive(Debug)]
 pub struct Gate {
     told: Sender<LaneMessage>,
@@ -105,15 +107,15 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the thread's time, which never changes, because operations take no time.
+    /// Returns the thread's time. It never changes, because operations take no time.
     pub fn clock(&self) -> Instant {
         self.opened
     }
 
-    /// Waits for the decision about an operation.
+    /// Waits for the driver's decision about an operation.
     pub fn pass(&mut self, ask: ThreadOperation) -> Permit {
         if !self.is_dead {
-            // Without a driver, no test waits for the result.
+            // If the driver has ended, no test needs the result, so the process counts as dead.
             let permit = self
                 .told
                 .send(LaneMessage::Asks(ask))
@@ -132,12 +134,12 @@ impl Gate {
 pub struct Turnstile<K> {
     /// The guarded kernel.
     pub kernel: K,
-    /// Gate at which the kernel's users wait.
+    /// Gate at which threads wait before they use the kernel.
     pub gate: Gate,
 }
 
 impl<K> Turnstile<K> {
-    /// Reads a part, unless the read must fail.
+    /// Reads a part of the kernel's state, unless the driver makes the read fail.
     pub fn read<T>(
         &mut self,
         part: &'static str,
@@ -149,7 +151,7 @@ impl<K> Turnstile<K> {
         }
     }
 
-    /// Waits for permission for a write that may affect all clients.
+    /// Waits for the driver's permission for a write that may affect all clients.
     pub fn pass_write(&mut self, what: String) -> Permit {
         self.gate.pass(ThreadOperation::Write(Write {
             what,
@@ -159,7 +161,7 @@ impl<K> Turnstile<K> {
     }
 }
 
-/// Reports the end of a job on drop, even after a panic.
+/// Guard of a job. Dropping it reports the end of the job, even after a panic.
 struct End(Sender<LaneMessage>);
 
 impl Drop for End {
@@ -175,7 +177,7 @@ type Run = Box<dyn FnOnce() + Send>;
 pub struct Threads(Vec<Sender<Run>>);
 
 impl Threads {
-    /// Creates threads for all kernel threads of any mode.
+    /// Creates enough threads for the kernel threads of any mode.
     ///
     /// # Panics
     ///
@@ -188,7 +190,8 @@ impl Threads {
                 .name("lane".to_owned())
                 .spawn(move || {
                     for job in jobs {
-                        // The engine reports the panic, and learns that the job has ended.
+                        // Ignores the panic here. The engine notices that the job has ended, and
+                        // reports the panic.
                         let _ = catch_unwind(AssertUnwindSafe(job));
                     }
                 })
@@ -199,7 +202,7 @@ impl Threads {
     }
 }
 
-/// A kernel thread that the test's driver steps.
+/// A kernel thread of the daemon that the driver of the test steps.
 pub struct SteppedThread {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
@@ -209,7 +212,7 @@ pub struct SteppedThread {
     pub heard: u64,
 }
 
-/// State of a lane after its operation.
+/// State of a kernel thread after its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneProgress {
     /// The thread waits at the gate again.
@@ -219,7 +222,7 @@ pub enum LaneProgress {
 }
 
 impl SteppedThread {
-    /// Creates a lane for this kernel, and the worker for the engine.
+    /// Creates a stepped thread for this kernel, and the worker for the engine.
     pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
         let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
         let (say, told) = channel();
@@ -250,7 +253,8 @@ impl SteppedThread {
         (lane, worker)
     }
 
-    /// Creates one turnstile for each lane of a mode, and the workers for its engine.
+    /// Creates a stepped thread for each kernel thread of a mode, and the workers for the mode's
+    /// engine.
     pub fn all<const N: usize, K: Send + 'static>(
         mut kernel: impl FnMut() -> K,
     ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {
@@ -263,13 +267,13 @@ impl SteppedThread {
         (lanes, workers)
     }
 
-    /// Returns the operation that the lane waits to do.
+    /// Returns the operation for which the thread waits, if any.
     pub fn asks(&self) -> Option<&ThreadOperation> {
         self.asks.as_ref()
     }
 
-    /// Starts a job on this thread if the engine has one, and runs it to its first operation.
-    /// Returns false without a job.
+    /// Starts a job on this thread, and runs it to its first operation. Returns `None` if the
+    /// engine has no job.
     pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<LaneProgress> {
         if self.asks.is_some() {
             return None;
@@ -296,7 +300,7 @@ impl SteppedThread {
         LaneProgress::Finished
     }
 
-    /// Kills the process: its started operation is not done.
+    /// Kills the process. The kernel does not do the operation for which the thread waits.
     pub fn kill(&mut self) {
         while self.asks.is_some() {
             self.permit(Permit::Dead);

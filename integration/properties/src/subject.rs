@@ -1,4 +1,4 @@
-//! A mode on a kernel, as seen by event sequences.
+//! A mode with its kernel, as event sequences see it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,13 +16,13 @@ use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::stepped_threads::{Front, SteppedThread, Turnstile, Write};
 use crate::verdict::Verdicts;
 
-/// Time within which a sequence waits for due work.
+/// Maximum time that a sequence waits for work that is due later.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Maximum number of turns of a start. More turns are a bug.
+/// Maximum number of turns until a started mode has no work left. More turns are a bug.
 const MOST_TURNS: usize = 1_000;
 
-/// Entries by name, with their values.
+/// Values of entries, by the entry's name.
 pub type Entries = BTreeMap<String, String>;
 
 /// A mode with its kernel. The kernel outlives the mode.
@@ -33,21 +33,21 @@ pub trait Subject {
     /// Starts a process: the mode, and its kernel threads.
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>);
 
-    /// Changes the settings for the next start. Returns a description, or `None` without other
-    /// settings.
+    /// Changes the settings for the next start. Returns a description, or `None` if the mode has no
+    /// other settings.
     fn switch(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Returns the addresses of the node, without those of Services.
+    /// Returns the addresses of the node, without Service addresses.
     fn addresses(&self) -> BTreeSet<IpAddr>;
 
-    /// Returns the verdicts at these frontends, computed from the kernel's packet processing. If
-    /// rules are not evaluated, a frontend without an endpoint has no verdict.
+    /// Returns the verdicts at these frontends, computed from the kernel's packet processing.
+    /// Without an evaluation of rules, a frontend without an endpoint has no verdict.
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts;
 
-    /// Returns true if a frontend without endpoints consists of several entries. While they are
-    /// being added, packets may be dropped, rejected, or delivered to the node.
+    /// Returns true if a frontend without endpoints consists of several entries. While the daemon
+    /// adds these entries, the kernel may drop packets, reject them, or deliver them to the node.
     fn refuses_in_pieces(&self) -> bool {
         false
     }
@@ -58,8 +58,8 @@ pub trait Subject {
     }
 
     /// Returns true if a frontend that moves to another Service must work without interruption.
-    /// This requires one entry for all Services. Modes with chains or listening ports per Service
-    /// return false.
+    /// This is possible only if one entry serves the frontend for any Service. Modes with chains or
+    /// listening ports per Service return false.
     fn hands_over(&self) -> bool {
         false
     }
@@ -75,8 +75,8 @@ pub trait Subject {
         Vec::new()
     }
 
-    /// Returns true if the kernel reports the loss of this entry. The daemon then restores it
-    /// immediately.
+    /// Returns true if the kernel reports the loss of this entry. The daemon then restores the
+    /// entry immediately.
     fn is_told(&self, _entry: &str) -> bool {
         false
     }
@@ -86,13 +86,13 @@ pub trait Subject {
         false
     }
 
-    /// Returns the parts of objects that the kernel rejects forever. A mode that writes a Service
-    /// port atomically cannot write Services with such a part.
+    /// Returns the parts of objects that the kernel rejects forever. If a mode writes a Service
+    /// port atomically, it cannot write any Service with such a part.
     fn barred(&self) -> &[RejectedPart] {
         &[]
     }
 
-    /// Makes the kernel reject one absent object forever. Returns a description.
+    /// Makes the kernel reject one missing entry forever. Returns a description.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -103,16 +103,17 @@ pub trait Subject {
         entry.contains(&name) || value.contains(&name)
     }
 
-    /// Reports whether the kernel rejects a write forever because of a rejected part of these
-    /// Services.
+    /// Reports whether the kernel rejects a write forever, because the write contains a rejected
+    /// part of these Services.
     fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
 
-    /// Returns our entries in the kernel, without irrelevant details.
+    /// Returns the daemon's entries in the kernel, without irrelevant details.
     fn ours(&self) -> Entries;
 
-    /// Returns all our entries, including those that are slow to read and that every start creates.
+    /// Returns all entries of the daemon in the kernel. Includes entries that are slow to read and
+    /// that every start creates.
     fn all_ours(&self) -> Entries {
         self.ours()
     }
@@ -122,20 +123,20 @@ pub trait Subject {
         false
     }
 
-    /// Returns the foreign entries.
+    /// Returns the entries of other programs.
     fn foreign(&self) -> Entries {
         Entries::new()
     }
 
-    /// Returns foreign entries in the state that their owners wrote.
+    /// Returns the entries of other programs as these programs last wrote them.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }
 
-    /// Changes our entries as another program. Returns `None` without a suitable entry.
+    /// Changes the daemon's entries as another program. Returns `None` if no entry is suitable.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
-    /// Changes foreign entries as another program. Returns a description.
+    /// Changes the entries of another program, as this program. Returns a description.
     fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -143,7 +144,7 @@ pub trait Subject {
     /// Adds or removes an address of the node.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
-    /// Returns events that the kernel may send without a change.
+    /// Returns the events that the kernel may send without a change.
     fn notices(&self) -> &'static [Notice] {
         &[Notice::Ruleset, Notice::Anything]
     }
@@ -151,12 +152,12 @@ pub trait Subject {
     /// Ends the connections of draining endpoints.
     fn end_connections(&mut self) {}
 
-    /// Returns the result of a start on an empty kernel, with these objects and a node with the
-    /// same addresses.
+    /// Returns the result of a start on an empty kernel. The start has these objects, and a node
+    /// with the same addresses.
     fn afresh(&self, model: &Model) -> FreshStart;
 
-    /// Returns the result of a start on a kernel of the same kind: on another node of the real
-    /// kernel, or on the fake.
+    /// Returns the result of a start on an empty kernel of the same kind. If this subject uses the
+    /// real kernel, the start uses another node of the real kernel.
     ///
     /// # Errors
     ///
@@ -165,7 +166,7 @@ pub trait Subject {
         Ok(self.afresh(model))
     }
 
-    /// Returns true on this machine's kernel.
+    /// Returns true if this subject uses this machine's kernel.
     fn is_real(&self) -> bool {
         false
     }
@@ -175,7 +176,7 @@ pub trait Subject {
 pub struct FreshStart {
     /// The mode and its kernel.
     pub subject: Box<dyn Subject>,
-    /// Number of entries that the mode can never write.
+    /// Number of entries that the mode can never write, because the kernel rejects them.
     pub pending: usize,
 }
 
@@ -186,7 +187,7 @@ pub enum RejectedPart {
     Service(u8),
     /// Rules, chains and elements of this endpoint.
     Endpoint(IpAddr),
-    /// The redirect at this address and port.
+    /// The redirect from this address and port.
     Portal(IpAddr, Protocol, u16),
 }
 
@@ -217,7 +218,7 @@ pub(crate) fn node_addresses(family: IpFamily) -> [IpAddr; 3] {
     [[127, 0, 0, 1], NODE_ADDRESS, [10, 244, 1, 254]].map(|octets| at(family, octets))
 }
 
-/// Returns the network by which a mode recognizes this node's pods.
+/// Returns the detector of local traffic, with the network of this node's pods.
 pub(crate) fn detector(family: IpFamily) -> LocalDetector {
     net(family, [10, 244, 1, 0], 24).map_or(LocalDetector::None, LocalDetector::SourceNet)
 }
@@ -253,7 +254,7 @@ pub struct Damage {
     pub told: Option<Notice>,
 }
 
-/// Starts a mode on the kernel, with a turnstile before each of its `N` lanes.
+/// Starts a mode on the kernel, with a turnstile before each of the mode's `N` kernel threads.
 pub(crate) fn start<const N: usize, S, K>(
     config: <S::Kinds as Kinds>::Config,
     node: NodeFacts,

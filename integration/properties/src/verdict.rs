@@ -1,4 +1,5 @@
-//! Verdicts: the fate of a client's packets, and the client address that an endpoint sees.
+//! Verdicts. A verdict says which endpoint a client's packets reach (if any), and which client
+//! address the endpoint sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +8,14 @@ use proxy::Target;
 
 use crate::stepped_threads::Front;
 
-/// Verdicts of frontends. Packets to a frontend may take several paths, with one verdict each.
+/// Verdicts of each frontend. Packets to a frontend may take several paths. Each path has one
+/// verdict.
 pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 
 /// The end of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// An endpoint receives the packets.
+    /// The kernel delivers the packets to an endpoint.
     Accepted(Target, SeenClient),
     /// The packets are rejected.
     Rejected,
@@ -33,7 +35,7 @@ pub enum SeenClient {
 }
 
 impl Verdict {
-    /// Returns the endpoint, if any.
+    /// Returns the endpoint that receives the packets, if any.
     pub fn target(&self) -> Option<Target> {
         match self {
             Self::Accepted(target, _) => Some(*target),
@@ -41,7 +43,7 @@ impl Verdict {
         }
     }
 
-    /// Converts a packet walk into a verdict.
+    /// Converts the result of a packet walk into a verdict.
     pub(crate) fn of(walk: &Walk) -> Self {
         match (walk.presumed, walk.endpoint) {
             (Fate::Delivered, Some(at)) => {
@@ -59,8 +61,8 @@ impl Verdict {
     }
 }
 
-/// Returns verdicts that only name the endpoints. Used if rules are not evaluated, or if a relay
-/// carries all connections.
+/// Returns verdicts for these endpoints, each with the same client address. Callers use this
+/// function if rules are not evaluated, or if a relay carries all connections.
 pub(crate) fn accepted(
     targets: impl IntoIterator<Item = Target>,
     seen: SeenClient,

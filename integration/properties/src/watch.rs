@@ -1,23 +1,26 @@
-//! Checks that our writes never take service from clients.
+//! Checks that the daemon's writes never take service from clients.
 //!
 //! A *front* is a frontend: an address, protocol and port of a Service, as clients in one location
-//! see it. A start on an empty kernel defines the wanted verdicts of a front. A front's *period*
-//! begins when the objects give it a ready endpoint, and ends when they remove the last one. A
-//! second kind of period begins when the objects reject the front's clients. Within a period, each
-//! verdict that was wanted at any time is *good*, because a change takes time to arrive.
+//! see it. The *wanted* verdicts of a front are the verdicts after a start on an empty kernel.
 //!
-//! A step of ours breaks a front in three cases:
+//! A *period* of a front begins when the objects give the front a ready endpoint. The period ends
+//! when the objects remove the last endpoint. A second kind of period begins when the objects make
+//! the kernel reject the front's clients. Within a period, each verdict that was wanted at any time
+//! is *good*, because a change takes time to arrive.
 //!
-//! - A good endpoint got packets before the step, and none does after it.
-//! - All verdicts were good before the step, and one is not after it: an unwanted endpoint, a wrong
-//!   client address, or packets that are dropped or accepted by mistake.
+//! A step of the daemon breaks a front in three cases:
+//!
+//! - Before the step, a good endpoint got packets. After the step, no good endpoint gets packets.
+//! - Before the step, all verdicts were good. After the step, one verdict is not good: an unwanted
+//!   endpoint, a wrong client address, or packets that are dropped or accepted by mistake.
 //! - An endpoint with a wrong client address begins to get packets.
 //!
 //! The check applies only under three conditions:
 //!
-//! - The engine knew of the period's begin when it planned the step.
-//! - Since all endpoints of the front last worked, with all plans aware of them, no other program
-//!   has damaged the kernel's state, and no write for the front was rejected.
+//! - The engine knew of the begin of the period when it planned the step.
+//! - All endpoints of the front have worked at a time when all plans were aware of them. Since
+//!   then, no other program has damaged the kernel's state, and the kernel has rejected no write
+//!   for the front.
 //! - No other program has left a changed entry that had no effect at the time of its change.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,14 +33,14 @@ use crate::stepped_threads::{AffectedClients, ClientLocation, Front, Write};
 use crate::subject::Entries;
 use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
-/// State of a frontend in its period.
+/// State of a frontend in its present period.
 #[derive(Debug)]
 struct Period {
-    /// The event that started the period. `None` for a period that no event started. Such a period
-    /// counts once the daemon is idle.
+    /// The event that started the period, or `None` if no event started it. A period without such
+    /// an event is checked only after the daemon was idle.
     since: Option<u64>,
     wanted: BTreeSet<Verdict>,
-    /// The event that set the present wanted verdicts. `None` as in `since`.
+    /// The event that set the present wanted verdicts, or `None` if no event set them.
     settled: Option<u64>,
     good: BTreeSet<Verdict>,
     is_disturbed: bool,
@@ -58,9 +61,12 @@ impl Period {
         self.good.iter().any(|good| good.target() == Some(target))
     }
 
-    /// Returns true if the verdict was wanted at some time. For some time, an endpoint may also see
-    /// the node's address in three cases: if other endpoints should see it, if an endpoint saw it
-    /// before, or if no endpoint got packets before. In all three cases, replies reach the client.
+    /// Returns true if the verdict is good. For a short time, a good endpoint may also see the
+    /// node's address as the client in three cases. In all three cases, replies reach the client:
+    ///
+    /// - Another good verdict has the node's address.
+    /// - An endpoint saw the node's address before the step.
+    /// - No endpoint got packets before the step.
     fn allows(&self, verdict: &Verdict, before: &BTreeSet<Verdict>) -> bool {
         let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, SeenClient::Node));
         match verdict {
@@ -72,24 +78,25 @@ impl Period {
         }
     }
 
-    /// Returns true if a good endpoint sees an unwanted client address.
+    /// Returns true if a good endpoint sees a wrong client address.
     fn shows_wrong_client(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         let of_good = |verdict: &&Verdict| verdict.target().is_some_and(|to| self.is_good(to));
         let mut of_good = verdicts.iter().filter(of_good);
         of_good.any(|verdict| !self.allows(verdict, before))
     }
 
-    /// Returns true if all verdicts are good.
+    /// Returns true if the front has verdicts and all of them are good.
     fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         !verdicts.is_empty() && verdicts.iter().all(|verdict| self.allows(verdict, before))
     }
 
-    /// Returns true if a step with this change of verdicts removed the last endpoint.
+    /// Returns true if the last endpoint stopped getting packets between the verdicts `before` and
+    /// `after`.
     fn ends(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> bool {
         self.is_served() && self.serves(before) && !self.serves(after)
     }
 
-    /// Returns the fault of a step with this change of verdicts.
+    /// Returns the fault of a step that changed the verdicts from `before` to `after`, if any.
     fn fault(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> Option<&'static str> {
         if self.ends(before, after) {
             return Some("is without an endpoint");
@@ -104,15 +111,15 @@ impl Period {
     }
 }
 
-/// The frontends, and the wanted entries.
+/// Watched frontends, and the wanted entries.
 #[derive(Debug, Default)]
 pub struct Watch {
     fronts: BTreeMap<Front, Period>,
     entries: HashMap<String, Option<u64>>,
     before: Verdicts,
     claims: BTreeMap<Front, BTreeSet<String>>,
-    /// Frontends that moved to another Service since the last event. They count once the daemon is
-    /// idle.
+    /// Frontends that moved to another Service since the last event. They are checked only after
+    /// the daemon was idle.
     handed_over: BTreeSet<Front>,
     /// Entries that other programs removed and the daemon has not restored yet.
     lost: BTreeSet<String>,
@@ -121,7 +128,7 @@ pub struct Watch {
     /// True if frontends without endpoints consist of several entries. See
     /// [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
-    /// True if a write was rejected since the last idle state.
+    /// True if the kernel has rejected a write since the daemon was last idle.
     has_refused: bool,
 }
 
@@ -134,7 +141,7 @@ impl Watch {
         }
     }
 
-    /// Sets the verdicts and entries that the objects want since this event. Endpoints in
+    /// Sets the verdicts and entries that the objects want since the event `since`. Endpoints in
     /// `makeshift` are good, too, but not wanted.
     pub fn want(
         &mut self,
@@ -155,8 +162,8 @@ impl Watch {
                 wanted: BTreeSet::new(),
                 settled: None,
                 good: BTreeSet::new(),
-                // A frontend without endpoints may have damaged entries, too. The mode may add
-                // entries for this period before it reads the damage.
+                // Another program may have damaged entries of this frontend before the period. The
+                // mode may add entries for the period before it notices the damage.
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted);
@@ -164,8 +171,8 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // Some endpoints may appear before their masquerading rule: those of cluster IPs, and
-            // the client's own pod.
+            // Two kinds of endpoints may appear before their masquerading rule: endpoints of
+            // cluster IPs, and the client's own pod.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == ClientLocation::Pod && is_own();
@@ -174,7 +181,8 @@ impl Watch {
             let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
             let unmasked = targets.map(|target| Verdict::Accepted(target, SeenClient::Client));
             period.good.extend(unmasked);
-            // A virtual server may appear before its exemption from masquerading.
+            // A virtual server may appear before the rule that exempts its packets from
+            // masquerading.
             let targets = wanted.iter().filter_map(Verdict::target);
             let masked = targets.filter(|_| self.refuses_in_pieces);
             period
@@ -196,7 +204,7 @@ impl Watch {
         }
     }
 
-    /// Returns the frontends among these whose verdicts before the next step are unknown.
+    /// Returns those of the given frontends whose verdicts before the next step are unknown.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts
@@ -221,14 +229,15 @@ impl Watch {
         self.claims.clone_from(claims);
     }
 
-    /// Records damage by another program. The present endpoints become the new reference.
+    /// Records damage by another program. No frontend is checked until its verdicts are as wanted
+    /// again.
     pub fn damaged(&mut self) {
         for period in self.fronts.values_mut() {
             period.is_disturbed = true;
         }
     }
 
-    /// Records damage, given the entries before and after it.
+    /// Records damage by another program, given the entries before and after the damage.
     pub fn lose(&mut self, before: &Entries, after: &Entries) {
         for (entry, was) in before {
             match after.get(entry) {
@@ -243,17 +252,18 @@ impl Watch {
         }
     }
 
-    /// Returns true if some damage is not repaired.
+    /// Returns true if the daemon has not repaired some damage yet.
     pub fn has_lost(&self) -> bool {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
 
-    /// Returns wanted entries that were removed and are not restored.
+    /// Returns wanted entries that other programs removed and the daemon has not restored yet.
     pub fn lost(&self) -> impl Iterator<Item = &str> {
         self.lost.iter().map(String::as_str)
     }
 
-    /// Records the present entries as repaired. Unwanted entries need not be restored.
+    /// Records the present entries as repaired. The daemon need not restore entries that are no
+    /// longer wanted.
     pub fn repaired(&mut self, there: &Entries) {
         let wanted = &self.entries;
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
@@ -274,7 +284,7 @@ impl Watch {
         }
     }
 
-    /// Records that no work is left. The engine has then processed all events.
+    /// Records that the daemon has no work left, so it has processed all events.
     pub fn rests(&mut self, event: u64) {
         self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);
@@ -286,7 +296,8 @@ impl Watch {
         }
     }
 
-    /// Records the present verdicts. `heard` is the last event that all plans and jobs include.
+    /// Records the present verdicts. `heard` is the last event of which all plans and jobs are
+    /// informed.
     pub fn note(&mut self, verdicts: Verdicts, heard: u64) {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);
@@ -301,7 +312,7 @@ impl Watch {
         self.before = verdicts;
     }
 
-    /// Checks a step of a plan that includes the events up to `heard`.
+    /// Checks a step. Its plan includes the events up to `heard`.
     ///
     /// # Errors
     ///
@@ -318,8 +329,9 @@ impl Watch {
         }
     }
 
-    /// Compares the verdicts after a step with those before it. `heard` is the last event that the
-    /// step's plan includes. `by_all` is the last event that every unfinished plan includes.
+    /// Compares the verdicts after a step with the verdicts before the step. `heard` is the last
+    /// event that the step's plan includes. `by_all` is the last event that every unfinished plan
+    /// includes.
     ///
     /// # Errors
     ///
@@ -338,16 +350,17 @@ impl Watch {
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
-            // If one of several entries is missing, other entries determine the endpoint and its
-            // client address. These are not checked.
+            // After a rejected write, one of a frontend's entries may be missing. The remaining
+            // entries then determine the endpoint and its client address, and the test does not
+            // check these.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;
             if is_in_pieces && (front.from == ClientLocation::Pod || !period.ends(before, after)) {
                 continue;
             }
             if let Some(fault) = period.fault(before, after) {
                 if !self.altered.is_empty() {
-                    // The frontend led nowhere at the time of the damage, and leads to an endpoint
-                    // now.
+                    // A damaged entry had no effect at the time of its damage, but now affects this
+                    // frontend.
                     period.is_disturbed = true;
                     continue;
                 }

@@ -1,4 +1,5 @@
-//! Runs a bounded number of event sequences on the real kernel, with the forms that it supports.
+//! Runs a bounded number of event sequences on the real kernel, with all forms that this kernel
+//! supports.
 #![allow(clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;
@@ -10,7 +11,7 @@ use proxy::IpFamily;
 
 #[test]
 #[ignore = "needs a kernel with IPVS or nf_tables, and the right to make network namespaces: the lab"]
-fn random_histories_hold_on_the_kernel() {
+fn random_event_sequences_violate_no_property_on_the_kernel() {
     let mut forms: Vec<_> = FORMS.iter().collect();
     for family in IpFamily::ALL {
         let (carried, others) = carried(&forms, family);

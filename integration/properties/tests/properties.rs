@@ -1,4 +1,4 @@
-//! Runs a bounded number of event sequences, and all saved ones.
+//! Runs a bounded number of random event sequences, and all saved event sequences.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use properties::run::run;
 use properties::stepped_threads::Threads;
 
 #[test]
-fn recorded_failures_stay_fixed() {
+fn saved_event_sequences_no_longer_fail() {
     let threads = Threads::start();
     for kept in regressions::read(&regressions::folder()).unwrap() {
         let ran = run(
@@ -25,7 +25,7 @@ fn recorded_failures_stay_fixed() {
 }
 
 #[test]
-fn equal_seeds_give_equal_histories() {
+fn equal_seeds_give_equal_event_sequences() {
     let threads = Threads::start();
     for (seed, form) in (1..).zip(FORMS) {
         let actions = history(seed);
@@ -38,7 +38,7 @@ fn equal_seeds_give_equal_histories() {
 }
 
 #[test]
-fn random_histories_hold_in_each_mode() {
+fn random_event_sequences_violate_no_property_in_each_mode() {
     let campaign = Campaign {
         histories: 250,
         limit: Some(Duration::from_secs(15)),

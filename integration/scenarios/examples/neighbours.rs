@@ -1,11 +1,13 @@
 //! Measures how much a tenant with large Services slows down other users of the cluster. The tenant
 //! applies, changes and deletes the largest Services that the daemon's limits allow. Meanwhile, the
-//! program times changes of another Service and responses of `/livez`.
+//! program measures changes of another Service and responses of `/livez`.
 //!
 //! ```text
 //! cargo build --release -p kube-proxy
-//! LAB_LANE=host KUBE_PROXY=target/release/kube-proxy cargo run -p scenarios --example neighbours -- nftables
-//! LAB_LANE=B LAB_KERNEL="$(integration/kernel/build)" KUBE_PROXY=… cargo run -p scenarios --example neighbours -- ipvs
+//! export KUBE_PROXY=target/release/kube-proxy
+//! LAB_LANE=host cargo run -p scenarios --example neighbours -- nftables
+//! export LAB_LANE=B LAB_KERNEL="$(integration/kernel/build)"
+//! cargo run -p scenarios --example neighbours -- ipvs
 //! ```
 //!
 //! The time of a change runs from the write at the API server to the first packet that reaches the
@@ -25,13 +27,13 @@ use scenarios::{
 };
 use serde_json::{Value, json};
 
-/// Minimum number of changes from which a figure is computed.
+/// Minimum number of changes for a figure.
 const CHANGES: usize = 20;
 /// Time limit of a phase.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of endpoints per EndpointSlice, as in the slices of the real controller.
+/// Number of endpoints per EndpointSlice. The real controller also fills slices with this number.
 const SLICE: usize = 100;
 /// Namespace of the large Services.
 const TENANT: &str = "tenant";
@@ -219,15 +221,17 @@ fn web(turn: usize) -> Service {
         .endpoints(endpoint.get(turn % 2).copied().unwrap_or_default())
 }
 
-/// Returns a Service with an endpoint on the measured node. Nearly every real node has one. Without
-/// it, the hairpin set would be empty, and every change would toggle the shim's rules.
+/// Returns a Service with an endpoint on the measured node, as nearly every real node has. Without
+/// such an endpoint, the hairpin set would be empty. Every change would then add and remove the
+/// shim's rules for this set.
 fn resident() -> Service {
     Service::new("resident", "10.96.0.11")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Measures changes of the other user's Service, and responses of `/livez`, during an action.
+/// Measurement of changes of the other user's Service, and of responses of `/livez`, during an
+/// action.
 struct Watch<'a> {
     c: &'a Cluster,
     api: &'a ApiServer,
@@ -255,8 +259,9 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background, and meanwhile measures changes. Ends when the daemon has
-    /// programmed the objects of `beside` and the program has measured `CHANGES` changes.
+    /// Runs `beside` in the background, and measures changes in the meantime. Ends when both are
+    /// done: the daemon has programmed the objects of `beside`, and the program has measured
+    /// `CHANGES` changes.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());
@@ -308,8 +313,8 @@ impl Watch<'_> {
     }
 }
 
-/// Returns true if the kernel holds the state of all objects that the daemon has received. (Packets
-/// may arrive before the daemon has confirmed its write.)
+/// Returns true if the kernel holds the state of all objects that the daemon has received. Packets
+/// alone do not show this, because they may arrive before the daemon has confirmed its write.
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {

@@ -102,8 +102,8 @@ impl ApiServer {
         self.objects.compact();
     }
 
-    /// Replaces the storage at the next start. It then holds only the first objects, and resource
-    /// versions begin again.
+    /// Makes the server lose its storage at the next start. The storage then holds only the first
+    /// objects, and resource versions begin again.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())
@@ -160,8 +160,8 @@ impl ApiServer {
         )
     }
 
-    /// Starts a server on the same port that returns these bodies in turn, as JSON. The API server
-    /// must be stopped.
+    /// Starts a server on the API server's port, which returns these bodies in turn, as JSON. The
+    /// API server must be stopped.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
         InvalidApiServer::start(self.listen()?, bodies)
     }

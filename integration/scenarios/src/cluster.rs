@@ -16,7 +16,7 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Timeout for an event that normally follows at once. It allows for a loaded machine.
+/// Timeout for an event that normally follows at once. The timeout allows for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
@@ -28,9 +28,9 @@ const API: &str = "172.35.0.9:6443";
 /// Networks that the external host routes through node1.
 const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
 
-/// Nodes, pods and an outside host. At most one daemon runs at a time, on node1.
+/// Nodes, pods and a host outside the cluster. At most one daemon runs at a time, on node1.
 ///
-/// Both pods serve on TCP and UDP port 8080, in both families.
+/// The pods `near` and `far` serve TCP and UDP port 8080, in both families.
 #[derive(Debug)]
 pub struct Cluster {
     /// World of the lab, in which a test adds nodes and pods.
@@ -47,7 +47,7 @@ pub struct Cluster {
     pub client: Place,
     /// Host outside the cluster: 172.35.0.9, fd35::9.
     pub outside: Place,
-    /// Words before the daemon's command line, such as `setpriv` with its options.
+    /// Words in front of the daemon's command line, such as `setpriv` with its options.
     pub prefix: Vec<OsString>,
     /// Additional flags at the end of every daemon's command line.
     pub flags: Vec<OsString>,
@@ -64,7 +64,7 @@ pub struct Cluster {
 /// Flags of the daemon in every test.
 const COMMON: [&str; 6] = [
     "--hostname-override=node1",
-    // The default mode. A test may override it.
+    // The daemon's default mode. A test may override it with a later flag.
     "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
     // Only the initial network namespace may set the size of the connection tracking table.
@@ -132,12 +132,12 @@ impl Cluster {
 
     // ---- objects ----
 
-    /// Writes the manifest of a Service, in place.
+    /// Writes the manifest of a Service. Overwrites an existing file in place, without a rename.
     pub fn apply(&self, service: &Service) -> Result<()> {
         self.write(service.name(), &service.to_string())
     }
 
-    /// Writes the manifest NAME.yaml, in place.
+    /// Writes the manifest NAME.yaml. Overwrites an existing file in place, without a rename.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         let file = self.manifests().join(format!("{name}.yaml"));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
@@ -163,7 +163,7 @@ impl Cluster {
         self.await_first_sync()
     }
 
-    /// Starts the daemon with an API server as its source. Returns at once.
+    /// Starts the daemon with an API server as its source, and does not wait.
     pub fn launch_on(&mut self, api: &ApiServer, flags: &[&str]) -> Result<()> {
         let kubeconfig = self.folder.join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig())?;
@@ -171,13 +171,13 @@ impl Cluster {
         self.launch_with(&[&[kubeconfig.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with the manifests as its source. Returns at once.
+    /// Starts the daemon with the manifests as its source, and does not wait.
     pub fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let manifests = format!("--manifests={}", self.manifests().display());
         self.launch_with(&[&[manifests.as_str()], flags].concat())
     }
 
-    /// Starts the daemon with flags that select its source. Returns at once.
+    /// Starts the daemon with flags that select its source, and does not wait.
     pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
         ensure!(self.daemon.is_none(), "there is a daemon already");
         self.daemon = Some(self.spawn(flags)?);
@@ -190,14 +190,15 @@ impl Cluster {
             Some(program) => program.into(),
             None => kube_proxy()?.into(),
         });
-        // If a flag appears twice, the daemon uses the later one.
+        // If a flag appears twice, the daemon uses its later value. So the test's flags override
+        // the common flags.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests, and waits for its first sync. The test owns the returned
-    /// daemon, so that the test can keep using the cluster.
+    /// Starts a daemon with the manifests, and waits for its first sync. Returns the daemon to the
+    /// test, which can still use the cluster.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -231,7 +232,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the daemon's next output line that contains `part`. Skips the lines before it.
+    /// Returns the daemon's next output line that contains `part`. Skips earlier lines.
     pub fn await_line(&mut self, part: &str) -> Result<String> {
         let daemon = self.daemon.as_mut().context("there is no daemon")?;
         Ok(daemon.wait_for(part, self.patience)?)
@@ -271,7 +272,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until a daemon with a short task has exited successfully.
+    /// Waits until a daemon that runs only a short task has exited successfully.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(
@@ -326,8 +327,8 @@ impl Cluster {
         kernel::virtual_servers(&self.node1)
     }
 
-    /// Returns the destinations of a virtual server with their weights, separated by blanks. Empty
-    /// if the virtual server does not exist.
+    /// Returns the destinations of a virtual server with their weights, separated by blanks.
+    /// Returns an empty text if the virtual server does not exist.
     pub fn reals(&self, server: &str) -> Result<String> {
         Ok(self
             .servers()?
@@ -359,7 +360,7 @@ impl Cluster {
 
     // ---- waiting ----
 
-    /// Waits until a condition holds. Returns the time that it took.
+    /// Waits until a condition holds. Returns the duration of the wait.
     pub fn until(&self, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
         let started = Instant::now();
         loop {
@@ -375,8 +376,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1 serves exactly this Service: its addresses, and its virtual servers with
-    /// its endpoints at weight 1. Other destinations may drain at weight 0.
+    /// Waits until node1 serves exactly this Service: its addresses, its virtual servers, and its
+    /// endpoints with weight 1. Other destinations may drain with weight 0.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);
@@ -455,7 +456,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Parses an address and port, which is a literal in a test.
+/// Parses an address and port. Use only for literals in a test.
 ///
 /// # Panics
 /// Panics if the text is invalid.
@@ -466,13 +467,13 @@ pub fn at(address: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
 }
 
-/// Returns a shell script in which `iptables-$backend` names this lane's iptables.
+/// Returns a shell script in which `iptables-$backend` is the iptables program of this lane.
 pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// Returns the path of the daemon. It is next to the running program, or next to the folder of the
-/// test binary.
+/// Returns the path of the daemon. The daemon is in the folder of the running program or, for a
+/// test binary, in the parent folder.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let folders = exe.ancestors().skip(1).take(2);

@@ -1,4 +1,4 @@
-//! ICMP requests: echo, as `ping` sends them, and timestamp.
+//! ICMP requests: echo requests, as `ping` sends them, and timestamp requests.
 
 use std::fs;
 use std::io;
@@ -12,8 +12,14 @@ const AT_MOST: Duration = Duration::from_secs(2);
 /// Timeout if the test expects no reply. Replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends an echo request from a place, through the kernel's ping sockets (icmp(7)). Returns `answered`, `refused` (port unreachable), `not sent`
-/// (a rule rejected it on output), `timeout`, or the error. `expected` selects the timeout.
+/// Sends an echo request from a place, through the kernel's ping sockets (icmp(7)). `expected`
+/// selects the timeout. Returns one of these results:
+///
+/// - `answered`;
+/// - `refused` (port unreachable);
+/// - `not sent` (a rule rejected the request on output);
+/// - `timeout`;
+/// - another error.
 pub fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
     let patience = if expected == "timeout" {
         BRIEFLY
@@ -61,7 +67,7 @@ pub fn request_timestamp(from: &Place, to: Ipv4Addr) -> String {
             let mut packet = [0; 128];
             let length = socket.recv(&mut packet)?;
             let icmp = packet.get(IP..length).unwrap_or_default();
-            // An error contains the start of the packet that caused it.
+            // An ICMP error contains the start of the packet that caused the error.
             match (icmp.first(), icmp.get(8 + IP), icmp.get(5)) {
                 (Some(14), _, Some(0x6b)) => return Ok("answered"),
                 (Some(3), Some(13), _) => return Ok("refused"),

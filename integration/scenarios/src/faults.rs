@@ -17,17 +17,17 @@ use crate::programs::{find, put_first, write_program};
 #[derive(Debug)]
 pub struct Faults(PathBuf);
 
-/// An active fault of a program. It ends on drop.
+/// An active fault of a program. Dropping this value ends the fault.
 #[derive(Debug)]
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Lock on a file. The hanging program waits until the lock is released.
+    /// Lock on the fault's file. A hanging program waits until this lock is released.
     _held: File,
 }
 
 impl Faults {
-    /// Puts the wrappers first into the PATH of daemons that start from now on.
+    /// Puts the wrappers first into the PATH. This affects daemons that start later.
     pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("faults");
         fs::create_dir_all(&folder)?;
@@ -59,7 +59,7 @@ impl Faults {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// Makes a program reject input that contains one of these parts.
+    /// Makes a program reject input that contains one of the texts in `parts`.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(

@@ -1,7 +1,10 @@
-//! A manifest folder with hostile objects. An API server would reject some of them, and would
-//! accept others although they are unusual: thousands of ports, wrong families, loopback and
-//! broadcast addresses, names beyond their limits, ten thousand source ranges, duplicates, and
-//! texts that try to break out of their context.
+//! A manifest folder with hostile objects. An API server would reject some of these objects, and
+//! accept others:
+//!
+//! - thousands of ports, ten thousand source ranges;
+//! - wrong families, loopback and broadcast addresses;
+//! - names beyond their limits, duplicates;
+//! - texts that try to break out of their context.
 //!
 //! Cluster IPs of these Services are in 10.96.1.0/24 and fd96::/112.
 
@@ -29,8 +32,8 @@ fn slice(of: &str, name: &str, family: &str, ports: &str, addresses: &[&str]) ->
     )
 }
 
-/// Returns manifests by file name. One Service has `ports` ports, another has `ranges` source
-/// ranges.
+/// Returns manifests by file name. One of the Services has `ports` ports, another Service has
+/// `ranges` source ranges.
 pub fn files(ports: usize, ranges: usize) -> Vec<(&'static str, String)> {
     let list = |count: usize, item: &dyn Fn(usize) -> String| {
         let items: Vec<String> = (0..count).map(item).collect();

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use lab::Place;
 
-/// Virtual servers by protocol, address and port: `TCP 10.96.0.10:80`. Firewall marks are `FWM 7`.
+/// Virtual servers by protocol, address and port (`TCP 10.96.0.10:80`), or by firewall mark (`FWM
+/// 7`).
 pub type VirtualServers = BTreeMap<String, VirtualServer>;
 
 /// A virtual server with its destinations.
@@ -64,7 +65,7 @@ pub fn virtual_servers(place: &Place) -> Result<VirtualServers> {
     Ok(servers)
 }
 
-/// Returns the members of an ipset. Empty if the set does not exist.
+/// Returns the members of an ipset. Returns no members if the set does not exist.
 pub fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
     let saved = place.run(["ipset", "save", set])?.stdout;
     let members = saved
@@ -94,9 +95,13 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     Ok(lines.lines().filter_map(address).chain(routes).collect())
 }
 
-/// Returns all kernel state that a proxy may change, one item per line: virtual servers, sets,
-/// rules of both families and backends (without counters), links and addresses. Sorts the lines
-/// whose order has no meaning.
+/// Returns all kernel state that a proxy may change, one item per line:
+///
+/// - virtual servers and sets;
+/// - rules of both families and backends, without counters;
+/// - links and addresses.
+///
+/// Sorts the lines if their order has no meaning.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(

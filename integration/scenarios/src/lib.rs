@@ -2,17 +2,18 @@
 //!
 //! A test runs the real `kube-proxy` on a node, which is a network namespace. The test sends real
 //! packets, and reads the kernel's state with an operator's tools (`ipvsadm`, `ipset`,
-//! `iptables-save`, `ip`). It reads the daemon's log only if a message is what it tests.
+//! `iptables-save`, `ip`). A test reads the daemon's log only to check a log message.
 //!
 //! ```text
 //!   outside ──┬── node1 (kube-proxy) ── cni0 ── near, client
 //!   172.35.0.9│   172.35.0.100                  10.244.1.10, .99
 //!             └── node2 ─────────────── cni0 ── far
-//!                 172.35.0.101                  10.244.2.10          the same for IPv6, see cluster.rs
+//!                 172.35.0.101                  10.244.2.10
 //! ```
 //!
-//! The external host routes Service addresses through node1. The daemon reads objects from the
-//! cluster's manifest folder, or from the API server fixture on the external host.
+//! All places also have IPv6 addresses (see `cluster.rs`). The external host routes Service
+//! addresses through node1. The daemon reads objects from the cluster's manifest folder, or from
+//! the API server fixture on the external host.
 
 mod api;
 mod asking;

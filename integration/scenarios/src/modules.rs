@@ -6,7 +6,7 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// Path of the kernel's module loader, saved. The kernel has an invalid path until this guard is
+/// Saved path of the kernel's module loader. The kernel has an invalid path until this guard is
 /// dropped.
 #[derive(Debug)]
 #[must_use]
@@ -27,7 +27,8 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if this lab started the kernel, and the kernel loads `name` from a module file.
+/// Returns true if the lab has booted this kernel, and if `name` is a module that the kernel loads
+/// from a file.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

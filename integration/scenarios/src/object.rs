@@ -1,4 +1,4 @@
-//! Services with their endpoints, described briefly and rendered as YAML.
+//! Services with their endpoints. A test describes them briefly, and they are rendered as YAML.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ impl Port {
     }
 }
 
-/// A Service `default/NAME` and its EndpointSlices; displayed as YAML.
+/// A Service `default/NAME` and its EndpointSlices. Displaying this value renders YAML.
 #[derive(Debug, Clone)]
 pub struct Service {
     name: String,
@@ -71,7 +71,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Creates a Service of type ClusterIP with these cluster IPs: one, or one per family,
+    /// Creates a Service of type ClusterIP. `cluster_ips` is one cluster IP, or one per family,
     /// separated by blanks.
     pub fn new(name: &str, cluster_ips: &str) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Service {
     }
 
     /// Sets the endpoints, separated by blanks. Endpoints in 10.244.1.0/24 and fd44:1::/64 are on
-    /// node1, others on node2.
+    /// node1, all other endpoints are on node2.
     #[must_use]
     pub fn endpoints(self, endpoints: &str) -> Self {
         Self {

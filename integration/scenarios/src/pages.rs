@@ -44,8 +44,8 @@ pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
     Ok(sample.map(str::parse).transpose()?)
 }
 
-/// Returns the number of IPv4 changes that the daemon has programmed, and their total duration in
-/// seconds.
+/// Returns the number of IPv4 changes that the daemon has programmed, and the sum of their
+/// durations in seconds.
 pub fn programmed(c: &Cluster) -> Result<(f64, f64)> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let value = |name: &str| -> Result<f64> {

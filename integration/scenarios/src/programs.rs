@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 
 use crate::cluster::Cluster;
 
-/// Names of programs that a kube-proxy in IPVS mode may start. Includes those of upstream.
+/// Names of programs that a kube-proxy in IPVS mode may start, including the programs that upstream
+/// starts.
 const PROGRAMS: [&str; 12] = [
     "iptables-legacy-restore",
     "iptables-legacy-save",
@@ -25,13 +26,13 @@ const PROGRAMS: [&str; 12] = [
     "ip",
 ];
 
-/// File of the recorded calls. A restore that only tests whether the kernel accepts rules appears
-/// as `probe`.
+/// File of the recorded calls. If a restore only tests whether the kernel accepts rules, the call
+/// appears as `probe`.
 #[derive(Debug)]
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Puts the wrappers first into the PATH of daemons that start from now on.
+    /// Puts the wrappers first into the PATH. This affects daemons that start later.
     pub fn record(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("bin");
         fs::create_dir_all(&folder)?;
@@ -79,7 +80,7 @@ pub(crate) fn write_program(file: &Path, script: &str) -> Result<()> {
     )?)
 }
 
-/// Puts a folder first into the PATH of daemons that start from now on.
+/// Puts a folder first into the PATH. This affects daemons that start later.
 pub(crate) fn put_first(cluster: &mut Cluster, folder: &Path) {
     let search = std::env::var("PATH").unwrap_or_default();
     let path = format!("PATH={}:{search}", folder.display());

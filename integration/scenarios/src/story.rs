@@ -42,14 +42,15 @@ macro_rules! stories {
     };
 }
 
-/// Time limit of one test. If three times [`Cluster::patience`] is longer, that is the limit.
-/// Single waits and requests have shorter limits.
+/// Time limit of one test. If three times [`Cluster::patience`] is longer, this longer time is the
+/// limit. Single waits and requests have shorter limits.
 const LONGEST: Duration = Duration::from_mins(2);
 
 /// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests
 /// together.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In a guest, the kernel starts this program again, as init and with other arguments.
+    // In a guest, the kernel starts this program again. The program is then init, and has other
+    // arguments.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list
@@ -67,8 +68,8 @@ pub fn tell(stories: &[Story], limit: Duration) -> ! {
         } = *story;
         Trial::test(name, move || run(name, tell)).with_ignored_flag(!is_possible())
     };
-    // Runs one test at a time: the guest has one CPU, and the first tests change the kernel for
-    // later ones.
+    // Runs one test at a time, because the guest has one CPU. The order matters, because the first
+    // tests change the kernel for later tests.
     let arguments = Arguments {
         test_threads: Some(1),
         ..arguments

@@ -1,5 +1,5 @@
-//! A program in its own pseudo-terminal: its output, its input, and the terminal's state after it
-//! has ended.
+//! A program in its own pseudo-terminal. A test reads its output, types its input, and checks the
+//! terminal's state after the program has ended.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -19,14 +19,15 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::cluster::SOON;
 
-/// Escape sequences that switch to the alternate screen, and back (xterm's private mode 1049).
+/// Escape sequences that switch to the alternate screen and back (xterm's private mode 1049).
 const TAKEN: &str = "\x1b[?1049h";
 const GIVEN_BACK: &str = "\x1b[?1049l";
 /// Escape sequence that shows the cursor (DECTCEM).
 const CURSOR: &str = "\x1b[?25h";
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A pseudo-terminal of 100 columns and 30 lines, and its program. Dropping it kills the program.
+/// A pseudo-terminal of 100 columns and 30 lines, and its program. Dropping this value kills the
+/// program.
 #[derive(Debug)]
 pub struct Terminal {
     /// The test's side of the terminal. Writes to it are keystrokes.
@@ -99,8 +100,8 @@ impl Terminal {
         let (name, arguments) = line.split_first().context("no program")?;
         let (input, output, error) = (own.try_clone()?, own.try_clone()?, own.try_clone()?);
         let program = at.enter(|| {
-            // `setsid --ctty` makes this the program's controlling terminal, so that a hang-up
-            // sends SIGHUP.
+            // `setsid --ctty` makes this terminal the program's controlling terminal. A hang-up
+            // then sends SIGHUP to the program.
             Command::new("setsid")
                 .args(["--ctty", name])
                 .args(arguments)
@@ -210,8 +211,8 @@ impl Terminal {
         }
     }
 
-    /// Checks that the program switched to the alternate screen and has restored the terminal with
-    /// its former settings.
+    /// Checks that the program switched to the alternate screen, and that it has restored the
+    /// terminal and its former settings.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Sends requests to a Service: a series, or continuously in the background of a test.
+//! Sends requests to a Service, either a series of requests, or continuously in the background of a
+//! test.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,14 +20,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// packet fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Shortest stall that excuses a timeout: any stall.
+/// Shortest stall that excuses a timeout. Here, any stall excuses a timeout.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
 /// Number of source ports per path that earlier traffic has used. New traffic uses the next ports,
-/// because a reused port may break a connection: when virtual servers are removed, IPVS ends their
-/// connections, including those that were reset up to 10 s ago. For each, IPVS deletes the
-/// conntrack entry with the same addresses and ports (`ip_vs_conn_drop_conntrack` in
-/// `net/netfilter/ipvs/ip_vs_nfct.c`). This entry may already belong to a new connection.
+/// because a reused port may break a connection:
+///
+/// - When the daemon removes a virtual server, IPVS ends its connections. These include connections
+///   that a client reset up to 10 s ago.
+/// - For each connection, IPVS deletes the conntrack entry with the same addresses and ports
+///   (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`). With a reused port, this
+///   entry belongs to a new connection.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of replies by server and client address: `near from 10.244.1.99`.
@@ -64,8 +68,9 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
     Ok(tally)
 }
 
-/// Opens `held` connections on each path. Runs the test while clients send requests on new
-/// connections of each path. Then sends requests on the held connections. The same pods must reply.
+/// Opens `held` connections on each path, and runs the test. During the test, clients send requests
+/// on new connections of each path. After the test, sends a request on each held connection. The
+/// same pods as before must reply.
 ///
 /// # Errors
 /// Fails if a request gets no reply `within` that time, or if the test fails.
@@ -87,8 +92,8 @@ pub fn under_traffic(
         let mut ports = ports.cycle().skip(used % all).take(all);
         for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // Resets the connection at its end. After a wrap-around of the port numbers, the next
-            // traffic may soon use this port.
+            // A reset at the end frees the port immediately. The port numbers wrap around, so the
+            // next traffic may soon use this port.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, name.clone()));
@@ -130,9 +135,9 @@ pub fn under_traffic(
 }
 
 /// Returns the source ports of each path. No port belongs to two paths, because IPVS identifies a
-/// reply packet only by the client's address and port and the pod's address. If a client used one
-/// port for two addresses of a Service with the same pod, the older connection would get no
-/// replies.
+/// reply packet only by three values: the client's address, the client's port, and the pod's
+/// address. If a client used one port for two addresses of a Service with the same pod, the older
+/// connection would get no replies.
 pub fn ports() -> impl Iterator<Item = Range<u16>> {
     (10_000..30_000)
         .step_by(2_500)
@@ -144,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_client_ports_are_unique() {
+    fn source_ports_of_test_clients_are_unique() {
         let mut all: Vec<u16> = ports().flatten().collect();
         let count = all.len();
         all.dedup();

@@ -34,7 +34,7 @@ use marks::{mark_at, marked, marked_address};
 use real::RealKernel;
 use switch::EXACT;
 
-/// Creates the form of this name.
+/// Creates the form with this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
@@ -64,7 +64,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     let exact = form.contains("exact").then_some(EXACT);
     let vip_mode = match form {
         _ if form.contains("range") => VipMode::Range,
-        // Exact semantics need routes.
+        // `--ipvs-semantics=exact` needs routes.
         _ if form.contains("route") || exact.is_some() => VipMode::Route,
         _ => VipMode::Address,
     };
@@ -109,27 +109,28 @@ fn cluster_ips(family: IpFamily) -> IpNet {
 
 struct Ipvs {
     family: IpFamily,
-    /// The fake kernel, or the last state read from the real kernel.
+    /// The fake kernel, or a copy of the state that was last read from the real kernel.
     kernel: FakeKernel,
     config: Config,
     /// Virtual servers of other programs.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Our virtual servers without an ownership mark. Another program removed the mark (or may
-    /// have), or it was missing at their creation.
+    /// Our virtual servers that may lack an ownership mark. Either another program may have removed
+    /// the mark, or the daemon could not write it when it created the virtual server.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Members of the other shim's sets, until they are removed.
+    /// Sets and rules of the previously configured shim, until the daemon removes them.
     former: Former,
-    /// Addresses on the link that the kernel has reported.
+    /// Service addresses on the link, according to the kernel's last notification.
     on_link: BTreeSet<IpAddr>,
     had_link: bool,
-    /// Value of `--ipvs-vip-mode` that replaces [`VipMode::Address`] at a switch.
+    /// Value of `--ipvs-vip-mode` to use instead of [`VipMode::Address`] after a switch.
     routed: VipMode,
-    /// Value of `--ipvs-semantics` that a switch sets or replaces, or `None` if none does.
+    /// Value of `--ipvs-semantics` that a switch sets or replaces. `None` if no switch changes the
+    /// semantics.
     exact: Option<Semantics>,
     /// True once the kernel rejects a destination forever.
     has_forbidden: bool,
-    /// True if verdicts include rules and sets. This is false on a real kernel, whose rules are not
-    /// read after each step.
+    /// True if verdicts include rules and sets. This is false on a real kernel, because the test
+    /// does not read its rules after each step.
     asks_rules: bool,
     real: Option<RefCell<RealKernel>>,
 }
@@ -152,8 +153,8 @@ impl Ipvs {
         NodeFacts::new(self.family, NODE)
     }
 
-    /// Returns the kernel's present state. Includes the rules only with `takes_in_rules`, because
-    /// reading them is slow.
+    /// Returns the kernel's present state. Includes the rules only if `takes_in_rules` is true,
+    /// because reading rules is slow.
     fn look(&self, takes_in_rules: bool) -> MutexGuard<'_, State> {
         let mut state = self.kernel.state();
         if let Some(real) = &self.real {
@@ -163,7 +164,7 @@ impl Ipvs {
         state
     }
 
-    /// Applies to the kernel the changes that another program made in the state.
+    /// Applies another program's changes from the recorded state to the real kernel.
     fn follow(&self, before: Option<&Snapshot>) {
         if let (Some(real), Some(before)) = (&self.real, before) {
             let state = self.kernel.state();
@@ -173,7 +174,7 @@ impl Ipvs {
     }
 
     /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
-    /// rejects a destination forever: they then drain until another one works.
+    /// rejects a destination forever. They would then drain until another destination works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
         let mut server = server.clone();
@@ -189,7 +190,8 @@ impl Ipvs {
         for (key, server) in &there.servers {
             if !self.foreign.contains_key(key) {
                 let server = self.without_stuck(server);
-                // A start may give another mark. The marked addresses tell the virtual server.
+                // A fresh start may choose another mark for the virtual server. The entry's name
+                // therefore contains the marked addresses, not the mark.
                 let name = match key {
                     VirtualServerKey::Mark { mark, .. } => marked.get(mark),
                     VirtualServerKey::Address(_) => None,
@@ -231,7 +233,7 @@ impl Ipvs {
         ours
     }
 
-    /// Returns a copy of the recorded state, which no process writes to.
+    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -249,7 +251,7 @@ impl Subject for Ipvs {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
-        // Drops the kernel's notifications of earlier changes.
+        // Drops the notifications of changes that the kernel made before this start.
         self.told();
         let (config, node) = (self.config.clone(), self.node());
         if let Some(real) = &self.real {
@@ -294,7 +296,8 @@ impl Subject for Ipvs {
         let mut served = Verdicts::new();
         for front in fronts {
             let at = ServiceAddress::new(front.address, front.port, front.protocol);
-            // A set gives the packets of clients outside a mark. IPVS looks for the mark first.
+            // A set gives a mark to packets of clients outside the cluster. IPVS first looks for a
+            // virtual server of this mark.
             let is_outside = front.from == ClientLocation::Outside;
             let mark = is_outside.then(|| mark_at(there, at)).flatten();
             let family = self.family;
@@ -326,12 +329,14 @@ impl Subject for Ipvs {
     }
 
     fn refuses_in_pieces(&self) -> bool {
-        // Set members are written before the virtual server, because they mark its owner.
+        // The daemon writes set members before the virtual server, because the members mark the
+        // virtual server's owner.
         true
     }
 
     fn passes_over(&mut self, which: u64) {
-        // A virtual server that the read missed loses its ownership mark.
+        // If the daemon's read misses a virtual server, this virtual server loses its ownership
+        // mark.
         let state = self.look(false);
         let at = Chance::new(which).index(state.snapshot.servers.len());
         let key = state.snapshot.servers.keys().nth(at).copied();
@@ -340,7 +345,7 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // The virtual server works even if the write of its ownership mark failed.
+        // A new virtual server works even if the kernel rejected its ownership mark.
         let Some(made) = write.what.strip_prefix("add virtual server ") else {
             return;
         };

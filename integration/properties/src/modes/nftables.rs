@@ -31,14 +31,14 @@ use crate::subject::{
 use crate::verdict::{self, SeenClient, Verdicts, accepted};
 use real::RealKernel;
 
-/// Sizes for the few Services of a history. Without a range between them, the layout depends only on
-/// the objects.
+/// Numbers of Service ports at which the layout changes, for the few Services of a sequence. The
+/// two numbers are adjacent, so the layout depends only on the objects and not on earlier layouts.
 const SIZES: LayoutSizes = LayoutSizes {
     flat_above: 4,
     upstream_below: 5,
 };
 
-/// Creates the form of this name.
+/// Creates the form with this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
@@ -103,13 +103,14 @@ fn part_of_key(address: IpAddr) -> String {
 
 struct Nftables {
     family: IpFamily,
-    /// The fake kernel, or the last state read from the real kernel.
+    /// The fake kernel, or a copy of the state that was last read from the real kernel.
     kernel: FakeKernel,
     config: Config,
     barred: Vec<RejectedPart>,
-    /// True once the layout has changed, or if it may change at any time.
+    /// True if the layout has changed or may change at any time.
     has_switched: bool,
-    /// True if the number of Service ports chooses the layout, unless the last restart fixed it.
+    /// True if the number of Service ports determines the layout. A restart may fix the layout
+    /// until the next restart.
     is_auto: bool,
     real: Option<RefCell<RealKernel>>,
 }
@@ -124,7 +125,7 @@ impl Nftables {
         state
     }
 
-    /// Applies another program's change to the state, and then to the kernel.
+    /// Applies another program's change to the recorded state, and then to the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.look();
         let before = (state.addresses.clone(), state.table.clone());
@@ -135,7 +136,7 @@ impl Nftables {
         done
     }
 
-    /// Returns a copy of the recorded state, which no process writes to.
+    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,
@@ -158,7 +159,7 @@ impl Subject for Nftables {
             let kernel = || NetlinkKernel::new(self.family);
             return start::<2, Scheme, _>(config, node, kernel, now);
         }
-        // The relay ends together with the process.
+        // The relay belongs to the daemon's process, so its ports close when the process ends.
         self.kernel.state().listening.clear();
         start::<2, Scheme, _>(config, node, || self.kernel.clone(), now)
     }
@@ -196,7 +197,7 @@ impl Subject for Nftables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // One element may represent an endpoint of several Services.
+        // One element of this set may represent the same endpoint of several Services.
         entry.starts_with("element hairpin-connections")
             || entry.contains(&name)
             || value.contains(&name)
@@ -216,8 +217,8 @@ impl Subject for Nftables {
             return port.is_some_and(|port| state.taken.contains(&port));
         }
         let words = write.what.split('\n').next().unwrap_or_default();
-        // Leftovers of a Service with a rejected part stay, because its previous rules refer to
-        // them.
+        // If the kernel rejects a part of a Service, the Service's previous rules stay. The chains
+        // and elements to which these rules refer must therefore stay, too.
         let mut barred = barred.iter().map(|service| service.name.to_string());
         refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
     }
@@ -231,7 +232,8 @@ impl Subject for Nftables {
     }
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
-        // Entries of the other layout stay until all Services are written.
+        // After a switch, entries of the previous layout stay until the daemon has written all
+        // Services. With a rejected part, this would never happen.
         if !self.barred.is_empty() {
             return None;
         }
@@ -308,13 +310,15 @@ impl Subject for Nftables {
         for (name, (set, elements)) in &content.sets {
             ours.insert(format!("set {name}"), format!("{set:?}"));
             for (key, element) in elements {
-                // The first writer sets the comment, which cannot be changed later.
+                // Ignores the comment, because the first writer sets it and no later writer can
+                // change it.
                 let element = Element {
                     comment: None,
                     ..element.clone()
                 };
                 if let Some(at) = key.get(4..).filter(|_| name.starts_with("endpoints-")) {
-                    // Endpoints keep their numbers when another one comes or goes.
+                    // Ignores the number of the element, because an endpoint keeps its number when
+                    // other endpoints come or go.
                     let to = &element.data;
                     ours.insert(format!("element {name} {at:?} to {to:?}"), String::new());
                     continue;
@@ -323,7 +327,8 @@ impl Subject for Nftables {
             }
         }
         for (name, (chain, rules)) in &content.chains {
-            // The first writer sets the comment, which cannot be changed later.
+            // Ignores the comment, because the first writer sets it and no later writer can change
+            // it.
             ours.insert(
                 format!("chain {name}"),
                 format!("{:?} {rules:?}", chain.base),
@@ -333,7 +338,7 @@ impl Subject for Nftables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // A chain for a number of endpoints may be reused by another Service.
+        // The chain for a number of endpoints may stay, because other Services may use it again.
         entry.starts_with("chain endpoints-of-")
     }
 
@@ -436,7 +441,7 @@ impl Nftables {
                 told(format!("element {key:?} of set {name} is deleted"))
             }
             6 => {
-                // The map gets an element whose target is not valid.
+                // Gives a map element a wrong target: a chain that rejects packets.
                 let chains: Vec<Name> = content.chains.keys().cloned().collect();
                 let chain = chance.one_of(&chains)?.clone();
                 let at = chance.index(content.sets.len());
@@ -479,7 +484,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         const PART: &str = "the nftables table kube-proxy";
         match self.gate.pass(ThreadOperation::Read(PART)) {
             Permit::Go => self.kernel.table(tell),
-            // Another write at the same time makes the read start again.
+            // Simulates a write of another program during the read. The read then starts again.
             Permit::PassOver(which) => {
                 let mut left = Chance::new(which).index(20);
                 self.kernel.table(&mut |object| {
@@ -504,7 +509,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
         let what = format!("listen at {}: {:?}", port.number, port.serving);
-        // The request goes to a thread of this process, so its reply cannot be lost.
+        // The request goes to another thread of the daemon's process, so its reply cannot be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => self.kernel.listen(port),
             _ => Err("on purpose".to_owned()),

@@ -53,7 +53,8 @@ impl Subject for Userspace {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>) {
-        // Listening ports end with their process. A later process may get the same numbers.
+        // Listening ports close when their process ends. A later process may get the same port
+        // numbers.
         {
             let mut state = self.kernel.state();
             state.open.clear();
@@ -122,7 +123,7 @@ impl Subject for Userspace {
             let to = match front.from {
                 ClientLocation::Node => aim.node,
                 ClientLocation::Pod => aim.pods,
-                // No rule exists for this frontend.
+                // No rule redirects packets of clients outside the cluster to this frontend.
                 ClientLocation::Outside if aim.via.is_none() => continue,
                 ClientLocation::Outside => aim.outside,
             };
@@ -247,7 +248,7 @@ impl Turnstile<FakeKernel> {
         what: String,
         act: impl FnOnce(&mut FakeKernel) -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
-        // The request goes to a thread of this process, so its reply cannot be lost.
+        // The request goes to another thread of the daemon's process, so its reply cannot be lost.
         match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => act(&mut self.kernel),
             _ => Err(SocketError::Now(SOCKETS.to_owned())),

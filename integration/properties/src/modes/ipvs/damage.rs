@@ -1,4 +1,4 @@
-//! Changes by other programs to the IPVS mode's entries and to foreign entries.
+//! Changes by other programs, both to the daemon's entries in IPVS mode and to their own entries.
 
 use chance::Chance;
 use proxy::{Notice, Protocol, Target};
@@ -22,7 +22,8 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // The kernel reports changes of addresses and links in any case.
+        // The damage itself needs no notice. The kernel reports changes of addresses and links in
+        // any case.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {

@@ -1,4 +1,5 @@
-//! The gate of the IPVS mode's kernel: each write and each read waits there.
+//! The gate in front of the kernel in IPVS mode. Each read and write of the daemon waits at the
+//! gate.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -112,7 +113,7 @@ fn write(op: &Op) -> Write {
                     Member::Port(_) => AffectedClients::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => AffectedClients::All,
-                // Other entries alone have no effect on clients.
+                // No other single entry affects clients.
                 _ => AffectedClients::Nobody,
             },
         },

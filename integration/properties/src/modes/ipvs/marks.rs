@@ -1,11 +1,13 @@
-//! Marks of packets, as the set KUBE-LOCAL-MARK gives them (`--ipvs-semantics=exact`).
+//! Marks of packets. With `--ipvs-semantics=exact`, the set KUBE-LOCAL-MARK gives packets their
+//! marks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proxy::ServiceAddress;
 use proxy_ipvs::{Member, Set, Snapshot};
 
-/// Returns the address and the mark of a member that gives packets a mark.
+/// Returns the address and the mark of a set member. Returns `None` if the member gives packets no
+/// mark.
 pub(super) fn marked_address(member: &Member) -> Option<(ServiceAddress, u32)> {
     match *member {
         Member::AddressPortMark(address, protocol, port, mark) => {
@@ -15,13 +17,13 @@ pub(super) fn marked_address(member: &Member) -> Option<(ServiceAddress, u32)> {
     }
 }
 
-/// Returns all addresses that give packets a mark, with the mark.
+/// Returns all addresses whose packets get a mark, each with its mark.
 fn marks(there: &Snapshot) -> impl Iterator<Item = (ServiceAddress, u32)> {
     let members = there.sets.get(&Set::LocalMark).into_iter().flatten();
     members.filter_map(marked_address)
 }
 
-/// Returns the addresses of each mark.
+/// Returns the addresses whose packets get a mark, by mark.
 pub(super) fn marked(there: &Snapshot) -> BTreeMap<u32, BTreeSet<String>> {
     let mut all = BTreeMap::<u32, BTreeSet<String>>::new();
     for (at, mark) in marks(there) {
@@ -30,7 +32,7 @@ pub(super) fn marked(there: &Snapshot) -> BTreeMap<u32, BTreeSet<String>> {
     all
 }
 
-/// Returns the mark that packets to an address get.
+/// Returns the mark of packets to an address, if any.
 pub(super) fn mark_at(there: &Snapshot, wanted: ServiceAddress) -> Option<u32> {
     let mut all = marks(there);
     all.find_map(|(at, mark)| (at == wanted).then_some(mark))

@@ -21,7 +21,7 @@ pub(super) struct RealKernel {
     eyes: Option<(Config, NetlinkKernel)>,
 }
 
-/// A process of the product, with the resources for its kernel threads.
+/// A process of the daemon, with the resources for its kernel threads.
 pub(super) struct Process {
     family: IpFamily,
     config: Config,
@@ -99,9 +99,10 @@ impl RealKernel {
         &mut self.eyes.insert(eyes).1
     }
 
-    /// Reads the kernel's present state.
+    /// Reads the kernel's present state into `there`.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // Each process searches for leftovers only once.
+        // A process searches for leftovers only once. So a reader that needs the rules is created
+        // anew for each call.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
@@ -120,7 +121,7 @@ impl RealKernel {
         }
     }
 
-    /// Changes the kernel from the first state to the second, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program.
     pub(super) fn follow(&mut self, config: &Config, before: &Snapshot, after: &Snapshot) {
         set_addresses(&before.interface_addresses, &after.interface_addresses);
         let mut ops = Vec::new();

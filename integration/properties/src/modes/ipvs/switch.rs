@@ -24,8 +24,8 @@ impl Ipvs {
         self.switch_shim(chance)
     }
 
-    /// Changes between both semantics. Exact semantics need routes; upstream's have any form of
-    /// addresses.
+    /// Switches between both values of `--ipvs-semantics`. `exact` needs routes, while `upstream`
+    /// supports each `--ipvs-vip-mode`.
     fn switch_semantics(&mut self, chance: &mut Chance) -> String {
         let vip_mode = self.config.vip_mode;
         if self.config.semantics.is_exact() {
@@ -83,8 +83,8 @@ impl Ipvs {
         state.shim = style;
         let is_native = |style| style == ShimStyle::Nftables;
         if !is_real && is_native(before) != is_native(self.config.shim) {
-            // Moves the present sets to `former` and records them as leftovers of the other shim.
-            // If leftovers of an earlier switch still exist, they become the present sets again.
+            // Moves the present sets to `former`, and records them as leftovers of the other shim.
+            // If leftovers of an earlier switch still exist, makes them the present sets again.
             let there = &mut state.snapshot;
             let is_left = there.leftovers.iter().flatten().next().is_some();
             let mut other = if is_left {

@@ -1,4 +1,5 @@
-//! Converts rules, sets and virtual servers of the IPVS mode's kernel into data for a packet walk.
+//! Converts the kernel state of IPVS mode (rules, sets and virtual servers) into data for a packet
+//! walk.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -116,8 +117,8 @@ fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, S
     ))
 }
 
-/// Formats rules as `iptables-save` prints them. Each jump is inserted at the head of its chain, so
-/// the last jump comes first.
+/// Formats rules as `iptables-save` prints them. The daemon inserts each jump at the head of its
+/// chain, so the last jump comes first.
 fn saved(rules: &Rules) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut head = 0;
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inserted_jumps_precede_appended_rules() {
+    fn inserted_jumps_are_printed_before_appended_rules() {
         let shim = Shim {
             family: IpFamily::V4,
             filled: BTreeSet::new(),

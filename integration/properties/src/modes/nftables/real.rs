@@ -30,7 +30,7 @@ impl RealKernel {
         Ok(Self { family, kernel })
     }
 
-    /// Reads the kernel's present state.
+    /// Reads the kernel's present state into `state`.
     pub(super) fn look(&mut self, state: &mut FakeState) {
         state.addresses = self.kernel.addresses().expect("the addresses");
         let mut there: Option<Content> = None;
@@ -70,7 +70,7 @@ impl RealKernel {
         state.table = there;
     }
 
-    /// Changes the kernel from the first state to the second, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program.
     pub(super) fn follow(
         &mut self,
         before: &(BTreeSet<IpAddr>, Option<Content>),
