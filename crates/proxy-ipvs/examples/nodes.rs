@@ -83,13 +83,14 @@ impl Lab {
         }
     }
 
-    /// Starts nodes with a Service that uses this scheduler and has no endpoints.
+    /// Starts nodes with one Service each. The Service uses this scheduler and has no endpoints.
     fn nodes(&mut self, count: u8, scheduler: &str, flags: &str) -> Vec<Node> {
         let annotations = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
         self.nodes_with(count, &annotations, None)
     }
 
-    /// Starts nodes with a Service that has these annotations and this affinity, but no endpoints.
+    /// Starts nodes with one Service each. The Service has these annotations and this affinity, but
+    /// no endpoints.
     fn nodes_with(
         &mut self,
         count: u8,
@@ -150,7 +151,8 @@ impl Lab {
     }
 }
 
-/// A node: the proxier on a fake kernel. The real kernel gets the same writes.
+/// A node: a proxier on a fake kernel. The example sends the proxier's writes to the real kernel,
+/// too.
 struct Node {
     at: Ipv4Addr,
     world: World,
@@ -202,7 +204,7 @@ impl Node {
 enum Arrival {
     /// All endpoints at once, in the order of their addresses on all nodes.
     Ascending,
-    /// All endpoints at once, in the planner's order.
+    /// All endpoints at once, in the order that the planner chooses.
     AtOnce,
     /// One endpoint after another, in the same order on all nodes.
     OneByOne,

@@ -1,4 +1,4 @@
-//! Booking: after the kernel's replies to a plan, it updates the tables.
+//! Booking: updates the tables after the kernel's replies to a plan.
 //!
 //! The wanted entries can change while a worker writes a plan. So booking records the value that
 //! the worker has written, not the value that is wanted now.
@@ -101,8 +101,9 @@ impl Tables {
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // Records the lower weight although the reply was lost. The kernel may have set
-                    // it. Removals of other destinations must not rely on the old weight.
+                    // The reply was lost, so the kernel may have lowered the weight. Records the
+                    // lower weight, because removals of other destinations must not rely on the old
+                    // weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -110,8 +111,8 @@ impl Tables {
                         Draft::apply(&mut draft, op, run.len());
                     }
                 }
-                // If the kernel refuses a virtual server, it also refuses its destinations. Reports
-                // only the first failure.
+                // If the kernel refuses a virtual server, it also refuses the virtual server's
+                // destinations. Reports only the first of these refusals.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -181,8 +182,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // After a refused restore, the kernel's rules are unknown, and one of their sets may be
-            // missing. The lanes read rules and sets before the next attempt.
+            // After a refused restore, the rules in the kernel are unknown, and a set that the
+            // rules match may be missing. The lanes read rules and sets before the next attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
@@ -287,8 +288,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// Returns the Services that want the entry of a write. Virtual servers are not handled here,
-    /// because `settle_server` knows their Services.
+    /// Returns the Services that want the entry of a write. Ignores virtual servers, because
+    /// `settle_server` handles their Services.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -360,8 +361,8 @@ impl Booking {
     }
 }
 
-/// Returns the more severe of two faults. The order is: a wrong record, a fault of the node or of a
-/// scheduler, a fault of one entry.
+/// Returns the more severe of two faults. From most to least severe: a table that differs from the
+/// kernel, a fault of the node or of a scheduler, a fault of one entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

@@ -1,15 +1,16 @@
-//! Claims of Services on kernel entries, disputes between Services, and leftovers.
+//! Claims of Services on kernel entries, disputes between Services, and leftover destinations.
 //!
-//! Leftovers are destinations that the kernel has but that are no endpoints of the Service.
+//! A leftover destination exists in the kernel, but is no endpoint of the Service. Until the
+//! initial lists are complete, leftover destinations stay. Afterwards, TCP destinations drain.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
 //!                           ▲           │
-//!                           └─leftovers─┘  unwanted destinations: they drain, or stay until the sources are complete
+//!                           └─leftovers─┘  destinations that only the kernel has
 //! ```
 //!
-//! If several Services claim a virtual server, one claim wins. Only the winner's destinations
-//! include the leftovers; [`Drains`] lists them. All other claims stay as compiled.
+//! If several Services claim a virtual server, one claim wins. Only this claim includes the
+//! leftover destinations, which [`Drains`] lists. All other claims stay as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -34,8 +35,8 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services whose set members change, because the Service lost an address and port to another
-    /// Service or won it back.
+    /// Services to compile again. Each has lost an address and port to another Service or won it
+    /// back, so its set members change.
     disputed: BTreeSet<NamespacedName>,
     /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
@@ -172,7 +173,7 @@ impl Claims {
             ramp,
         } = fragment;
         let has_new_ramp = self.growths.set_ramp(&owner, ramp);
-        // A key may occur twice. Only its first occurrence counts.
+        // Ignores a repeated key: only the first virtual server with a key counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -202,8 +203,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // Only the winner of an address and port has set members there. Source ranges or a policy
-        // of a loser would change which clients may connect.
+        // Only the Service that wins an address and port has set members for it. Set members of a
+        // losing Service, such as source ranges, would change which clients may connect.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -287,7 +288,7 @@ impl Claims {
     // ---- leftovers ----
 
     /// Returns an owner's claim for a virtual server. If the owner wins the virtual server, the
-    /// claim includes the leftovers.
+    /// claim includes the leftover destinations.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -315,7 +316,7 @@ impl Claims {
         self.with_leftovers(&place, compiled, tables, last)
     }
 
-    /// Passes the leftovers of a released virtual server to its next owner.
+    /// Adds the leftover destinations of a released virtual server to the claim of its next owner.
     fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
@@ -330,7 +331,8 @@ impl Claims {
         }
     }
 
-    /// Returns the winning claim and its owner. The claim has full weights and no leftovers.
+    /// Returns the winning claim as compiled: with full weights, and without leftover destinations.
+    /// Also returns its owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -349,9 +351,11 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers to the compiled destinations, and lowers the weights of new destinations
-    /// with a slow start. `last` caches the previous result, because the virtual servers of one
-    /// Service port mostly have equal destinations.
+    /// Adds the leftover destinations to the compiled destinations, and lowers the weights of new
+    /// destinations with a slow start.
+    ///
+    /// `last` caches the previous result, because the virtual servers of one Service port mostly
+    /// have equal destinations.
     fn with_leftovers(
         &mut self,
         place: &Place<'_>,
@@ -378,8 +382,9 @@ impl Claims {
         self.growths.apply(place, actual, merged)
     }
 
-    /// Merges the kernel's destinations with the compiled ones. Removed TCP endpoints drain at
-    /// weight 0. Until the initial lists are complete, all destinations keep their weights.
+    /// Merges the kernel's destinations with the compiled ones. Leftover TCP destinations drain at
+    /// weight 0. Until the initial lists are complete, all leftover destinations keep their
+    /// weights.
     fn merge(
         &self,
         key: &VirtualServerKey,
@@ -424,13 +429,15 @@ impl Claims {
         }
     }
 
-    /// Merges the leftovers again after a read found the virtual server changed.
+    /// Computes the wanted destinations of a virtual server again, after a read found other
+    /// destinations in the kernel.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
 
-    /// Merges the leftovers of a virtual server that this process has read from the kernel. Growing
-    /// destinations continue from the weights that an earlier process had reached.
+    /// Computes the wanted destinations of a virtual server that this process has just read from
+    /// the kernel. Growing destinations continue from the weights that an earlier process had
+    /// reached.
     pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |_| None, tables);
     }
@@ -514,30 +521,31 @@ struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Targets that only the kernel has and that stay, sorted.
+    /// Targets of leftover destinations, sorted.
     leftovers: Vec<Target>,
 }
 
 impl Merge {
-    /// True if this merge has the same inputs, so that its result can be reused.
+    /// True if this merge has the same inputs. Its result can then be reused.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 
-/// Entries that a Service port cannot have, because another program owns a virtual server with the
-/// same key.
+/// Entries that a Service port cannot have, because another program owns a virtual server with one
+/// of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of the other programs' virtual servers. Also keys of this Service port's virtual
-    /// servers that depend on one of those keys.
+    /// Keys of other programs' virtual servers. If one of these keys is at the NodePort, also all
+    /// other keys of the NodePort.
     keys: HashSet<VirtualServerKey>,
-    /// Virtual servers that this node does not create, because the kernel would refuse them.
+    /// The NodePort's virtual servers at other addresses, if another program owns one of the
+    /// NodePort's virtual servers. This node does not create them.
     dropped: HashSet<VirtualServerKey>,
-    /// Addresses of the virtual servers in `dropped`.
+    /// Addresses of the virtual servers in `keys`.
     addresses: HashSet<IpAddr>,
-    /// True if another program has the NodePort's virtual server. If a set contained the port, the
-    /// proxy would treat this virtual server as its own.
+    /// True if another program has one of the NodePort's virtual servers. If a set contained the
+    /// NodePort, the proxy would treat that virtual server as its own.
     has_node_port: bool,
 }
 
@@ -556,7 +564,8 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        // An fwmark virtual server also serves load-balancer addresses.
+        // An fwmark virtual server has the same flag, but no address: it also serves load-balancer
+        // addresses.
         let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
             key.address().is_some() && server.properties.is_owned()
         };
@@ -579,7 +588,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if this member would prove that another program's virtual server is ours.
+    /// True if this set member would make another program's virtual server look like ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

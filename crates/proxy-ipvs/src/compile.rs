@@ -35,8 +35,9 @@ pub struct Fragment {
     pub ramp: Option<Ramp>,
 }
 
-/// A virtual server for a firewall mark, with the local endpoints. Clients outside the cluster use
-/// it instead of the virtual server at the address (`--ipvs-semantics=exact`).
+/// A virtual server for a firewall mark, with the local endpoints (`--ipvs-semantics=exact`).
+/// Packets from clients outside the cluster get this mark. They use this virtual server instead of
+/// the virtual server at their destination address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
     /// The virtual server.
@@ -68,12 +69,12 @@ pub struct NodePortAddresses {
     /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
     /// True if the list is complete. While the Node object is incomplete, the list contains only
-    /// addresses where the kernel already serves NodePorts.
+    /// addresses at which the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
 impl NodePortAddresses {
-    /// True if NodePorts are known to have no address.
+    /// True if it is known that no address serves NodePorts.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
@@ -129,7 +130,7 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
-        // Uses all endpoints if policy Local has no local endpoint, as upstream does since
+        // Without a local endpoint, policy Local uses all endpoints, as in upstream since
         // k/k#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
@@ -275,8 +276,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // IPVS sees the load-balancer address as the source of the node's own packets to that
-            // address.
+            // If the node sends to a load-balancer address, IPVS sees this same address as the
+            // packet's source. So the source address must be allowed.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -326,8 +327,9 @@ impl<'a> Compiler<'a> {
         self.fragment.members.push((set, at.into()));
     }
 
-    /// Adds a virtual server at an external address. With exact semantics, its destinations are all
-    /// endpoints under any policy, because only clients in the cluster use it.
+    /// Adds a virtual server at an external address. With `--ipvs-semantics=exact`, only clients in
+    /// the cluster use this virtual server. So its destinations are all endpoints, under any
+    /// traffic policy.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
         let is_exact = self.semantics.is_exact();
@@ -340,8 +342,8 @@ impl<'a> Compiler<'a> {
 
     /// Adds a virtual server with the local endpoints for clients outside the cluster.
     ///
-    /// - No local endpoint: rules drop the packets of these clients.
-    /// - No endpoint at all: IPVS rejects the packets.
+    /// - If no endpoint is local, rules drop the packets of these clients.
+    /// - If the Service has no endpoint at all, IPVS rejects the packets.
     fn serve_outside(&mut self) {
         if self.outside.is_empty() {
             return;
@@ -367,8 +369,8 @@ impl<'a> Compiler<'a> {
                 Some(scheduler) => properties.by_source(scheduler),
                 None => properties.without_persistence(),
             };
-            // Scheduler `sh` has few slots, and gives each destination as many as its weight. All
-            // weights here are equal, so weight 1 suffices.
+            // Scheduler `sh` has few slots, and gives each destination as many slots as its weight.
+            // All weights here are equal, so weight 1 suffices.
             destinations = self.local.iter().map(|real| real.with_weight(1)).collect();
         }
         self.fragment.outside = Some(OutsideServer {
@@ -404,11 +406,13 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Binds an address, unless it is an address of the API server.
+    /// Binds an address to `kube-ipvs0`, unless it is an address of the API server.
     ///
-    /// A bound address is local at every port, so the node could no longer reach the API server at
-    /// another port of the address. Without the address, the virtual server still serves this
-    /// node's packets. Packets of pods take the route to the API server's node, which serves them.
+    /// A bound address is local at every port. So the node could no longer reach the API server at
+    /// another port of the address.
+    ///
+    /// If the address is not bound, the virtual server still serves this node's packets. Packets of
+    /// pods take the route to the API server's node, which serves them.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);

@@ -33,8 +33,8 @@ impl Ipvs {
         has_changed
     }
 
-    /// Returns node addresses where the kernel already serves NodePorts. The proxier uses them
-    /// until it knows the wanted addresses.
+    /// Returns node addresses at which the kernel already serves NodePorts. The proxier uses these
+    /// addresses until it knows the wanted addresses.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Compiles these Services. Also compiles the other Services that lose or win an address and
-    /// port because of them, and returns the former virtual servers of those other Services.
+    /// Compiles these Services. Also compiles other Services that lose or win an address and port
+    /// because of this change. Returns the virtual servers that those other Services had before.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,8 +60,8 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // The loop ends: a repeated claim has the same virtual servers, so it cannot start a new
-        // dispute.
+        // The loop terminates: updating a Service again claims the same virtual servers, so no new
+        // dispute arises.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -82,7 +82,9 @@ impl Ipvs {
             schedulers.want_by_source();
         }
         for fragment in &mut fragments {
-            // The API server's Service and DNS do not wait for the whole range.
+            // The local route of a range makes its addresses local, so Services need no addresses
+            // of their own. The Services of the API server and DNS still have their own, so that
+            // they do not wait for this route.
             if fragment.owner.rank == Rank::Other {
                 let addresses = &mut fragment.addresses;
                 addresses.retain(|address| !self.ranges.contains(address));

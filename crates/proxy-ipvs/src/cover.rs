@@ -1,5 +1,5 @@
-//! Sets that the installed rules match, sets that the wanted rules match, and entries that wait for
-//! rules.
+//! Tracks the sets that the installed rules match, the sets that the wanted rules match, and
+//! entries that wait for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,18 +33,18 @@ struct CoverInputs {
 /// Tracks which sets the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// Inputs of the currently wanted rules. `None`: none were computed yet.
+    /// Inputs of the currently wanted rules, or `None` if no rules were computed yet.
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
     /// True if the wanted rules mark packets but the installed rules do not. Also true while
     /// another mode's rules, or those of another shim, still serve.
     pub(crate) lacks_marks: bool,
-    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None`: they do not
-    /// wait. Either rules existed at the start, or the wait has ended.
+    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if they do
+    /// not wait: rules existed at the start, or the wait has ended.
     head_start: Option<Instant>,
-    /// Time at which rules stop waiting for the removal of an earlier run's set members. Rules that
-    /// are written after the removal need no second write. `None`: the rules do not wait.
+    /// Time at which rules stop waiting for the removal of an earlier run's set members, or `None`
+    /// if the rules do not wait. Rules that are written after the removal need no second write.
     emptied_by: Option<Instant>,
 }
 
@@ -96,7 +96,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While source ranges change, includes the prefix lengths of the former ranges, too.
+        // While source ranges change, rules match the prefix lengths of the former ranges, too.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }

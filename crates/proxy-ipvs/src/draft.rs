@@ -41,8 +41,9 @@ impl Draft {
         }
     }
 
-    /// Applies a successful write to `draft`. `writes` is the number of all these writes, for which
-    /// the list reserves memory. If the write removes the virtual server, `draft` becomes `None`.
+    /// Applies a successful write to `draft`. If the write removes the virtual server, `draft`
+    /// becomes `None`. The list of destinations reserves memory for `writes` writes, the number of
+    /// all writes to this virtual server.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

@@ -1,13 +1,13 @@
-//! Draining: the destination of a removed TCP endpoint gets weight 0. The proxy removes the
+//! Draining: when a TCP endpoint is removed, its destination gets weight 0. The proxy removes the
 //! destination when its connections have ended.
 //!
 //! - **State**: a draining destination is an ordinary entry of the table whose wanted weight is 0.
-//! - **Restart**: the kernel still has the destination, and no endpoint matches. So its drain
-//!   continues.
+//! - **Restart**: after a restart, the kernel still has the destination, and no endpoint matches
+//!   the destination. So its drain continues.
 //! - **Return of the endpoint**: the destination gets its former weight and keeps its connections.
 //!   (Upstream deletes the destination and adds it again.)
-//! - **Queries**: the proxy queries only connections of draining destinations. It begins soon after
-//!   the removal and backs off.
+//! - **Queries**: the proxy queries only connections of draining destinations. The first query
+//!   follows soon after the removal, and later queries back off.
 //! - **Protocols**: UDP and SCTP endpoints do not drain, as in upstream.
 //!
 //! `--ipvs-drain-timeout` ends a drain even if connections remain. The timeout counts from the
@@ -33,18 +33,19 @@ const LOOKS_AT_ONCE: usize = 64;
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
     total: Total,
-    /// Longest duration of a drain. `None`: no limit.
+    /// Longest duration of a drain, or `None` for no limit.
     timeout: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted, each with the time of its first query (`None` before that query). A list
-    /// needs less memory than a map, and thousands of virtual servers may drain one destination
-    /// each.
+    /// Targets, sorted. Each has the time of its first query, or `None` before that query.
+    ///
+    /// A list needs less memory than a map: one destination may drain in thousands of virtual
+    /// servers.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query. `None`: as soon as possible.
+    /// Time of the next query, or `None` for as soon as possible.
     due: Option<Instant>,
 }
 
@@ -93,7 +94,7 @@ impl Total {
 }
 
 impl Drains {
-    /// Creates a table without drains. `timeout` limits each drain; `None`: no limit.
+    /// Creates a table without drains. `timeout` limits each drain, and `None` sets no limit.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),

@@ -1,14 +1,14 @@
-//! The check for drift: it compares the kernel with the tables while events continue.
+//! The check for drift compares the kernel with the tables while events continue.
 //!
 //! For 10,000 virtual servers, the kernel needs a large part of a second for the dump. The
-//! comparison takes many milliseconds. Events do not wait for either:
+//! comparison takes many milliseconds. Events wait neither for the dump nor for the comparison:
 //!
 //! ```text
-//!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences, which are repaired
+//!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences ─▶ repair
 //! ```
 //!
-//! Writes continue during the dump, so the dump may lack their entries. The comparison
-//! treats these entries as follows:
+//! Writes continue during the dump, so the dump may lack entries that these writes add. The
+//! comparison treats written entries as follows:
 //!
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
 //! - **Refused**: the comparison includes the entry, because the write changed nothing. Otherwise
@@ -52,9 +52,10 @@ pub(crate) struct Drifts {
 
 /// State of a running check.
 enum RunningCheck {
-    /// The reader dumps the kernel. The value holds the entries that were written meanwhile.
+    /// The read-only lane dumps the kernel. The value holds the entries that plans have written
+    /// meanwhile.
     Reading(WrittenEntries),
-    /// The comparison of the finished dump with the tables.
+    /// The dump is finished. The value compares it with the tables.
     Comparison(Box<Comparison>),
 }
 
@@ -69,8 +70,8 @@ struct Glances {
 }
 
 impl Drifts {
-    /// Returns the state before the first check. `glance_period` is the interval between glances;
-    /// `None`: no glances.
+    /// Returns the state before the first check. `glance_period` is the interval between glances,
+    /// or `None` for no glances.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -161,9 +162,10 @@ impl Drifts {
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The kernel dumps virtual servers by position. If one is removed during the dump, the
-            // kernel skips another one. The lane that writes virtual servers reads all of them
-            // again when none of its writes is in progress.
+            // The kernel dumps virtual servers by position. If a virtual server is removed during
+            // the dump, the kernel skips another virtual server. So a missing virtual server may
+            // still exist. When no write is in progress, the lane that writes virtual servers reads
+            // all of them again.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -243,7 +245,7 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // Ignores a due glance: the glance already waits for its lane, which wakes the loop.
+        // A due glance needs no timer: it waits for its lane, and the lane wakes the daemon's loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -257,8 +259,8 @@ impl RunningCheck {
     }
 }
 
-/// Returns the dumped content of a part that was known before the dump. Records whether the dump
-/// could read the part.
+/// Returns the content of a part in the dump. Returns `None` if the dump could not read the part,
+/// or if the tables do not know the part yet. Records whether the dump could read the part.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

@@ -1,4 +1,5 @@
-//! Foreign virtual servers: no evidence shows that a kube-proxy created them.
+//! Foreign virtual servers: virtual servers for which no evidence shows that a kube-proxy created
+//! them.
 //!
 //! If a Service wants the key of a foreign virtual server:
 //!
@@ -23,8 +24,8 @@ pub(crate) struct ForeignServers {
     changed: HashSet<VirtualServerKey>,
     /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview of a start. A preview must not try to write at a foreign virtual server's
-    /// key, because in a preview every write succeeds.
+    /// True in a preview of a start, in which every write succeeds. So a preview must not write at
+    /// the key of a foreign virtual server.
     is_foreseeing: bool,
 }
 
@@ -49,8 +50,8 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be created with this key. Either no foreign virtual server has
-    /// the key, or the foreign one may no longer exist.
+    /// True if the proxy may try to create a virtual server with this key. Either no foreign
+    /// virtual server has the key, or another program may have removed the foreign virtual server.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
@@ -96,7 +97,8 @@ impl ForeignServers {
         Some(removed)
     }
 
-    /// True if Services must be compiled again because foreign virtual servers changed.
+    /// True if Services must be compiled again, because foreign virtual servers appeared or
+    /// disappeared.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }

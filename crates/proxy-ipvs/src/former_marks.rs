@@ -16,7 +16,8 @@ use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 impl Claims {
-    /// Claims unwanted fwmark virtual servers with weight 0 until their connections have ended.
+    /// Drains unwanted fwmark virtual servers: claims them with weight 0 until their connections
+    /// have ended.
     pub(crate) fn drain_former_marks(&mut self, tables: &mut Tables) {
         if !self.may_delete {
             return;

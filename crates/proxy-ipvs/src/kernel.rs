@@ -94,11 +94,11 @@ pub struct FoundSets {
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
     /// Members of the sets of the former shim, from an earlier run. Only the first read returns
-    /// these members. Until they are removed, they prove ownership of virtual servers.
+    /// these members. Until the proxy removes them, they prove ownership of virtual servers.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
-/// Addresses of the node, without loopback and IPv6 link-local ones.
+/// Addresses of the node, except loopback addresses and IPv6 link-local addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
@@ -147,7 +147,7 @@ pub struct Snapshot {
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,
-    /// Addresses on every other interface, without loopback and IPv6 link-local ones.
+    /// Addresses on every other interface, except loopback addresses and IPv6 link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our existing sets, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,
@@ -155,9 +155,9 @@ pub struct Snapshot {
     pub set_sizes: BTreeMap<Set, u32>,
     /// All virtual servers, each with its destinations.
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Rules of the shim. `None`: not read.
+    /// Rules of the shim, or `None` if not read.
     pub rules: Option<Rules>,
-    /// Other modes' leftovers by place. `None`: not read. Places without leftovers are absent.
+    /// Other modes' leftovers by place, or `None` if not read. Places without leftovers are absent.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 
@@ -193,16 +193,14 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// True if a kube-proxy in IPVS mode created the virtual server, according to the evidence. One
-    /// of these facts suffices:
+    /// True if the evidence shows that a kube-proxy in IPVS mode created the virtual server. One of
+    /// these facts suffices:
     ///
-    /// * A set contains the virtual server's address and port.
-    ///
-    /// * Its address is on `kube-ipvs0` or in a set, and no set contains this address with a port.
-    ///
-    /// * Its port is a NodePort, and its address belongs to the node.
-    ///
-    /// * It has the flag [`Properties::OWNED`], which no other program sets.
+    /// - A set contains the virtual server's address and port.
+    /// - The virtual server's address is on `kube-ipvs0` or in a set, and no set contains this
+    ///   address with a port.
+    /// - The virtual server's port is a NodePort, and its address belongs to the node.
+    /// - The virtual server has the flag [`Properties::OWNED`], which no other program sets.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let is_noted = |server: &VirtualServer| server.properties.is_owned();
         let is_named = |at| self.names(at);
@@ -221,8 +219,9 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set contains this address with a port. The sets then contain all virtual servers
-    /// that a kube-proxy created at the address, so all others there are foreign.
+    /// True if a set contains this address with a port. The sets then contain every virtual server
+    /// that a kube-proxy created at this address. All other virtual servers at the address are
+    /// foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);

@@ -10,7 +10,7 @@ use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers of another mode, or of a run with the other iptables backend.
+/// Place of leftovers. Another mode left them, or a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
     /// The iptables backend that also has the shim.
@@ -21,10 +21,10 @@ pub enum LeftoverPlace {
     Nftables,
     /// Nftables tables of modes that serve packets only while their process runs.
     Ended,
-    /// The nftables table of this mode's shim, after the shim moved elsewhere.
+    /// The nftables table of this mode's shim, after `--ipvs-shim` moved the shim to iptables.
     OwnTable,
-    /// Ipsets of IPVS mode, after the shim moved to nftables. The rules that match these sets are
-    /// removed first.
+    /// Ipsets of IPVS mode, after `--ipvs-shim` moved the shim to nftables. The proxy first removes
+    /// the rules that match these sets.
     Ipsets,
 }
 

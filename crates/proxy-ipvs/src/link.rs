@@ -1,4 +1,4 @@
-//! Notifications about addresses of `kube-ipvs0`. This module distinguishes the proxy's own changes
+//! Notifications about addresses of `kube-ipvs0`. This module distinguishes changes by this proxy
 //! from changes by other programs.
 
 use std::mem;
@@ -29,13 +29,13 @@ pub(crate) struct Link {
 /// A removed address for which the notification has not arrived yet.
 struct RemovedAddress {
     at: Instant,
-    /// True if the address may still exist: the proxy bound it again, or the reply to its removal
-    /// was lost.
+    /// True if the address may still exist: the proxy has bound it again, or the reply to its
+    /// removal was lost.
     is_unclear: bool,
 }
 
-/// Returns the address that a write removes, if the kernel sends a notification about it. The
-/// kernel sends one for an address, but not for a route.
+/// Returns the address that a write removes, if the kernel sends a notification about the removal.
+/// The kernel sends notifications for addresses, but not for routes.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode.uses_routes()) {
         (Op::UnbindAddress(address), false) | (Op::UnbindOtherwise(address), true) => {
@@ -52,7 +52,7 @@ pub(crate) enum Loss {
     Own,
     /// The cause is unclear, so all addresses must be read again.
     Unclear,
-    /// Another program: it removed the address, if the address existed at all.
+    /// Another program removed the address, if the address existed at all.
     Others,
 }
 
@@ -81,8 +81,11 @@ impl Link {
         }
     }
 
-    /// Books the outcomes of a recorded plan. Returns true if a notification was attributed to the
-    /// wrong program; the caller must then read all addresses.
+    /// Books the outcomes of a recorded plan.
+    ///
+    /// Returns true if a notification was wrongly attributed to this proxy: the kernel has refused
+    /// the proxy's removal, so another program removed the address. The caller must then read all
+    /// addresses.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -93,7 +96,8 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The address may be absent, or may exist as the other VIP mode has bound it.
+                // The reply was lost. The address may be absent, or still bound by the other
+                // `--ipvs-vip-mode`.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {

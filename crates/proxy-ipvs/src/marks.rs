@@ -25,8 +25,9 @@ pub(crate) struct Marks {
     taken: HashMap<u32, Protocol>,
     /// Service ports that wait for a free mark, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Last mark of each address: read from the kernel at the start, or assigned since. `None`
-    /// before that read; until then, no Service port gets a mark.
+    /// Last mark of each address: read from the kernel at the start, or assigned since.
+    ///
+    /// `None` before the read from the kernel. Until then, no Service port gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
@@ -37,7 +38,7 @@ pub(crate) struct Marks {
     is_news: bool,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
-    /// Service ports that have begun to wait, not reported yet.
+    /// Service ports that have begun to wait for a mark, and that the log has not reported yet.
     unreported: Vec<ServicePortName>,
     shared: MarkAddresses,
 }
@@ -77,7 +78,7 @@ impl Marks {
         std::mem::take(&mut self.is_news)
     }
 
-    /// Returns the Services that can get marks which became free since the last call.
+    /// Returns the Services that can get one of the marks that became free since the last call.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);
@@ -142,7 +143,8 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// True if the table contains the addresses of each mark. Upstream's semantics use no marks.
+    /// True if the table contains the addresses of each mark, as with `--ipvs-semantics=exact`.
+    /// Upstream's semantics use no marks.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
@@ -190,8 +192,8 @@ impl Marks {
         }
     }
 
-    /// Records the addresses of a mark. A former address remains recorded while the kernel has its
-    /// set element.
+    /// Records the addresses of a mark. Keeps a former address while the kernel has the set element
+    /// for this address and mark.
     fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
         if let Some(first) = at.first() {
             self.shared.set(self.family, mark, *first);
@@ -239,7 +241,8 @@ impl Marks {
 
 /// Fwmark virtual servers that no Service wants.
 pub(crate) struct FormerMarks {
-    /// Owner of the claims. It sorts after every Service, so a Service that gets the mark wins.
+    /// Owner of the claims. This owner sorts after every Service, so a Service that gets the mark
+    /// wins.
     pub(crate) owner: Arc<Owner>,
     /// Addresses of the virtual servers, from the set elements that gave packets their mark.
     pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,
@@ -270,8 +273,8 @@ impl FormerMarks {
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
-    /// True if packets of the virtual server's connections may still arrive. Either a Service has
-    /// one of the virtual server's addresses, or these addresses are unknown.
+    /// True if packets of the virtual server's connections may still arrive. A Service wants one of
+    /// the virtual server's addresses, or these addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);

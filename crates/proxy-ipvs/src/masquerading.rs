@@ -1,11 +1,11 @@
 //! Order of changes between virtual servers and the sets that control masquerading.
 //!
 //! Without masquerading, an endpoint on another node sees the client's address and replies to the
-//! client directly. The client then drops the reply. So the order is:
+//! client directly. The client then drops the reply. So the order of changes is:
 //!
 //! 1. Before a virtual server gets endpoints on other nodes, it loses its exemption from
 //!    masquerading.
-//! 2. After it has lost such endpoints, it becomes exempt again.
+//! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
 //!
 //! It does no harm to masquerade packets a little too long.
 
@@ -30,7 +30,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that a plan will create or change. The value is true if the virtual server has
+/// Virtual servers that a plan will create or change. The `bool` is true if the virtual server has
 /// destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
@@ -108,8 +108,9 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a member must wait until its fwmark virtual server accepts new connections. Meanwhile,
-/// packets from outside use the virtual server at the address, and rules masquerade them.
+/// True if a set member must wait until its fwmark virtual server accepts new connections.
+/// Meanwhile, packets from outside use the virtual server at their destination address, and rules
+/// masquerade these packets.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -134,10 +135,10 @@ pub(crate) fn awaits_outside_server(
 
 /// True if no other entry must wait for the virtual server. One of these conditions suffices:
 ///
-/// - It exists and sends new connections only to wanted endpoints, to one at least if any are
-///   wanted. (During a drain, weights are 0. After a change of the Service, the former endpoints
-///   stay for a while.)
-/// - Its write fails. No entry waits for a failing virtual server.
+/// - The virtual server exists, and sends new connections only to wanted endpoints. If any endpoint
+///   is wanted, at least one has a weight above 0. (During a drain, weights are 0. After a change
+///   of the Service, the former endpoints stay for a while.)
+/// - The write of the virtual server fails. No entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
@@ -169,8 +170,8 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if a virtual server still sends new connections to unwanted endpoints. If its key is an
-/// address, packets from outside keep their mark meanwhile.
+/// True if a virtual server still sends new connections to unwanted endpoints. For a virtual server
+/// at an address, packets from outside keep their mark until this ends.
 fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -200,8 +201,8 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Returns the writes that remove unwanted members from the sets of addresses without an endpoint,
-/// whose packets rules drop.
+/// Returns the writes that remove unwanted members from two sets. The sets contain addresses
+/// without an endpoint, and rules drop packets to these addresses.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {

@@ -4,9 +4,11 @@
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
-//!     sets     KUBE-CLUSTER-IP, …: with the names of the ipsets, written by the lane of services (`sets`)
-//!     chains   nat-prerouting, …: with the verdicts of the iptables shims, written by the lane of rules (`shim::native`)
+//!     sets     KUBE-CLUSTER-IP, …: with the names of the ipsets (`sets`)
+//!     chains   nat-prerouting, …: with the verdicts of the iptables shims (`shim::native`)
 //! ```
+//!
+//! The lane of services writes the sets, and the lane of rules writes the chains.
 
 mod content;
 mod sets;

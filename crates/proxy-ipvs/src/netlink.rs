@@ -1,9 +1,9 @@
-//! The real kernel: IPVS and rtnetlink for one IP family. For the shim, ipset with iptables, or
-//! nftables.
+//! The real kernel, for one IP family: IPVS, rtnetlink, and the shim. The shim uses ipset and
+//! iptables, or nftables.
 //!
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
-//!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0, its addresses or routes, addresses of other interfaces
+//!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0 and addresses of all interfaces
 //!                  │   with iptables:
 //!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
 //!                  ├─ Iptables ── processes ─────── the shim
@@ -18,7 +18,7 @@
 //!   failed socket cannot be reused.
 //! - **Batches**: adjacent writes of one kind are sent together.
 //! - **Refusals**: each refusal becomes a message with advice. The meaning of an error number
-//!   depends on the write; the meanings were observed on Linux 6.1.
+//!   depends on the write. The meanings were observed on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -63,9 +63,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules for [`iptables::Iptables::choose_loading`]. Mostly, only IPVS mode
-/// uses these modules. Other code loads `ip_vs` and the scheduler. The kernel itself loads modules
-/// for rarer rules.
+/// Aliases of kernel modules that are loaded at the start ([`iptables::Iptables::choose_loading`]).
+/// Usually only IPVS mode uses these modules. Other code loads `ip_vs` and the scheduler. The
+/// kernel itself loads modules for rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -94,19 +94,19 @@ pub struct NetlinkKernel {
     /// Our sockets. This process gets no notification of their changes to nftables.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the backend in use. Read once, because no other kube-proxy runs beside
-    /// this one and adds leftovers. `None`: not all have been read yet.
+    /// Leftovers outside the backend in use, or `None` if some have not been read yet. The proxy
+    /// reads them only once, because no other kube-proxy runs on the node and adds leftovers.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
     /// True once the sets of the former shim were read.
     has_looked_for_former_sets: bool,
-    /// Length of the last output of `iptables-save` in characters. It predicts how long a restore
-    /// takes.
+    /// Length of the last output of `iptables-save` in characters. This length predicts the
+    /// duration of a restore.
     saved: usize,
 }
 
 impl NetlinkKernel {
-    /// Opens the sockets and checks that the kernel has all required parts. The first use makes the
-    /// kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
+    /// Opens the sockets and checks that the kernel has all required parts. The first request makes
+    /// the kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Returns other programs' sets that have names of our sets.
+    /// Returns other programs' sets that have the name of one of our sets.
     ///
     /// # Errors
     ///
@@ -253,16 +253,16 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules in advance. The first regular read then costs nothing if the rules have not
-    /// changed. That read also reports an error of this one.
+    /// Reads the rules in advance. If the rules do not change until the first regular read, that
+    /// read needs no process. If this read fails, the regular read reports the error.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// Returns the number of netlink messages that `self` sent. Each part counts from its opening
-    /// or its last read. The number wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages that this instance sent. For each part, counting
+    /// begins when the part is opened or read. The number wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);

@@ -16,7 +16,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Number of entries per step; a step takes about 2 ms. Every 16 destinations count as one more
+/// Number of entries in one step, which takes about 2 ms. Every 16 destinations count as one more
 /// entry.
 const PIECE: usize = 4096;
 
@@ -59,10 +59,10 @@ pub(super) struct Differences {
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
-    /// Virtual servers that differ but are being written by a plan.
+    /// Virtual servers that differ while a plan is writing them.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Members that differ. The value is true if only the kernel has the member, and false if only
-    /// the tables have it.
+    /// Set members that differ. The `bool` is true if only the kernel has the member, and false if
+    /// only the tables have the member.
     pub(super) members: Vec<(Set, Member, bool)>,
     /// True if the addresses on the link differ from the tables.
     pub(super) has_other_addresses: bool,
@@ -107,8 +107,9 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump. Some parts have no separate entries. If such a part differs, the
-    /// lane that writes it reads it again.
+    /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
+    /// sets are not compared entry by entry. If one of these parts differs, the lane that writes
+    /// the part reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -186,7 +187,8 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // Makes the lane that writes virtual servers read all of them again.
+                        // The dump lacks this virtual server. Skips all remaining virtual servers,
+                        // because the lane that writes virtual servers reads all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
@@ -210,8 +212,9 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // Keeps the recorded list if a plan wrote one of these virtual servers since the
-                // dump began. The lane of services reads that virtual server again.
+                // If a plan has written a foreign virtual server's key since the dump began, the
+                // dump may be outdated. The tables then keep their foreign virtual servers, and the
+                // lane of services reads this virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -224,8 +227,8 @@ impl Comparison {
         found
     }
 
-    /// Returns foreign virtual servers. Includes a virtual server that another program created
-    /// after the dump, if the kernel refused ours because of it.
+    /// Returns the foreign virtual servers in the dump. Adds foreign virtual servers because of
+    /// which the kernel has refused ours: another program may have created them after the dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -245,8 +248,8 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes the next member from the list and returns it. The value is true if the dump contains
-    /// the member.
+    /// Removes the next member from the list and returns it. The `bool` is true if the dump
+    /// contains the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -261,7 +264,7 @@ impl Comparison {
         None
     }
 
-    /// Removes the next address from the list and returns it. The value is true if the dump
+    /// Removes the next address from the list and returns it. The `bool` is true if the dump
     /// contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
@@ -299,8 +302,11 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables agree in three points: the ranges, the networks without ranges, and the
-/// addresses that another `--ipvs-vip-mode` bound.
+/// True if dump and tables agree in three points:
+///
+/// - the ranges;
+/// - the networks that no range may make local;
+/// - the addresses that another `--ipvs-vip-mode` bound.
 fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

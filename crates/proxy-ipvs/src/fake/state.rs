@@ -59,12 +59,12 @@ pub struct State {
     /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// True if the kernel is the cause of `refusals`, false if the entries are.
+    /// Cause of `refusals`: true for a fault of the kernel, false for invalid entries.
     pub is_kernel_ill: bool,
     /// True if the acknowledgements of the next plan are lost. The plan still takes effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump omits. The real kernel may omit one if another one is
-    /// removed during the dump.
+    /// Virtual server that the next dump omits. The real kernel may omit a virtual server if
+    /// another virtual server is removed during the dump.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that cannot be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,

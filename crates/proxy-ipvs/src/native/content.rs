@@ -11,7 +11,7 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the nftables table that the lane for rules writes.
+/// Content of the nftables table, except its sets. The lane of rules writes this content.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, with their rules.
@@ -40,7 +40,7 @@ pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
 
-/// Returns the definition of a table of ours with this name.
+/// Returns the definition of one of our tables, with this name.
 pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
@@ -167,8 +167,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family whose syntax prints a rule. The families differ only in the code of a
-/// reject.
+/// Returns the IP family whose syntax prints a rule. Only the code of a reject differs between the
+/// families.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -191,7 +191,7 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
-    // Parses the rest of the key like a member of this set.
+    // After the source address, the key is like a member of KUBE-CLUSTER-IP.
     let rest_of = Element::of_set(Bytes::from_slice(rest));
     let (set, to) = member(&Set::ClusterIp.name(family), &rest_of, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))

@@ -1,10 +1,10 @@
 //! The nftables sets: their types, and their members as elements.
 //!
-//! Each set has the name of its ipset. Only the sets of source ranges differ, whose ipset has the
-//! type `hash:ip,port,net`:
+//! Each set has the name of the ipset that it replaces. The exception is the ipset of source
+//! ranges, which has the type `hash:ip,port,net`:
 //!
-//! - In nftables, they would need a set with intervals, which the kernel copies completely in each
-//!   commit (`nft_set_pipapo`).
+//! - In nftables, source ranges would need a set with intervals. The kernel copies such a set
+//!   completely in each commit (`nft_set_pipapo`).
 //! - So each prefix length in use has its own set. Rules look up that many bits of the source
 //!   address, as ipset does internally.
 //! - Ranges may overlap, and a changed range changes one element.
@@ -18,9 +18,11 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// Set of addresses to which this node must not open connections. nftables cannot match IPVS
-/// connections, so rules compare the source address with this set. Until IPVS handles a packet from
-/// the node to a load-balancer address, that address is also the packet's source.
+/// Set of addresses to which this node must not open connections.
+///
+/// nftables cannot match IPVS connections, so rules compare the packet's source address with this
+/// set. If the node sends to a load-balancer address, this same address is the packet's source
+/// until IPVS handles the packet.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Returns the length of an address in bytes.
@@ -75,8 +77,8 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set whose members this kernel set contains. The kernel set has all of them, or only
-/// those of one prefix length.
+/// Returns the set to which the members of this nftables set belong. The nftables set contains all
+/// members of that set, or only the members with one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
@@ -259,7 +261,7 @@ mod tests {
             None
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
-        // The first key is too short. The second one has a protocol that Services never have.
+        // The first key is too short. The second key has protocol 1 (ICMP), which no Service has.
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
         for key in [&icmp[..3], &icmp] {
             let element = Element::of_set(Bytes::from_slice(key));
