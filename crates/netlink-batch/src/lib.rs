@@ -8,14 +8,14 @@
 //! not refused has succeeded.
 //!
 //! ```text
-//!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
+//!  Batch ── push(kind, flags, |Writer|) ──▶ index         Connection::execute ──▶ [Reply] by index
 //!  Connection::{request, dump} ──▶ Dump ── iter() ──▶ (kind, payload) ──▶ Attributes ──▶ Attribute
 //!  Connection::dump_into ── each (kind, payload) as it arrives, without buffering
 //! ```
 //!
 //! The same rules apply to rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
 //! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. [`subscribe`]
-//! opens a socket for notifications. The payloads of messages are the subject of other crates.
+//! opens a socket for notifications. Other crates encode and decode the payloads of messages.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).

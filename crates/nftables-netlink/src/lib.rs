@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Transaction { [Change] } ── PreparedTransaction ──▶ begin │ message ... │ end ── one send ──▶
-//!      Table Chain Set Element Rule ▲      Generation, or CommitError { change, errno, kernel's text }
+//!      Table Chain Set Element Rule ▲  Generation, or CommitError { change, errno, kernel's text }
 //!                      Expression   │
 //!  Nftables::{tables, chains, sets, elements, rules, read} ── the same types, decoded
 //!  Nftables::{base_chains, set, element, rules_of_chain} ── single objects of a large table
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets. So
-//! any `nft` can list the objects.
+//! any version of `nft` can list the objects.
 //!
 //! This crate encodes its own messages for two reasons:
 //!

@@ -4,32 +4,32 @@
 //! ```text
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
 //!                     ├─ between the hooks ─────────▶ routing, IPVS   ─▶ [Branch]
-//!                     └─ at the end ────────────────▶ [Walk], each with probability, fate and steps
+//!                     └─ at the end ────────────────▶ [Walk], each with probability, fate, steps
 //!                                   │ queries
-//!                           trait Kernel: Snapshot (data), or read::Live (the kernel, by request)
+//!                           trait Kernel: Snapshot (data), or read::LiveKernel (by request)
 //! ```
 //!
 //! **Paths.** A [`Packet`] is the packet at one point of its path. A [`Branch`] is a possible path:
-//! the packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
-//! choice, or a rule with unknown outcome, splits a branch in two.
+//! the packet, its probability, its steps ([`Step`]), and its [`End`] once the path has ended. A
+//! random choice, or a rule with unknown outcome, splits a branch.
 //!
-//! **Rules.** iptables and nft each implement [`Ruleset`], which states its obligations at
-//! [`Ruleset::walk`]. A ruleset lists its base chains at a hook, and moves a branch through one of
-//! them. The walk:
+//! **Rules.** iptables and nft each implement [`Ruleset`]; see [`Ruleset::walk`] for its
+//! obligations. A ruleset lists its base chains at a hook, and moves a branch through one of these
+//! chains. The walk:
 //!
 //! - orders the base chains of all rulesets as the kernel does;
-//! - performs the steps between them: connection tracking, IPVS, routing;
-//! - calls nat chains only until one has decided the translation;
+//! - performs the steps between the chains: connection tracking, IPVS, routing;
+//! - calls nat chains only until one of them has decided the translation;
 //! - joins branches with equal results.
 //!
-//! **Kernel.** [`Kernel`] reads the kernel by single queries: for the member of a set, for a
-//! virtual server by its key, or for a route. It makes a dump only if no single query suffices. It
-//! reads whole tables of iptables, because the kernel returns nothing smaller. A table stays text,
-//! and only the rules on the path are parsed.
+//! **Kernel.** [`Kernel`] reads the kernel by single queries, for example for the member of a set,
+//! for a virtual server by its key, or for a route. [`Kernel`] makes a dump only if no single query
+//! suffices. iptables can only return whole tables. Such a table stays text, and the walk parses
+//! only the rules on the path.
 //!
-//! **Reply.** The reply ([`answer`]) is a separate packet, from the endpoint to the client that the
-//! endpoint sees. It passes no nat chain, because translations are reverted instead. Only the
-//! caller knows whether the reply returns through this node.
+//! **Reply.** The reply ([`answer`]) is a separate packet. It goes from the endpoint to the client
+//! address that the endpoint sees. The reply passes no nat chain, because the kernel reverts the
+//! translations instead. Only the caller knows whether the reply returns through this node.
 
 mod answer;
 mod branch;
