@@ -14,17 +14,17 @@ use crate::plan::{Change, Plan, PortWrites, RestoreStrategy, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Number of changes in a shared chain above which a plan may write the whole chain. There is a
-/// second condition: the changes exceed an eighth of all wanted slots.
+/// Number of changes in a shared chain above which a plan writes the whole chain, if the changes
+/// also exceed an eighth of all wanted slots.
 const FEW_CHANGES: usize = 64;
-/// Approximate number of rules of Services in one restore, which iptables-nft writes in 25 ms. The
-/// time of a larger restore grows with the square of its size.
+/// Approximate number of Service rules in one restore. iptables-nft writes this number in 25 ms.
+/// The time of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
 /// Approximate maximum number of restores for all rules. The number is limited, because
 /// iptables-legacy reads and writes the whole table for each restore.
 const MAX_RESTORES: usize = 32;
-/// Largest number of rules in one restore for which a Service or namespace keeps its place in the
-/// writing order. Its other rules follow the rules of other Services.
+/// Number of rules per restore up to which a Service or namespace keeps its place in the writing
+/// order. Its further rules follow the rules of other Services.
 const SHARE: usize = 256;
 
 /// Inputs from which the planner makes a plan.
@@ -53,7 +53,8 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Stale chains wait for the last restore, because rules may lead to them until then.
+        // Removes stale chains only in the last restore, because rules may jump to these chains
+        // until then.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -93,8 +94,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner. So the plan also writes these
-        // chains, even if their last write failed and their retry is not due.
+        // The rules of a Service port jump to other chains of the same port. So the plan also
+        // writes these chains, even if their last write failed and their retry is not due.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -114,10 +115,13 @@ impl Planner<'_> {
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Defers parts that do not fit into one restore. First keeps parts without an owner, and
-    /// Service ports within their shares. Returns true if all parts fit.
+    /// Keeps the parts that fit into one restore, and defers all other parts to later plans. Always
+    /// keeps parts without an owner. The Service ports of the API server and DNS, and Service ports
+    /// within their share, come first.
+    ///
+    /// Returns true if all parts fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
-        // Before the first Service is served, no Service port has to wait.
+        // Defers no part until a first Service is served.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }
@@ -152,9 +156,9 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changed slots, and the owner's unchanged slots in the same chains, in their
-    /// final order. The write must include the unchanged slots, because it inserts each rule at the
-    /// head of its chain.
+    /// Returns the changed slots in their final order, together with the owner's unchanged slots in
+    /// the same chains. The write must include these unchanged slots, because it inserts each rule
+    /// at the head of its chain.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,
@@ -189,7 +193,8 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // If the plan does not write the base, the base rules in the kernel stay unchanged.
+        // A whole chain ends with rules of the base. Unless the plan writes the base, these rules
+        // stay as they are in the kernel.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -206,8 +211,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Before the last restore, counts only slots that have rules in the kernel: only
-                // the deletion of a rule searches the chain.
+                // Only the deletion of a rule searches the chain. So before the last restore,
+                // counts only slots that have rules in the kernel.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -227,8 +232,9 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Returns all rules of Services in these chains, in the order of their owners. For slots in
-    /// `written`, these are the wanted rules. For other slots, these are the actual rules.
+    /// Returns the rules of all Services in these chains, in the order of their owners. For slots
+    /// in `written`, these are the wanted rules. For all other slots, these are the rules in the
+    /// kernel.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -238,8 +244,9 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // A slot keeps its actual rules in three cases: its own piece changes the slot, a later
-        // plan writes the slot, or the kernel has refused the slot.
+        // True if the whole chain contains the slot's wanted rules. Otherwise it contains the
+        // slot's rules in the kernel, for one of these reasons: the piece of the Service port
+        // changes the slot, a later plan changes the slot, or the kernel has refused the slot.
         let is_written =
             |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
@@ -269,7 +276,7 @@ impl Planner<'_> {
 
     /// Plans the removal of leftovers of other modes, once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refusal, it is unknown which leftovers remain.
+        // After a refused restore, the mode does not know which leftovers remain.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }

@@ -1,4 +1,5 @@
-//! One Service port: its compiled form, and its rules. Pure: no clock, I/O, log or kernel access.
+//! Compiles a Service port, and renders its rules. This code is pure: no clock, I/O, log or kernel
+//! access.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -43,8 +44,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, in any chain. One Service port owns all rules for it: rules of a second
-/// Service port could drop or reject the packets of the first.
+/// An address and port, in any chain. One Service port owns all rules for an address and port.
+/// Rules of a second Service port could drop or reject packets of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The address, or `None` for all addresses of this node.
@@ -227,8 +228,8 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Reports whether packets from outside have no endpoint on this node, although other nodes
-    /// have endpoints.
+    /// Reports whether packets from outside reach no endpoint on this node, although some node has
+    /// endpoints. The cause is `externalTrafficPolicy: Local`.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
@@ -251,8 +252,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the rarely used features of the port as a sort key. All ports with the same feature
-    /// fail together if the kernel lacks an iptables module.
+    /// Returns a sort key: the features of the port that need rarely used iptables modules. If the
+    /// kernel lacks a module, all ports with its feature fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -415,8 +416,9 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // Packets from a pod or from the node itself count as if they had returned through the
-            // load balancer. So no traffic policy applies to them.
+            // The rules treat packets from pods and from the node itself as if they had gone
+            // through the load balancer and come back. So policy Local does not apply to these
+            // packets.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -437,8 +439,8 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // Packets from the node to a load-balancer address may have this address as their source,
-        // too.
+        // If the node sends to a load-balancer address, the packet's source may be this same
+        // address. So the chain accepts this source, too.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -498,8 +500,9 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // If a pod connects to itself, it must see another source address than its own. Otherwise,
-        // it would reply to itself directly, without the address translation.
+        // Hairpin: a pod that connects to itself through the Service must see a client address
+        // other than its own (SNAT). Otherwise it would reply to itself directly, without the
+        // address translation.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);

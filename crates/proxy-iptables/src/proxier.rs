@@ -54,8 +54,8 @@ pub struct Iptables {
     freshness: Freshness,
     /// True if a refused restore may have changed the kernel's rules.
     is_uncertain: bool,
-    /// True if the kernel's rules may differ from the tables. The mode then reads them before its
-    /// next write.
+    /// True if the kernel's rules may differ from the tables. The mode then reads the rules before
+    /// its next write.
     has_to_read: bool,
     /// Schedule of the queries for the canary.
     canary: reconcile::ReadSchedule,
@@ -85,7 +85,8 @@ impl Iptables {
             let base = Base::new(family, config, Some(&selected));
             (base, selected.into_iter().filter(is_outside).collect())
         } else {
-            // The node's addresses are unknown, so NodePorts stay at the addresses in the kernel.
+            // While the node's addresses are unknown, keeps NodePorts at the addresses that the
+            // kernel's rules contain.
             let mut base = Base::new(family, config, Some(&[]));
             if let Some(installed) = self.tables.base.actual(&()) {
                 base.keep_node_ports(installed);
@@ -170,7 +171,8 @@ impl Iptables {
     }
 
     fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
-        // Without the node's addresses, the base could remove NodePorts that still serve.
+        // Waits for a read of the rules and of the node's addresses. Without the addresses, the
+        // base could remove NodePorts that still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
@@ -195,7 +197,8 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // The kernel already had every rule, so the plan wrote none.
+            // The plan is empty because the kernel already has every rule. Reports these counts
+            // without a write.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -261,7 +264,8 @@ impl engine::Scheme for Iptables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // The rules of Services do not contain the addresses that serve NodePorts.
+        // Only the base contains the addresses that serve NodePorts. So the rules of Services stay
+        // the same.
         self.want_base(state);
         false
     }
@@ -284,7 +288,8 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // A read of all rules detects more than a query for the canary.
+        // Starts no check while a read of all rules is pending: the read detects more than a query
+        // for the canary.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -298,8 +303,10 @@ impl engine::Scheme for Iptables {
         match lane {
             Lane::Rules => self.next_of_rules(state),
             // This lane (worker thread) works in parallel with writes, so a hanging query delays no
-            // write. An outdated result does no harm: if the canary is missing, the other lane
-            // reads all rules between two writes.
+            // write.
+            //
+            // An outdated response does no harm: if the canary is missing, the lane for rules reads
+            // all rules between two writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {
@@ -376,7 +383,7 @@ impl engine::Scheme for Iptables {
             RestoreStrategy::Together
         };
         if plan.manner == RestoreStrategy::Together && verdicts.refused > 0 {
-            // The next plan isolates the refused pieces, and the mode reports that plan's outcome.
+            // The next plan isolates the refused pieces. The mode reports the outcome of that plan.
             return;
         }
         self.tables

@@ -51,7 +51,8 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // Reports leftovers for as long as a rule of another program jumps to them.
+            // Deletes leftover chains even if a rule of another program jumps to them. The kernel
+            // rejects such a deletion, so the mode reports and retries it.
             others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }
@@ -129,7 +130,7 @@ impl Reader {
     }
 }
 
-/// Reports whether a rule of chain `KUBE-SERVICES` in table nat is the jump for NodePorts.
+/// Reports whether a rule of chain `KUBE-SERVICES` in table nat is the jump to `KUBE-NODEPORTS`.
 fn is_way_to_node_ports(rule: RuleLine<'_>) -> bool {
     rule.text.ends_with(" -j KUBE-NODEPORTS") && !rule.options().any(|word| word == "--dport")
 }

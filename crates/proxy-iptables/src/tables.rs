@@ -1,7 +1,7 @@
-//! Tables of this mode: wanted, actual and pending rules.
+//! Tables of this mode: the wanted, actual and pending rules.
 //!
-//! The wanted rules may change while the kernel executes a plan. So the tables record the rules in
-//! the plan as written, not the rules that are wanted now.
+//! The wanted rules may change while the kernel executes a plan. So after a write, the tables
+//! record the rules in the plan, not the rules that are wanted now.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,8 +21,8 @@ pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains that the mode must write as a whole. An actual entry is a chain whose rules
-    /// differ in form from this mode's rules.
+    /// Shared chains that the mode must write as a whole. An actual entry is a chain in the kernel
+    /// with a rule that has no address and port, or that is at a wrong position.
     pub(crate) disordered: Entries<Shared, (), ()>,
     /// Leftovers of other modes. These entries never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
@@ -39,7 +39,8 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted rules of Services count as late.
+    /// Sets whether unwanted rules of Services count as late. They do not count while the mode may
+    /// not remove them.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
@@ -116,7 +117,8 @@ impl Tables {
                         }
                     }
                 }
-                // The kernel accepted other changes, so only this change is invalid.
+                // The kernel accepted other restores, so the cause is this change. Reports the
+                // change, and excuses its entries from health.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);

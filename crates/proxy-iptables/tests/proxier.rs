@@ -24,7 +24,7 @@ use proxy::{
 use proxy_iptables::fake::{FakeKernel, FakeState};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
-/// A node with a proxier, a model and a fake kernel.
+/// A test node with a proxier, a model and a fake kernel.
 struct World<K: Kernel = FakeKernel> {
     kernel: FakeKernel,
     proxier: Proxier<K>,
@@ -94,7 +94,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Creates a world whose proxier has worker threads (kernel I/O).
+    /// Creates a test node whose proxier accesses the kernel on worker threads.
     fn threaded(hangs: &Arc<AtomicBool>) -> Self {
         let kernel = FakeKernel::new(&["127.0.0.1", "192.168.0.10"]);
         let lane = || {
@@ -210,7 +210,7 @@ impl<K: Kernel> World<K> {
     }
 }
 
-/// Returns a world that has written `services` Services with two endpoints each.
+/// Returns a test node that has written `services` Services with two endpoints each.
 fn serving(services: u16) -> World {
     let mut world = World::new();
     for number in 1..=services {
@@ -278,7 +278,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_services() {
 }
 
 #[test]
-fn large_services_of_one_namespace_are_written_last_in_pieces() {
+fn large_services_of_one_namespace_are_written_last_and_in_pieces() {
     let tenant = |number: u8| {
         let port = |port: u16| (Arc::<str>::from(format!("p{port}")), port);
         let ports: Vec<(Arc<str>, u16)> = (1..=50).map(port).collect();
@@ -363,7 +363,7 @@ fn rules_of_a_service_are_removed_with_it() {
 }
 
 #[test]
-fn flushed_tables_are_noticed_by_the_canary_chain() {
+fn a_missing_canary_chain_reveals_flushed_tables() {
     let mut world = serving(2);
     let held = world.kernel.saved();
     world.tick(Duration::from_secs(5));
@@ -395,7 +395,7 @@ fn a_slow_canary_check_delays_no_change() {
         longest = longest.max(world.until("a change", is_chosen));
     }
     assert!(longest < Duration::from_millis(100), "{longest:?}");
-    // The chain existed until the flush. The next check notices that it is missing.
+    // The canary chain existed until this flush. The next check finds that the chain is missing.
     world.kernel.flush();
     hangs.store(false, Ordering::Relaxed);
     world.proxier.check(world.now);
@@ -448,7 +448,7 @@ fn a_refused_base_chain_repair_is_not_recorded_as_written() {
 }
 
 #[test]
-fn without_nfacct_rules_are_equal_except_for_counting() {
+fn rules_without_nfacct_differ_only_in_counting() {
     let held = |has_counters| {
         let mut world = World::new();
         let config = Config {
@@ -482,7 +482,7 @@ fn without_nfacct_rules_are_equal_except_for_counting() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The rule that counts packets is first. The remaining rules equal those without counters.
+    // The first rule counts packets. The remaining rules equal those without nfacct.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -505,7 +505,7 @@ fn without_nfacct_rules_are_equal_except_for_counting() {
 }
 
 #[test]
-fn foreign_iptables_rules_stay() {
+fn rules_of_other_programs_are_kept() {
     let kernel = FakeKernel::new(&[]);
     let foreign = "*nat\n:CNI-X - [0:0]\n-A POSTROUTING -j CNI-X\n-A CNI-X -s 10.0.0.1/32 -j RETURN\nCOMMIT\n\
                    *filter\n-A INPUT -j ACCEPT\nCOMMIT\n";
@@ -519,7 +519,7 @@ fn foreign_iptables_rules_stay() {
 }
 
 #[test]
-fn a_chain_held_by_a_foreign_rule_does_not_make_the_node_unhealthy() {
+fn a_stale_chain_that_another_program_uses_leaves_the_node_healthy() {
     let kernel = FakeKernel::new(&[]);
     let stale = "KUBE-SVC-AAAAAAAAAAAAAAAA";
     let foreign = format!("*nat\n:{stale} - [0:0]\n:MINE - [0:0]\n-A MINE -j {stale}\nCOMMIT\n");
@@ -543,7 +543,7 @@ fn a_chain_held_by_a_foreign_rule_does_not_make_the_node_unhealthy() {
 }
 
 #[test]
-fn separate_writes_after_a_temporary_refusal_are_complete() {
+fn separate_restores_after_a_temporary_refusal_write_every_rule() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
     for number in 1..=3 {
@@ -718,7 +718,7 @@ fn unreadable_rules_are_reported_once_and_block_no_change() {
 }
 
 #[test]
-fn unreadable_rules_at_start_are_unknown_and_late() {
+fn rules_that_are_unreadable_at_start_are_unknown_and_late() {
     let held = serving(2);
     held.kernel.state().unreadable = Some("it hangs".to_owned());
     let mut world = World::on(held.kernel.clone(), true);
@@ -754,17 +754,18 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The pending time begins with the request. If it began later, the request would count as
-    // served.
+    // The time of the pending work begins with the update, before the write failed. With a later
+    // begin, health would count the update as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
-    // The proxier still writes the shared rules, but no Service makes progress.
+    // The proxier still writes the base rules, but no Service makes progress, so the node stays
+    // stuck.
     world.now += Duration::from_mins(1);
     world.kernel.flush();
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(synced.stuck, Some(since));
     assert!(world.proxier.standing().pending_since.is_some());
-    // The kernel refuses one Service. The report names this Service, and the mode no longer counts
-    // as stuck.
+    // Now the kernel refuses only one Service. Other Services make progress, so the node is no
+    // longer stuck.
     world.kernel.state().refused = vec!["default/web-2".into()];
     world.now += Duration::from_mins(2);
     let synced = world.settle();
@@ -902,7 +903,8 @@ fn an_address_change_during_a_read_causes_another_read() {
         };
         put(&mut world, !is_there);
         world.now += Duration::from_millis(50);
-        // The lane reads the rules. The proxier records them only when the result arrives.
+        // The worker thread has read the rules. The proxier records them only when the result
+        // arrives.
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
         world.settle();
@@ -940,8 +942,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// The older Service owns the shared address and port. The source ranges and endpoints of the
-/// younger Service do not affect them, nor does their absence.
+/// The older Service owns the shared address and port. The younger Service affects neither of them,
+/// with or without source ranges and endpoints.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u16, ranges: &[&str]| Service {
@@ -983,7 +985,8 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
             assert_eq!(world.conflicts.len(), 1);
             assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
-            // The younger Service gets the address, and all its rules are written.
+            // Without the older Service, the younger Service gets the address, and all its rules
+            // are written.
             world.apply(Event::ServiceDeleted(name("web-1")));
             assert_eq!(world.sync().pending, 0);
             assert!(world.conflicts.is_empty());
@@ -997,7 +1000,7 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
 }
 
 #[test]
-fn removals_wait_for_complete_lists() {
+fn rules_are_removed_only_after_the_lists_are_complete() {
     let held = serving(2);
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(service(2)));
@@ -1048,7 +1051,7 @@ fn local_endpoints_stay_served_until_the_lists_are_complete() {
     };
     assert!(leads_here(&held), "{:?}", held.holds());
 
-    // The next process gets no EndpointSlice of this node.
+    // After a restart, the process does not receive the EndpointSlice with this node's endpoint.
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(local));
     world.apply(elsewhere());
@@ -1113,7 +1116,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_iptables_mode_serves() {
     }
 }
 
-/// Returns a world with one written Service, in which leftovers of IPVS mode appear afterwards.
+/// Returns a test node that has written one Service. Afterwards, leftovers of IPVS mode appear.
 fn serving_beside_ipvs_mode() -> World {
     let world = serving(1);
     world.kernel.load(
@@ -1128,7 +1131,7 @@ fn has_leftovers(world: &World) -> bool {
 }
 
 #[test]
-fn removing_leftovers_of_ipvs_mode_backs_off_while_writes_fail() {
+fn removal_of_ipvs_mode_leftovers_backs_off_while_writes_fail() {
     let mut world = serving_beside_ipvs_mode();
     world.kernel.state().held = Some("no process to be had".to_owned());
     let synced = world.tick(Duration::from_mins(1));
@@ -1151,8 +1154,8 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // At first, the proxier removes the leftovers in the same restore as its own rules. After the
-    // refusal, the proxier tries a separate restore.
+    // First, the proxier removes the leftovers in the same restore as its own rules. After the
+    // refusal, it tries to remove them in a separate restore.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1161,7 +1164,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     world.restores_within(Duration::from_secs(30));
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
-    // From now on, a change takes one restore again.
+    // After the successful removal, a change takes one restore again.
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
