@@ -300,7 +300,8 @@ mod tests {
         // `primary` counts.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
-        // While its own address is unknown, the node serves only at addresses in the networks.
+        // While the node's own IP is unknown, NodePorts are served only at addresses in the
+        // networks.
         let mut node = node(with_primary(&["10.0.0.0/16"]));
         node.ip = None;
         assert_eq!(node.serving_node_ports([]), None);

@@ -182,7 +182,7 @@ pub struct EndpointSlice {
 /// One entry of a slice's `ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// The name, or empty if absent.
+    /// Name of the port, or empty if absent.
     pub name: Arc<str>,
     /// The transport protocol of the port.
     pub protocol: Protocol,

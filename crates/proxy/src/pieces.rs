@@ -42,7 +42,7 @@ fn work_now(view: &ServiceView<'_>) -> usize {
 /// State of the division of one IP family's changes into pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last piece contained only changes within the shares of their namespaces.
+    /// True if the last piece contained only changes of namespaces within their shares.
     had_others: bool,
     /// Last Service in the latest piece of each namespace above its share. The namespace's next
     /// piece begins after this Service.

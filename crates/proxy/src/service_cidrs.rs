@@ -10,9 +10,9 @@ use crate::names::{IpFamily, NamespacedName};
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCidrs {
     objects: BTreeMap<NamespacedName, Vec<IpNet>>,
-    /// Networks of all objects, combined.
+    /// Networks of all ServiceCIDR objects, combined.
     nets: BTreeSet<IpNet>,
-    /// True once a whole list has contained every object.
+    /// True once a list has contained every ServiceCIDR object.
     is_known: bool,
 }
 
@@ -29,33 +29,33 @@ impl ServiceCidrs {
         self.objects.contains_key(name)
     }
 
-    /// Adds or replaces an object. Returns true if the combined networks have changed.
+    /// Adds or replaces a ServiceCIDR object. Returns true if the combined networks have changed.
     pub(crate) fn apply(&mut self, name: NamespacedName, nets: Vec<IpNet>) -> bool {
         self.objects.insert(name, nets);
         self.gather()
     }
 
-    /// Removes an object. Returns true if the combined networks have changed.
+    /// Removes a ServiceCIDR object. Returns true if the combined networks have changed.
     pub(crate) fn delete(&mut self, name: &NamespacedName) -> bool {
         self.objects.remove(name);
         self.gather()
     }
 
-    /// Records that every object is known. Returns true on the first call.
+    /// Records that every ServiceCIDR object is known. Returns true on the first call.
     pub(crate) fn know(&mut self) -> bool {
         !std::mem::replace(&mut self.is_known, true)
     }
 
-    /// Returns the networks of a family, sorted and unique. Returns `None` until every object is
-    /// known.
+    /// Returns the networks of a family, sorted and unique. Returns `None` until every ServiceCIDR
+    /// object is known.
     pub(crate) fn of(&self, family: IpFamily) -> Option<Vec<IpNet>> {
         let nets = self.nets.iter().copied();
         let own = nets.filter(|net| IpFamily::of(net.addr()) == family);
         self.is_known.then(|| own.collect())
     }
 
-    /// Combines the networks of all objects, which are few. Returns true if the combined networks
-    /// have changed.
+    /// Combines the networks of all ServiceCIDR objects, which are few. Returns true if the
+    /// combined networks have changed.
     fn gather(&mut self) -> bool {
         let nets = self.objects.values().flatten().copied().collect();
         std::mem::replace(&mut self.nets, nets) != self.nets

@@ -61,7 +61,7 @@ impl EntryKind {
         }
     }
 
-    /// Returns the value of the metric's label.
+    /// Returns this kind as the value of a metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::VirtualServers => "virtual_servers",
@@ -94,7 +94,7 @@ impl Fate {
     /// All results, in order.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
 
-    /// Returns the value of the metric's label.
+    /// Returns this result as the value of a metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Done => "done",

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_outside_the_ranges_are_not_admitted() {
+    fn clients_outside_the_source_ranges_are_not_admitted() {
         let serving = PortBackends {
             sources: Some(["192.0.2.0/29".parse().unwrap()].into()),
             ..PortBackends::default()

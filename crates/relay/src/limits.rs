@@ -51,21 +51,21 @@ pub struct Limits {
 /// Method of moving bytes from one socket to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carriage {
-    /// Through a buffer of the process.
+    /// Bytes move through a buffer of the process.
     Copy,
-    /// Through a pipe of the kernel, without a copy (`splice(2)`).
+    /// Bytes move through a pipe of the kernel, without a copy (`splice(2)`).
     Splice,
-    /// Through a buffer, or through a pipe while the connection carries many bytes.
+    /// Bytes move through a buffer, or through a pipe while the connection carries many bytes.
     Adaptive,
 }
 
 /// Number of endpoints that the relay tries for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dial {
-    /// Each endpoint in turn until one accepts the connection. [`DIAL_TIMEOUTS`] has the time limit
-    /// of each attempt.
+    /// The relay tries each endpoint in turn until one accepts the connection. [`DIAL_TIMEOUTS`]
+    /// has the time limit of each attempt.
     Several,
-    /// One endpoint, within this time limit.
+    /// The relay tries one endpoint, within this time limit.
     Once(Duration),
 }
 

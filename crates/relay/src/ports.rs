@@ -14,7 +14,8 @@ use hashbrown::HashMap;
 
 use super::Transport;
 
-/// The kernel's default range. Used if the actual range cannot be read.
+/// The kernel's default range of ephemeral ports. The relay uses this range if it cannot read the
+/// actual range.
 const DEFAULT: Range = Range {
     ports: 32_768..=60_999,
     count: 28_232,

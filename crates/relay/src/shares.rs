@@ -38,7 +38,7 @@ const CHANCES: usize = 16;
 /// Shortest time between two warnings about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// Name of a Service port. The relay does not interpret it.
+/// Name of a Service port. The relay does not interpret the name.
 type Service = Arc<str>;
 
 /// A client as the shares count it. All addresses of a client count together.
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_above_half_loses_its_own_idle_connections() {
+    fn a_client_with_half_of_all_places_loses_its_own_idle_connections() {
         let mut tried = Tried::new(100);
         for number in 0..50 {
             tried.admit(number, "web", "10.0.0.1");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_above_three_quarters_evicts_its_largest_client() {
+    fn a_service_with_three_quarters_of_all_places_evicts_its_largest_client() {
         let mut tried = Tried::new(100);
         for number in 0..75 {
             let client = if number < 40 { "10.0.0.1" } else { "10.0.0.2" };

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Adds 20,000 IPv4 addresses and as many local routes to the loopback device of this network
-//! namespace. Prints the fastest of several runs, but measures work in a single run if the kernel
-//! does it only once.
+//! namespace. Prints the fastest of several runs. Measures only one run of work that the kernel
+//! does only once.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -68,7 +68,7 @@ impl Address {
     /// link has no such address with this prefix length.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
-        // In a deletion, the kernel reads the bit of `NLM_F_EXCL` as `NLM_F_BULK`.
+        // A deletion has no flags: the kernel would read the bit of `NLM_F_EXCL` as `NLM_F_BULK`.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
     }
 

@@ -12,7 +12,8 @@ use crate::At;
 pub enum FrontendAddress {
     /// An address of the Service, with the Service port's number.
     At(At),
-    /// A port at the node's NodePort addresses, which the Service does not list.
+    /// A node port, at all node addresses that serve NodePorts. The Service does not list these
+    /// addresses.
     NodePort(u16, Protocol),
 }
 

@@ -142,7 +142,7 @@ pub struct RelayedPort {
     pub name: ServicePortName,
     /// Endpoints to which the relay connects clients, in turn.
     pub endpoints: Vec<SocketAddr>,
-    /// Networks whose clients the relay accepts. `None`: it accepts every client.
+    /// Networks whose clients the relay accepts. `None`: the relay accepts every client.
     pub sources: Option<Vec<IpNet>>,
 }
 

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_has_the_weight_of_its_nearest_place() {
+    fn a_local_weight_precedes_a_zone_weight() {
         for (text, local, in_zone) in [
             ("local=4", 4, 1),
             ("zone=2", 2, 2),
