@@ -54,6 +54,6 @@ pub enum ContentType {
     /// Kubernetes' protobuf, or JSON if the server has no protobuf.
     #[default]
     Protobuf,
-    /// JSON without an alternative.
+    /// JSON. The request offers no alternative.
     Json,
 }

@@ -76,7 +76,7 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        // An opened but unneeded connection may still be open.
+        // The server may not have counted a connection yet that the source opened but did not need.
         let are_all_there = async {
             while proxy.targets().len() != self.server.connections() {
                 sleep(Duration::from_millis(5)).await;

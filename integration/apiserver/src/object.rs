@@ -40,10 +40,10 @@ struct EncodedObject {
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
-    /// The object before the change, or `None` if the change created it.
+    /// The object before the change, or `None` if the change created the object.
     pub(crate) before: Option<Arc<Object>>,
-    /// The object after the change. After a deletion, this is its last state, with the version of
-    /// the deletion.
+    /// The object after the change. After a deletion, the last state of the object, with the
+    /// version of the deletion.
     pub(crate) object: Arc<Object>,
     pub(crate) deleted: bool,
 }

@@ -44,7 +44,7 @@ mod tests {
 
     /// Compares with the output of `date -u -d @N +%FT%TZ`.
     #[test]
-    fn times_are_formatted_as_by_date() {
+    fn times_are_formatted_like_the_command_date() {
         for (given, wanted) in [
             (0, "1970-01-01T00:00:00Z"),
             (-1, "1969-12-31T23:59:59Z"),

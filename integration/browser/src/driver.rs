@@ -24,7 +24,7 @@ const STARTS: usize = 10;
 /// Interval between two checks of an awaited condition.
 const LOOK: Duration = Duration::from_millis(50);
 /// Timeout of an awaited condition. The page polls less often if responses are slow. In a busy VM,
-/// its second response may take ten seconds.
+/// the page may get its second response only after ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Keys that produce no character.

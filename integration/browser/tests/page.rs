@@ -336,7 +336,7 @@ fn nothing_is_wider(
 }
 
 #[test]
-fn a_service_named_with_markup_is_only_text() -> Result<()> {
+fn a_service_name_with_markup_is_shown_as_text() -> Result<()> {
     let fixture = Fixture::start(World::with(3), 0)?;
     let browser = browser("markup")?;
     let name = "encodeURIComponent(arguments[0])";
@@ -367,7 +367,7 @@ fn a_service_named_with_markup_is_only_text() -> Result<()> {
 }
 
 #[test]
-fn a_lost_daemon_is_shown_until_one_returns() -> Result<()> {
+fn a_lost_daemon_is_shown_until_a_daemon_responds() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let port = fixture.port();
     let browser = browser("gone")?;

@@ -36,7 +36,8 @@ const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
 /// Longest wait for a server that does not serve an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// Time without a failure after which a row begins again with its first wait.
+/// Time without a failure of one kind, in addition to the longest wait. The next failure of this
+/// kind then causes the first wait again.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
 /// Work of the API server that a failed attempt causes.
@@ -66,7 +67,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Begins again with the first wait, after a success.
+    /// Resets all waits to the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

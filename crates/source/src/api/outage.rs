@@ -129,8 +129,8 @@ impl Outage {
         self.over.notified().await;
     }
 
-    /// Returns the log line about a failure. The line is an `Err` if the log has already reported
-    /// the outage.
+    /// Returns the log line about a failure: `Ok` for a new outage, and `Err` if the log has
+    /// already reported the outage.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -34,7 +34,7 @@ pub(super) enum Authorities {
     Of(PathBuf),
     /// Certificates in the kubeconfig.
     Inline,
-    /// Certificates of the system.
+    /// The certificate authorities of the system.
     System,
 }
 

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tunnel_target_has_a_port() {
+    fn a_tunnel_target_gets_the_default_port_of_its_scheme() {
         let of = |url: &str| shown(&with_port(url.parse().unwrap()));
         assert_eq!(of("https://a:6443/x"), "a:6443");
         assert_eq!(of("https://[fd00::1]/x"), "[fd00::1]:443");

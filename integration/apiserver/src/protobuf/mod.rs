@@ -518,7 +518,8 @@ mod tests {
         }
     }
 
-    /// Decodes and encodes a body that kube-proxy 1.36.2 posted when it started.
+    /// Checks that decoding and encoding reproduces a body that kube-proxy 1.36.2 posted when it
+    /// started.
     #[test]
     fn an_event_encoded_by_go_is_reproduced() {
         let posted: &[u8] =

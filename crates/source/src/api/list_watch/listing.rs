@@ -1,4 +1,4 @@
-//! Lists objects: in a stream as part of a watch, or separately, in one response or in pages.
+//! Lists objects in one of three ways: at the beginning of a watch, in one response, or in pages.
 
 use proxy::Event;
 use tokio::time::Instant;
