@@ -268,8 +268,8 @@ impl Iptables {
 }
 
 /// Returns the evidence from the names of a backend's chains. The caller needs this evidence if the
-/// rules cannot be read, for example because iptables cannot express a table. An unreadable backend
-/// has no evidence if the kernel lacks it or refuses access, because it cannot be chosen anyway.
+/// rules cannot be read, for example because iptables cannot express a table. If the kernel lacks
+/// the backend or refuses access, returns no evidence, because such a backend cannot be chosen.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,

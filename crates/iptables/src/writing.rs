@@ -52,8 +52,8 @@ impl Iptables {
     }
 
     /// Applies a text that the function `text` writes piece by piece. After a failure, calls `text`
-    /// again to find the faulty line. If iptables cannot read the existing rules, deletes rules
-    /// directly in the kernel. iptables then applies all other commands of the text.
+    /// again to find the faulty line. If iptables cannot read the existing rules, executes the
+    /// text's deletions directly in the kernel. Then applies all other commands of the text.
     ///
     /// # Errors
     ///

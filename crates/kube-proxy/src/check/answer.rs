@@ -12,7 +12,7 @@ use super::foresee::StartForecast;
 use super::migration::Migration;
 use crate::config::question::Output;
 
-/// Result of the check. As an object it has these fields:
+/// Result of the check. As an object, the result has these fields:
 ///
 /// - `preflight`: the findings; always present;
 /// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
