@@ -1,4 +1,4 @@
-//! The system calls of this mode's worker threads, which read and write the kernel.
+//! System calls of this mode's worker threads, which read and write the kernel's state.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

@@ -1,4 +1,4 @@
-//! The base: the objects of the table that do not depend on Services.
+//! The base: the objects in the nftables table that do not depend on Services.
 //!
 //! * the table itself;
 //! * its shared sets and maps;
@@ -47,18 +47,19 @@ pub(crate) enum BaseKey {
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chooser chain of the layout `flat`. The base has one for each number of endpoints in use.
+    /// A chooser chain of the layout `flat`, which chooses an endpoint. The base has one such chain
+    /// for each number of endpoints that a Service has.
     Chooser(Chooser),
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set and may exist in the kernel although no layout
-    /// wants it:
+    /// Returns true for a chain that uses this set, and that the kernel may still have although no
+    /// layout wants it:
     ///
     /// * a chain of upstream's layout;
     /// * a chooser chain for a number of endpoints that no Service has.
     ///
-    /// Other chains of an unwanted layout use only sets that are deleted together with these
+    /// All other chains of an unwanted layout use only sets that are deleted together with these
     /// chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
@@ -81,10 +82,10 @@ impl fmt::Display for BaseKey {
     }
 }
 
-/// The chain that leads packets to the chains of Services.
+/// Key of the chain that leads packets to the chains of Services.
 pub(crate) const SERVICES_CHAIN: BaseKey = BaseKey::Chain(SERVICES);
 
-/// A chain that only upstream's layout has.
+/// Key of a chain that only upstream's layout has.
 pub(crate) const UPSTREAM_ONLY: BaseKey = BaseKey::Chain(SERVICES_CHECK);
 
 /// Definition of an object, without its comment.
@@ -161,17 +162,17 @@ struct LayoutInput<'a> {
     unallocated: Option<Rule>,
 }
 
-/// The addresses that serve NodePorts.
+/// Addresses of the node at which NodePorts are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodePortIps {
     /// Every address of the node.
     All,
-    /// Only the addresses in the set.
+    /// Only the addresses in the set `nodeport-ips`.
     InSet,
 }
 
 impl Base {
-    /// Builds the base for a configuration.
+    /// Builds the base for an IP family and a configuration.
     pub(crate) fn new(
         family: IpFamily,
         config: &Config,
@@ -221,7 +222,7 @@ impl Base {
         self.sets.insert(name, set);
     }
 
-    /// Returns the key types of a destination: address, protocol and port.
+    /// Returns the types of a key that consists of destination address, protocol and port.
     fn destination(&self) -> [DataType; 3] {
         [
             address_type(self.family),
@@ -284,13 +285,13 @@ impl Base {
         self.chains.insert(key, (chain, rules));
     }
 
-    /// Adds the base chains that both layouts have.
+    /// Adds the base chains of type `nat`, which both layouts have.
     fn add_nat_chains(&mut self) {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // The check follows the jump to `services`. Packets that `services` has translated do
-            // not return to this chain, so only untranslated packets reach the check.
+            // The check comes after the jump to `services`. Packets that rules in `services`
+            // translated do not return to this chain, so only untranslated packets reach the check.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -323,8 +324,8 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Adds rules for packets to NodePorts on localhost that no relay serves. The rules reject and
-    /// count the packets.
+    /// Adds the rules that reject and count packets to NodePorts on localhost, except NodePorts
+    /// that a relay serves.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -339,8 +340,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // Rejects TCP with a reset. An ICMP error does not reach a socket that is still sending
-            // this packet, so the client would send its next packet only after a second.
+            // Rejects TCP with a reset. A socket that is still sending the packet would not receive
+            // an ICMP error, so the client would send its next packet only after a second.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -350,8 +351,8 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Returns the rule that sends the node's own packets to localhost through the check of
-    /// NodePorts. Returns `None` if the rules reject no NodePort on localhost.
+    /// Returns the rule that sends the node's own packets to localhost through the chain
+    /// `localhost-nodeports-check`. Returns `None` if no rule rejects NodePorts on localhost.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();
@@ -362,7 +363,7 @@ impl Base {
         })
     }
 
-    /// Matches packets to the addresses of the node that serve NodePorts.
+    /// Adds a match for packets to the node's addresses that serve NodePorts.
     fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
         let to = Side::Destination;
         match node_ports {
@@ -371,7 +372,7 @@ impl Base {
         }
     }
 
-    /// Returns the rule that leads packets to the chains of NodePorts.
+    /// Returns the rule that leads packets to NodePorts to the chains of their Services.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),
@@ -382,8 +383,8 @@ impl Base {
             .rule()
     }
 
-    /// Adds the chain that rejects packets to unused ports of ClusterIPs, and to unallocated
-    /// ClusterIPs.
+    /// Adds the chain that rejects packets to unused ports of ClusterIPs. The rule `unallocated` of
+    /// this chain drops packets to unallocated ClusterIPs.
     fn add_cluster_ips_check(&mut self, unallocated: Option<Rule>) {
         let to_cluster_ip = self.line().in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
         let comment = "Reject traffic to invalid ports of ClusterIPs";
@@ -449,14 +450,14 @@ impl Base {
 /// Comment that identifies the rule for unallocated ClusterIPs.
 const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
 
-/// Returns the rule that drops packets to unallocated ClusterIPs in these ranges, or `None` without
-/// ranges.
+/// Returns the rule that drops packets to unallocated ClusterIPs in these ranges, or `None` if
+/// there are no ranges.
 pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Returns true for the rule that drops packets to unallocated ClusterIPs, in any networks.
+/// Returns true for the rule that drops packets to unallocated ClusterIPs, whatever its ranges are.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }
@@ -494,7 +495,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// Returns the key of the base chain with this name.
+/// Returns the key of the base chain with this name, if any.
 pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     if is_of_service(name) {
         return None;
@@ -504,7 +505,7 @@ pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     fixed.or_else(|| Chooser::find(name).map(BaseKey::Chooser))
 }
 
-/// Returns the base set with this name.
+/// Returns the name of the base set with this name, if any.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

@@ -1,4 +1,4 @@
-//! Adapts the size of transactions to the kernel's speed.
+//! Adapts the size of the next transaction to the kernel's speed.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The maximum. The mode uses it until every Service was written once, because until then no
-    /// other change waits for a transaction.
+    /// The largest size. The mode uses this size until it has written every Service once: until
+    /// then, no other change waits for a transaction.
     pub(crate) const WHOLE: Self = Self(1_000);
     /// The smallest size. In upstream's layout, the kernel scans all elements of verdict maps for
-    /// each transaction. In smaller transactions, this scan would take most of the time.
+    /// each transaction. In even smaller transactions, this scan would take most of the time.
     pub(crate) const LEAST: Self = Self(125);
     /// Intended duration of a transaction. Changes of other Services wait until the transaction
     /// ends.
     const TIME: Duration = Duration::from_millis(30);
 
-    /// Returns the allowed part of the limit `most`, at least 1.
+    /// Returns the number of entries that this budget allows if the largest number is `most`.
+    /// Returns at least 1.
     pub(crate) fn of(self, most: usize) -> usize {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns `size` as a part of the limit `most`.
+    /// Returns the share of the largest number `most` that `size` entries are.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }
 
-    /// Returns the larger of two sizes.
+    /// Returns the larger of two budgets.
     pub(crate) fn max(self, other: Self) -> Self {
         Self(self.0.max(other.0))
     }
 
-    /// Returns the size of the next transaction, after a transaction of size `size` that took the
-    /// time `took`. Ignores small transactions, because their duration reveals little about the
-    /// kernel's speed.
+    /// Returns the size of the next transaction, after one of size `size` took the time `took`.
+    /// Ignores small transactions, because their duration shows little about the kernel's speed.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_transaction_size_follows_the_kernels_speed() {
+    fn the_size_of_a_transaction_follows_the_kernels_speed() {
         let (least, whole) = (Budget::LEAST, Budget::WHOLE);
         assert_eq!(least.of(1_000), 125);
         assert_eq!(least.of(4), 1);
@@ -64,7 +64,8 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // A transaction with few changes mainly takes the time of the kernel's scans.
+        // A small transaction does not change the size, because the kernel's scans take most of its
+        // time.
         assert_eq!(after(10, 90), least);
     }
 }

@@ -1,5 +1,5 @@
-//! Converts a plan into changes of the table. The kernel requires their order: an object is created
-//! before the objects that refer to it, and deleted after them.
+//! Converts a plan into changes of the table, in the order that the kernel requires. The kernel
+//! creates an object before other objects refer to it, and deletes the object after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,12 +26,12 @@ use crate::plan::{
 use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use kube_rules::nft::{address_type, octets};
 
-/// Grouping of added and deleted elements into changes.
+/// Grouping of added and deleted elements. Each group becomes one change of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// One change for all elements of a map. The kernel executes such changes faster.
+    /// One change contains all elements of a map. The kernel executes such changes faster.
     ByMap,
-    /// One change contains the elements of one plan unit in a map. So if the kernel refuses the
+    /// One change contains the elements of one plan unit in a map. If the kernel refuses the
     /// change, the unit at fault is known.
     ByUnit,
 }
@@ -43,8 +43,9 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets follow chains, as in upstream. Their handles then show a later version of this program
-    /// that the sets were created without a size ([`SetMemory`](crate::clients::SetMemory)).
+    /// Sets are added after chains, as in upstream. The handles of sets and chains then show a
+    /// later version of this program that the sets were created without a size
+    /// ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -64,11 +65,11 @@ impl Stage {
     }
 }
 
-/// Key of the elements that form one change: the stage, the plan unit (if each unit has its own
-/// change), and the set.
+/// Key of a group of elements, which becomes one change: the stage, the plan unit (if each unit has
+/// its own change), and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
-/// Changes of a transaction, added in any order.
+/// Changes of a transaction. They can be added in any order.
 struct Changes {
     staged: Vec<(Stage, PlanUnit, Change)>,
     /// Added and deleted elements of each group.
@@ -105,7 +106,7 @@ impl Changes {
 }
 
 impl Plan {
-    /// Returns the changes for these plan units, in an order that the kernel accepts.
+    /// Returns the changes of these plan units, in an order that the kernel accepts.
     pub(crate) fn changes(
         &self,
         units: impl IntoIterator<Item = PlanUnit>,
@@ -181,8 +182,8 @@ impl Plan {
             }
             BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // No layout wants this chain. This transaction only flushes the chain, because
-                    // the chain uses a set that is replaced.
+                    // No layout wants this chain, but it uses a set that this transaction replaces.
+                    // So the transaction flushes the chain. A later transaction deletes it.
                     let name = match key {
                         BaseKey::Chooser(chooser) => chooser.name().into(),
                         BaseKey::Chain(name) | BaseKey::Set(name) | BaseKey::Counter(name) => {
@@ -202,8 +203,8 @@ impl Plan {
                     changes.push(Stage::AddChains, unit, add);
                 }
                 if *there == ExistingObject::Other {
-                    // The kernel cannot change the hook or priority of a chain, so the transaction
-                    // deletes the old chain first.
+                    // Deletes the old chain first, because the kernel cannot change the hook or
+                    // priority of an existing chain.
                     let delete = Change::DeleteChain(Arc::clone(name));
                     changes.push(Stage::DeleteReplaced, unit, delete);
                 }
@@ -230,9 +231,9 @@ impl Plan {
             let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
-                // Adds and deletes one element, because the kernel shrinks the hash table of a set
-                // when an element is removed. The element exists only inside the transaction, and
-                // its address belongs to no client. So no packet can match the element.
+                // Adds and deletes one element, because the kernel shrinks a set's hash table only
+                // when an element is removed. The element exists only inside the transaction. No
+                // packet can match it, because no client has its address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -316,8 +317,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // No size, as in upstream. If a set had a size, the kernel would allocate its memory at
-            // once: 2 MiB for 65,535 elements.
+            // Gives the set no size, as upstream does. For a set with a size, the kernel would
+            // allocate all memory at once: 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),
@@ -327,7 +328,7 @@ impl Plan {
         }
     }
 
-    /// Describes the plan for the operator, one change per line.
+    /// Describes the changes of the plan for the operator, one change per line.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.units(), Grouping::ByUnit, &Edits::new());
         let changes = changes.iter().map(|(_, change)| describe(change));
@@ -355,7 +356,7 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Chains may refer to each other, so all of them are flushed before any is deleted.
+        // Flushes all unwanted chains before it deletes any, because they may refer to each other.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
@@ -366,7 +367,8 @@ fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
         StaleObject::Base(BaseKey::Chooser(chooser)) => chain(chooser.name().into()),
         StaleObject::Set(name) => {
             if !is_affinity(name) {
-                // Upstream's map for NodePorts on localhost refers to chains that are deleted, too.
+                // Flushes the set, because its elements may refer to chains that this transaction
+                // deletes. Upstream's map for NodePorts on localhost has such elements.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, unit, flush);
             }
@@ -381,12 +383,13 @@ fn stale_changes(unit: PlanUnit, stale: &StaleObject, changes: &mut Changes) {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, unit, delete);
         }
-        // The table stays, because other programs may have objects in it.
+        // Keeps the table, because other programs may have objects in it.
         StaleObject::Base(BaseKey::Table) => {}
     }
 }
 
-/// Adds the changes of a slot: its elements in the three verdict maps, and its endpoints.
+/// Adds the changes for one address and port (slot): elements in the three verdict maps, and
+/// endpoints.
 fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, changes: &mut Changes) {
     let SlotChange {
         slot,
@@ -424,7 +427,7 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // The chain's name in an element usually contains the Service. Otherwise, a comment names the
+    // An element needs a comment with the name of its Service, unless it names a chain of the
     // Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
@@ -454,7 +457,7 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
     choice_changes(unit, slot, [&before.choices, &after.choices], changes);
 }
 
-/// Adds the changes of endpoints that have moved to another position, or were added or removed.
+/// Adds the changes for endpoints that were added, removed or moved to another position.
 fn choice_changes(
     unit: PlanUnit,
     slot: &Slot,

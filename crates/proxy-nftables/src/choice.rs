@@ -1,11 +1,11 @@
 //! Endpoints in maps that all Services share, in the layout `flat`.
 //!
-//! Two steps choose the endpoint of a packet to an address and port:
+//! The rules choose the endpoint of a packet to an address and port in two steps:
 //!
 //! 1. A rule draws a random number below the number of endpoints.
-//! 2. A map returns the endpoint with this number for this destination.
+//! 2. A map returns the endpoint with this number at this address and port.
 //!
-//! The number of endpoints decides which map contains the Service:
+//! The number of endpoints decides which map contains a Service's endpoints:
 //!
 //! | endpoints | map | the map is looked up by |
 //! |---|---|---|
@@ -18,10 +18,11 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Largest number of endpoints with a map of its own.
+/// Largest number of endpoints that has a map of its own.
 pub(crate) const FEW: u32 = 3;
 
-/// Names of the maps of each protocol: for more than three endpoints, and for one, two and three.
+/// Names of the maps of each protocol. The first map is for Services with more than three
+/// endpoints. The next maps are for Services with one, two and three endpoints.
 const MAPS: [(Protocol, [&str; 4]); 3] = [
     (
         Protocol::Tcp,
@@ -56,7 +57,7 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// Number of endpoints of each Service in this map. 0 stands for more than three.
+    /// Number of endpoints of each Service in this map, or 0 for more than three endpoints.
     pub(crate) count: u8,
 }
 
@@ -74,19 +75,19 @@ impl Map {
         Self::all().find_map(|(map, name)| (map == self).then_some(name))
     }
 
-    /// Returns the map with this name.
+    /// Returns the map with this name, if any.
     pub(crate) fn find(name: &str) -> Option<Self> {
         name.starts_with("endpoints-")
             .then(|| Self::all().find_map(|(map, of)| (*of == *name).then_some(map)))?
     }
 }
 
-/// Prefix of chooser names. The prefix prevents confusion with another program's chains, such as
-/// `tcp-443`.
+/// Prefix of the names of chooser chains. Other programs may have chains with names such as
+/// `tcp-443`, so the names need a prefix.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain for Services with `count` endpoints, more than three. The chain chooses an endpoint by
-/// the packet's destination and a random number.
+/// A chain for Services with `count` endpoints, if these are more than three. The chain chooses an
+/// endpoint by the packet's destination and a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,
@@ -99,7 +100,7 @@ impl Chooser {
         format!("{CHOOSER}{}-{}", self.protocol.lower(), self.count)
     }
 
-    /// Returns the map that the chain uses.
+    /// Returns the map in which the chain looks up endpoints.
     pub(crate) fn map(self) -> Map {
         Map {
             protocol: self.protocol,
@@ -110,7 +111,7 @@ impl Chooser {
         }
     }
 
-    /// Returns the chooser whose chain has this name.
+    /// Returns the chooser whose chain has this name, if any.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let (protocol, count) = name.strip_prefix(CHOOSER)?.split_once('-')?;
         let (protocol, _) = MAPS.into_iter().find(|(of, _)| of.lower() == protocol)?;
@@ -125,9 +126,9 @@ impl Chooser {
 /// Position of an endpoint in the shared maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// Number of endpoints of each Service in the map. 0 stands for more than three.
+    /// Number of endpoints of each Service in the map, or 0 for more than three endpoints.
     pub map: u8,
-    /// Number of the endpoint, counted from 0.
+    /// Number of the endpoint among those of its address and port, counted from 0.
     pub number: u32,
 }
 
@@ -136,7 +137,7 @@ pub struct EndpointIndex {
 pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 
 impl Choices {
-    /// Gives the endpoints positions in the given order.
+    /// Numbers the endpoints in the given order.
     pub(crate) fn new(endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let count = endpoints.len();
         let few = u8::try_from(count).ok();
@@ -148,8 +149,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Keeps endpoints in their previous positions, and fills free positions with new endpoints. So
-    /// an added or removed endpoint moves at most one other endpoint.
+    /// Keeps each endpoint in the position that it had in `before`. Gives the free positions to new
+    /// endpoints. So an added or removed endpoint moves at most one other endpoint.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -199,7 +200,7 @@ impl Choices {
 }
 
 impl FromIterator<(EndpointIndex, SocketAddr)> for Choices {
-    /// Collects endpoints that are already sorted by position.
+    /// Collects endpoints that are sorted by position.
     fn from_iter<T: IntoIterator<Item = (EndpointIndex, SocketAddr)>>(all: T) -> Self {
         let all: Vec<(EndpointIndex, SocketAddr)> = all.into_iter().collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))
@@ -245,13 +246,13 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // Another map has other positions, so the endpoints get new positions.
+        // Two endpoints are in another map than three, so all endpoints get new positions.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
 
     #[test]
-    fn few_endpoints_share_the_map_for_their_count() {
+    fn services_with_equally_few_endpoints_share_a_map() {
         let endpoints = |count: u8| {
             let all = (0..count).map(|host| ([10, 0, 0, host], 80).into());
             Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())
@@ -264,7 +265,7 @@ mod tests {
         };
         assert_eq!(maps(2), [(2, 0), (2, 1)]);
         assert_eq!(maps(4), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // The result does not depend on the order in which the kernel returns endpoints.
+        // The kernel may return endpoints in any order. The result is the same.
         let mut found = Choices::default();
         let all: Vec<_> = endpoints(4).iter().collect();
         for (place, endpoint) in all.into_iter().rev() {

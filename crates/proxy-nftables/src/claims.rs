@@ -17,7 +17,8 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Ports of each Service, sorted by owner. A Service may have thousands of ports.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Services that keep endpoints of an earlier process, because an object could not be read.
+    /// Services that keep endpoints which an earlier process wrote, because a Kubernetes object
+    /// could not be read.
     going_on: HashSet<NamespacedName>,
     /// Number of Service ports.
     count: usize,
@@ -34,14 +35,14 @@ impl Claims {
         self.count
     }
 
-    /// Returns the compiled Service port of an owner.
+    /// Returns the compiled Service port of an owner, if any.
     pub(crate) fn port(&self, owner: &Owner) -> Option<&Arc<ServedPort>> {
         let ports = self.ports.get(&owner.name.service)?;
         let at = ports.binary_search_by(|port| (*port.owner).cmp(owner));
         ports.get(at.ok()?)
     }
 
-    /// Returns true if the kernel has all objects of a Service.
+    /// Returns true if the kernel has all objects that a Service needs.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.has_base()
@@ -49,8 +50,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service. While deletion is forbidden, keeps routes to endpoints
-    /// that exist in the kernel.
+    /// Replaces all claims of a Service. While the mode must not delete objects, keeps routes in
+    /// the kernel that lead to endpoints.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -79,7 +80,7 @@ impl Claims {
         self.claim(service, &ports, tables, config, may_delete);
     }
 
-    /// Claims the objects of a Service's ports.
+    /// Claims the objects that the ports of a Service need.
     fn claim(
         &mut self,
         service: &NamespacedName,
@@ -111,7 +112,7 @@ impl Claims {
         }
     }
 
-    /// Claims the objects of all Services again, in another layout.
+    /// Claims the objects of all Services again, after a change of the layout.
     pub(crate) fn lay_out(&mut self, tables: &mut Tables, config: &Config, may_delete: bool) {
         let ports = mem::take(&mut self.ports);
         for (service, ports) in &ports {
@@ -126,8 +127,9 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims the objects of some ports again, after a read of the kernel. These ports have no
-    /// endpoint for some clients. Has no effect once deletion is allowed.
+    /// Claims the objects of ports without an endpoint for some clients again, after a read of the
+    /// kernel. So routes in the kernel that lead to endpoints stay. Only for the time in which the
+    /// mode must not delete objects.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -140,7 +142,8 @@ impl Claims {
     }
 }
 
-/// Returns the routes of a port's addresses. Endpoints keep their previous positions.
+/// Returns the addresses of a port with their routes. Endpoints keep their previous positions in
+/// the shared maps.
 fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
     let slots = port.slots(config.layout).into_iter();
     let arranged = slots.map(|(slot, route)| {
@@ -152,10 +155,10 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
 }
 
 /// Claims the objects of a port, but keeps routes and chains in the kernel that lead to endpoints.
-/// Returns true if it kept any.
+/// Returns true if it kept a route or chain.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // In another layout, the last rule of the chain may differ.
+    // Chains of kept routes stay, too: in another layout, the last rule of such a chain may differ.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,8 +1,8 @@
-//! Sets of session affinity clients: their timeout, and the memory that the kernel reserves for
-//! each set.
+//! Sets of session affinity clients: the timeout of a set, and the memory that the kernel reserves
+//! for it.
 
-/// Timeout of a set of another kind. Its key or flags differ, so the set cannot contain clients. No
-/// Service wants this timeout.
+/// Value that stands for the timeout of a set whose key or flags differ, so that it cannot contain
+/// clients. No Service wants this timeout, so the set is replaced.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// State of a set of session affinity clients.
@@ -13,24 +13,25 @@ pub(crate) struct Clients {
     pub(crate) room: SetMemory,
 }
 
-/// Memory that the kernel reserves for a set.
+/// Memory that the kernel reserves for a set of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetMemory {
-    /// Memory for the hash table that the current number of clients needs.
+    /// Memory for a hash table that fits the current number of clients.
     AsNeeded,
-    /// Memory for 131,072 buckets or 2 MiB, even if the set is empty. Up to version 0.1, this
-    /// program created sets with a size, for which the kernel reserves this memory. The kernel
-    /// releases the memory when an element is removed.
+    /// Memory for 131,072 buckets (2 MiB), even if the set is empty. Up to version 0.1, this
+    /// program created sets with a size, and the kernel reserves this memory for such sets. The
+    /// kernel releases the memory when an element is removed.
     Reserved,
 }
 
 impl SetMemory {
-    /// Infers the reserved memory from two handles: that of the set, and that of the chain that
-    /// adds clients to the set.
+    /// Infers the reserved memory from the handle of the set and the handle of the chain that adds
+    /// clients to the set.
     ///
-    /// The kernel reports the same size for sets with and without reserved memory, but the handles
-    /// show the order of creation. The versions that gave sets a size created all sets of a
-    /// transaction before its chains. Upstream and this version create chains first.
+    /// - The kernel reports the same size for sets with and without reserved memory. But handles
+    ///   show the order of creation.
+    /// - Versions that gave sets a size created all sets of a transaction before its chains.
+    /// - Upstream and this version create chains before sets.
     pub(crate) fn of(set: u64, chain: u64) -> Self {
         if set < chain {
             Self::Reserved

@@ -15,7 +15,7 @@ pub enum LocalhostNodePorts {
     /// The rules reject and count packets to NodePorts on localhost.
     Refused,
     /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets to
-    /// all other NodePorts at these addresses.
+    /// NodePorts of other protocols at these addresses.
     Served,
 }
 
@@ -25,11 +25,11 @@ pub struct Config {
     /// True if the rules masquerade all traffic to ClusterIPs (`nftables.masqueradeAll`,
     /// `--masquerade-all`).
     pub masquerade_all: bool,
-    /// Mark of packets that the rules masquerade (`1 << nftables.masqueradeBit`).
+    /// Mark of the packets that rules masquerade (`1 << nftables.masqueradeBit`).
     pub masquerade_mark: u32,
-    /// Layout of the table. If [`sizes`](Self::sizes) is set, the mode may change the layout.
+    /// Layout of the table. The mode may change the layout if [`sizes`](Self::sizes) is set.
     pub layout: Layout,
-    /// Numbers of Service ports at which the layout changes, or `None` if it never changes.
+    /// Numbers of Service ports at which the mode changes the layout. `None` if it never does.
     pub sizes: Option<LayoutSizes>,
     /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,

@@ -1,11 +1,12 @@
-//! The digest of a chain's rules. The mode stores digests, because the rules of a chain with 50
-//! endpoints need some kilobytes. The rules themselves are needed only for a write.
+//! Digests of the rules of chains. The mode stores only digests, because the rules of a chain with
+//! 50 endpoints need some kilobytes. It builds the rules themselves only for a write.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRef};
 
-/// Digest of a chain's rules. Different rules have the same digest only with a probability of 2⁻⁶⁴.
+/// Digest of a chain's rules. Two different lists of rules have the same digest with a probability
+/// of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// Number of rules in the chain.
@@ -23,7 +24,7 @@ impl Content {
         content
     }
 
-    /// Adds a rule to the end of the chain.
+    /// Adds a rule that is at the end of the chain.
     pub fn add(&mut self, rule: &Rule) {
         let mut hasher = DefaultHasher::new();
         self.digest.hash(&mut hasher);
@@ -43,8 +44,8 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Skips the types of the set, which only listings show. Hashes elements in any order,
-        // because their order has no effect.
+        // Ignores the set's types, which only listings show. Also ignores the order of its
+        // elements, because the order has no effect.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {
@@ -69,7 +70,7 @@ mod tests {
     use kube_rules::nft::Line;
 
     #[test]
-    fn different_rules_have_different_digests() {
+    fn chains_with_different_rules_have_different_digests() {
         let line = || Line::new(IpFamily::V4);
         let endpoints = |hosts: &[u8]| {
             let hosts = hosts.iter().map(|host| ([10, 0, 0, *host], 80).into());
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_elements_does_not_change_the_digest() {
+    fn the_order_of_a_sets_elements_does_not_change_the_digest() {
         let rule = Line::new(IpFamily::V4).goto_one_of(["a".into(), "b".into()].into_iter());
         let rule = rule.rule();
         let mut other = rule.clone();

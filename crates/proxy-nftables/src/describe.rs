@@ -36,7 +36,7 @@ pub fn describe(change: &Change) -> String {
     }
 }
 
-/// Returns the description of elements of a set.
+/// Describes elements of a set, of which one change adds or deletes all.
 fn told(set: &str, elements: &[Element]) -> String {
     let one = |element: &Element| {
         let key: Vec<String> = if Map::find(set).is_some() {
@@ -50,7 +50,8 @@ fn told(set: &str, elements: &[Element]) -> String {
     all.join(", ")
 }
 
-/// Describes an element of a map of endpoints as `nft` does: number, destination, endpoint.
+/// Returns the parts of an element in a map of endpoints, as `nft` shows them: number, destination,
+/// endpoint.
 fn endpoint_words(element: &Element) -> Vec<String> {
     let address_and_port = |bytes: &[u8]| -> Option<[String; 2]> {
         let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;

@@ -1,12 +1,11 @@
-//! Changes single rules of long chains.
+//! Changes single rules of long chains, instead of writing whole chains.
 //!
 //! With session affinity, the chain that chooses an endpoint has one rule for each endpoint. Each
-//! of these rules uses its own set. For each written rule, the kernel searches all sets of the
-//! table. So the cost of writing the whole chain grows with the square of the number of endpoints:
-//! 8 s for 10,000.
+//! of these rules uses its own set. For each rule that is written, the kernel searches all sets of
+//! the table. So the cost of writing the whole chain grows with the square of the number of
+//! endpoints: 8 s for 10,000.
 //!
-//! Instead, this module reads the current rules with their handles, and writes only the
-//! differences.
+//! This module reads the current rules with their handles, and writes only the differences.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,28 +17,28 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Largest number of rules of a chain that the plan always rewrites as a whole.
+/// Largest number of rules in a chain that every plan rewrites as a whole.
 const LONG: u32 = 4;
 
-/// Largest number of rules of one chain in a transaction. The limit lets other Services write
-/// between two parts of a long chain.
+/// Largest number of rules of one chain that a transaction writes. Between two parts of a long
+/// chain, the mode can write other Services.
 pub(crate) const MANY_RULES: usize = 250;
 
 /// Changes of the rules of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after these changes, or `None` if the content is then the wanted one.
+    /// Content of the chain after these changes. `None` if the chain then has all wanted rules.
     pub(crate) partial: Option<Content>,
 }
 
-/// Changes of each chain that the plan does not rewrite as a whole.
+/// Changes of single rules, by the name of their chain.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
     /// Reads each existing long chain that the plan changes, and compares its rules with the wanted
-    /// rules. If a chain cannot be read, or if most of its rules change, the plan rewrites the
-    /// whole chain.
+    /// rules. The plan rewrites a whole chain if the chain cannot be read or most of its rules
+    /// change.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -50,8 +49,8 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // The chain is new. A later plan writes the elements that lead to this chain,
-                    // once the chain is complete.
+                    // Creates the new chain in steps. A later plan writes the elements that lead
+                    // packets to this chain, once it is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -84,7 +83,8 @@ impl Plan {
     }
 }
 
-/// Returns the changes that create a chain with its first rules. No packet reaches the chain yet.
+/// Returns the changes that create a chain with its first rules. No element leads packets to the
+/// chain yet.
 fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     let first = wanted.get(..MANY_RULES).unwrap_or(wanted);
     let new = Change::AddChain(Chain {
@@ -100,14 +100,15 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes that turn the current rules into the wanted rules, or `None` if it costs
-/// less to rewrite the chain. If many rules are new, adds only some of them now, and deletes none.
-/// The last rule changes in the last step, because this rule gives new clients an endpoint.
+/// Returns the changes that turn the current rules into the wanted rules, or `None` if rewriting
+/// the chain costs less. If very many rules are new, adds only some of them now, and deletes no
+/// rule yet. The last rule changes in the last step, because it gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // The first deleted rule that follows all kept rules.
+    // First unwanted rule after all kept rules. If only some new rules are added now, they are
+    // inserted before this rule.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -157,8 +158,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // The order of these rules has no effect. The digest of an unfinished chain never equals
-        // that of the wanted rules.
+        // Digests the rules in any order, because the digest of an unfinished chain must only
+        // differ from the digest of the wanted rules.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })
@@ -177,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Returns the rules that the kernel would have after these changes.
+    /// Returns the rules of the kernel's chain after these changes.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;
@@ -205,7 +206,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn edits_turn_one_chain_into_the_other(
+        fn edits_turn_any_chain_into_any_other_chain(
             there in prop::collection::vec(0..40_u8, 0..30),
             wanted in prop::collection::btree_set(0..40_u8, 0..30),
         ) {
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn one_added_or_removed_rule_is_one_change() {
+    fn an_added_or_removed_rule_costs_one_change() {
         let rules = |numbers: &[u8]| numbers.iter().map(|of| rule(*of)).collect::<Vec<_>>();
         let there: Vec<(u64, Rule)> = (1..).zip(rules(&[1, 2, 3, 4, 9])).collect();
         for (wanted, count) in [

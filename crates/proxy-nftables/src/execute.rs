@@ -4,7 +4,7 @@
 //! kernel refuses the transaction:
 //!
 //! 1. Usually the kernel names the changes at fault. The executor removes the units of these
-//!    changes, and commits the rest again.
+//!    changes, and commits all other units again.
 //! 2. If the kernel names no change, the executor commits halves of the transaction, until it has
 //!    isolated the unit at fault.
 
@@ -19,7 +19,7 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, UnitOutcome};
 
-/// Largest number of transactions with which one plan isolates its refused units.
+/// Largest number of transactions in which a plan may isolate its refused units.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
@@ -61,14 +61,15 @@ struct Executor<'a> {
 /// Result of one transaction.
 enum CommitResult {
     Done,
-    /// The kernel refused the transaction. The map contains the units at fault. The map is empty if
-    /// the kernel named no change.
+    /// The kernel refused the transaction. The map contains the units at fault. It is empty if the
+    /// kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
-    /// The transaction failed for a reason that makes all further transactions fail, too.
+    /// The transaction failed for a reason that would also make all further transactions fail.
     Over,
 }
 
-/// Returns true for the error that the kernel reports for every change after the first invalid one.
+/// Returns true for an error of the kernel's table validation. The kernel reports it for the first
+/// invalid change and for each change after it.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -79,9 +80,8 @@ fn is_of_validation(blame: &Blame) -> bool {
 
 /// Keeps only the first of several validation errors. Returns true if there were several.
 ///
-/// The kernel validates the whole table at each change. So after a change that makes the table
-/// invalid, the kernel refuses each further change, too. Only the first change is certainly at
-/// fault.
+/// The kernel validates the whole table at each change. If a change makes the table invalid, the
+/// kernel also refuses each further change. Only the first change is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
 fn believe_first_of_cascade(blamed: &mut BTreeMap<PlanUnit, Blame>) -> bool {
@@ -103,8 +103,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the table. Ignores a refusal: the kernel then refuses the next transaction, too,
-    /// and its error has the reason.
+    /// Activates the dormant table. Ignores a refusal: the kernel then also refuses the next
+    /// transaction, and that error has the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -123,7 +123,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
-            // Stale objects wait, because rules that the last units delete may still use them.
+            // Keeps stale objects, because rules that a later plan deletes may still use them.
             self.set_all(&stale, &UnitOutcome::Later);
             stale.clear();
         }
@@ -137,8 +137,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // This kernel keeps an object in use until the end of the transaction that deletes its
-            // users. So a later transaction deletes the stale objects.
+            // Old kernels keep an object in use until the end of the transaction that deletes its
+            // users. On such a kernel, a later transaction deletes the stale objects.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -148,12 +148,13 @@ impl Executor<'_> {
         }
     }
 
-    /// Reads once whether the kernel has changed the timeout of an existing set.
+    /// Tests once, after a successful write, whether this kernel changes the timeout of an existing
+    /// set.
     fn try_timeouts(&mut self) {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // If the kernel refused a part, the set of this part is unchanged and reveals nothing about
+        // Ignores sets of refused parts: their timeouts are unchanged, which shows nothing about
         // the kernel.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
@@ -166,8 +167,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups in order, and isolates the refused units of each group. Wanted units
-    /// precede stale units.
+    /// Commits these groups of units in order, and isolates the refused units of each group. Groups
+    /// of wanted units come before groups of stale units.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -186,7 +187,8 @@ impl Executor<'_> {
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&PlanUnit::Base) {
-                // Without the base, the kernel would refuse all other units.
+                // Commits no other unit, because the kernel would refuse all units without the
+                // base.
                 self.set_all(&group, &UnitOutcome::Untried);
                 self.set(
                     PlanUnit::Base,
@@ -198,8 +200,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each attempt finds only one unit. If the
-                    // attempts use halves, the valid units are written sooner.
+                    // Several units are at fault, but each transaction shows only the first of
+                    // them. Transactions with half of the units write the valid units sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -208,7 +210,8 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, UnitOutcome::Refused(reason));
             } else {
-                // The base is the first unit, so the last attempt writes the base alone.
+                // Splits the group in halves. The base is the first unit, so it is alone in the
+                // last half.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);
@@ -216,8 +219,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Defers the deletion of objects that may still protect Services, such as chains of another
-    /// layout. These objects stay until their replacements exist.
+    /// Keeps stale objects that may still protect Services, such as chains of another layout, until
+    /// their replacements exist.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -281,8 +284,8 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // EEXIST can also mean that the existing set is of another kind. Such an error
-                // reveals nothing about timeouts.
+                // Checks that the set contains clients. EEXIST can also mean that the existing set
+                // is of another kind, which shows nothing about timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,4 +1,4 @@
-//! A fake kernel for tests. The fake stores the same objects as nf\_tables. The fake refuses every
+//! A fake kernel for tests. The fake stores the same objects as nf\_tables. It refuses every
 //! transaction that nf\_tables would refuse, and a refused transaction changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// A handle to a fake kernel. Clones share one kernel.
+/// A handle to a fake kernel. Clones of a handle share one kernel.
 #[derive(Debug, Clone)]
 pub struct FakeKernel {
     family: IpFamily,
@@ -38,28 +38,27 @@ pub struct FakeState {
     pub handles: Handles,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts of refused changes. If the description of a change contains one of these texts, the
-    /// fake refuses the change, like a kernel that lacks a feature.
+    /// Parts of change descriptions. The fake refuses each change whose description contains one of
+    /// these texts, like a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid. If the description of a change contains one of
-    /// these texts, the fake refuses the change, and all later rules and elements of the
-    /// transaction.
+    /// Parts of change descriptions. A change whose description contains one of these texts makes
+    /// the table invalid: the fake refuses it and all later rules and elements of the transaction.
     pub invalid: Vec<String>,
-    /// Texts of changes for which the fake refuses the transaction as a whole. The refusal names no
-    /// change.
+    /// Parts of change descriptions. The fake refuses each transaction that has such a change,
+    /// without naming the change.
     pub refused_as_whole: Vec<String>,
-    /// Reason for which every transaction fails, or `None`.
+    /// Reason for which the fake refuses every transaction, or `None`.
     pub held: Option<String>,
-    /// Largest number of changes that one transaction can have, or `None` for no limit.
+    /// Largest number of changes in one transaction, or `None` for no limit.
     pub room: Option<usize>,
-    /// Number of next commits that succeed but whose reply is lost.
+    /// Number of the next transactions that are committed but whose reply is lost.
     pub lost: usize,
-    /// Texts of changes for which the kernel lacks memory. If the description of a change contains
-    /// one of these texts, the fake refuses the whole transaction.
+    /// Parts of change descriptions. The fake refuses each transaction that has such a change, as
+    /// if the kernel lacked memory.
     pub no_memory_for: Vec<String>,
     /// Reason why the table cannot be read, or `None`.
     pub unreadable: Option<String>,
-    /// Duration of each read, successful or not.
+    /// Duration of each read, even if it fails.
     pub reading: Duration,
     /// True if the fake behaves like Linux before 6.2:
     ///
@@ -75,7 +74,8 @@ pub struct FakeState {
     pub reads: usize,
     /// Number of reads of the addresses so far.
     pub address_reads: usize,
-    /// Committed transactions since a test last took them, each as a list of change descriptions.
+    /// Transactions that were committed since a test last took this list, each as a list of change
+    /// descriptions.
     pub made: Vec<Vec<String>>,
     /// Number of refused transactions so far.
     pub refusals: usize,
@@ -94,7 +94,7 @@ pub struct Content {
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
 }
 
-/// Handles of sets and chains, in the order of their creation.
+/// Handles of sets and chains. The kernel numbers them in the order of their creation.
 #[derive(Debug, Clone, Default)]
 pub struct Handles {
     last: u64,
@@ -107,8 +107,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Numbers sets before chains, as in a table of an earlier version of this program, which gave
-    /// sets of clients a size.
+    /// Numbers sets before chains. An earlier version of this program, which gave sets of clients a
+    /// size, created its tables in this order.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {
@@ -261,7 +261,7 @@ impl Content {
         Ok(())
     }
 
-    /// Returns an error if a rule refers to a missing chain, set or counter.
+    /// Checks that all chains, sets and counters exist to which a rule refers.
     fn can_have(&self, rule: &Rule) -> ChangeResult {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
             && sets(rule).all(|set| self.sets.contains_key(set))
@@ -314,14 +314,15 @@ impl Content {
     }
 }
 
-/// Returns the handle of a rule: a digest of its content. No chain contains the same rule twice.
+/// Returns the handle of a rule: a digest of its content. This handle is unique in a chain, because
+/// no chain contains the same rule twice.
 fn handle_of(rule: &Rule) -> u64 {
     let mut hasher = DefaultHasher::new();
     rule.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Returns the chain that an element refers to.
+/// Returns the chain to which an element refers, if any.
 fn target(element: &Element) -> Option<&Name> {
     match &element.data {
         Some(ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => Some(chain),
@@ -329,7 +330,7 @@ fn target(element: &Element) -> Option<&Name> {
     }
 }
 
-/// Returns the chains that a rule's maps refer to.
+/// Returns the chains to which the maps of a rule refer.
 fn map_targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     let maps = rule
         .expressions
@@ -344,7 +345,7 @@ fn map_targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     maps.flat_map(|map| map.elements.iter().filter_map(target))
 }
 
-/// Returns the chains that a rule refers to.
+/// Returns the chains to which a rule refers.
 fn targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     let own = rule
         .expressions
@@ -375,7 +376,8 @@ fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 impl FakeState {
-    /// Returns true if the description of a set, an element or a chain contains `part`.
+    /// Returns true if the table has a set, an element or a chain whose description contains
+    /// `part`.
     pub fn holds(&self, part: &str) -> bool {
         let Some(table) = &self.table else {
             return false;

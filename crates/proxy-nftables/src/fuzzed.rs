@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
-//! bytes. No other code may use these functions.
+//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
+//! programs. No other code may use these functions.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,8 +16,8 @@ static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });
 
-/// Parses bytes as an object of the table. Treats elements as elements of every set, because a
-/// message may contain the name of any set.
+/// Parses bytes as an object of the table. Treats an element as an element of every set, because
+/// the message of an element may contain the name of any set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

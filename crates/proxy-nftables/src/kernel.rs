@@ -12,8 +12,8 @@ use crate::plan::LocalhostPort;
 /// Kernel operations for one IP family. There are two implementations: netlink, and a strict fake
 /// that refuses the same transactions as the kernel.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, which measures, for example, the duration of a read. The fake
-    /// kernel may have its own clock.
+    /// Returns the current time, for example to measure the duration of a read. The fake kernel may
+    /// have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -25,59 +25,59 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// The addresses cannot be read.
+    /// Fails if the addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
     /// Passes all objects of the table to `tell`, as one consistent snapshot. A chain precedes its
     /// rules, and a set precedes its elements. Passes no object if the table does not exist.
-    /// [`Object::Begin`] means that the read starts over.
+    /// [`Object::Begin`] means that the read starts again from the beginning.
     ///
     /// # Errors
     ///
-    /// The table cannot be read.
+    /// Fails if the table cannot be read.
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable>;
 
-    /// Returns the timeout in seconds of a set of session affinity clients. Returns `None` if the
-    /// set does not exist or is of another kind.
+    /// Returns the timeout of a set of session affinity clients, in seconds. Returns `None` if the
+    /// set does not exist or has another kind.
     ///
     /// # Errors
     ///
-    /// The set cannot be read.
+    /// Fails if the set cannot be read.
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable>;
 
-    /// Returns the rules of a chain in order, with their handles. Rules may refer to anonymous sets
-    /// by name.
+    /// Returns the rules of a chain in order, with their handles. A rule may contain the name of an
+    /// anonymous set instead of its elements.
     ///
     /// # Errors
     ///
-    /// The chain cannot be read.
+    /// Fails if the chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
     /// Commits all changes of a transaction, or none.
     ///
     /// # Errors
     ///
-    /// Returns the refused changes, or an unknown outcome.
+    /// Fails if the kernel refuses changes, or if the outcome is unknown.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal>;
 
-    /// Opens or changes the relay's port for a TCP NodePort on localhost, or closes it.
+    /// Opens, changes or closes the relay's port for a TCP NodePort on localhost.
     ///
     /// # Errors
     ///
-    /// The port cannot be opened.
+    /// Fails if the port cannot be opened.
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts over, because another program has written meanwhile. The caller must discard
-    /// all earlier objects.
+    /// The read starts again, because another program has changed the table in the meantime. The
+    /// caller must discard all earlier objects.
     Begin,
     /// The table itself, without its objects.
     Table(Table),
-    /// A set or map without its elements, and its handle. The kernel numbers the sets, chains and
-    /// rules of a table in the order of their creation.
+    /// A set or map without its elements, and its handle. Handles show the order of creation: the
+    /// kernel numbers the sets, chains and rules of a table together.
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
@@ -94,13 +94,13 @@ pub enum Object {
 pub enum Refusal {
     /// The kernel refused the transaction, and no object changed.
     Refused {
-        /// Error for the transaction as a whole.
+        /// The kernel's error for the whole transaction.
         reason: String,
-        /// Refused changes. Empty if the kernel named none.
+        /// Changes that the kernel refused. Empty if it named none.
         changes: Vec<Blame>,
     },
-    /// Nothing changed. The kernel would refuse every other transaction, too, because this process
-    /// lacks a privilege or the kernel lacks memory.
+    /// No object changed. The kernel would also refuse every other transaction, because this
+    /// process lacks a privilege or the kernel lacks memory.
     General(String),
     /// The outcome is unknown, because the kernel's reply was lost.
     Unknown(String),
@@ -113,6 +113,6 @@ pub struct Blame {
     pub change: usize,
     /// The kernel's error number (errno(3)).
     pub errno: i32,
-    /// Description of the change, with the error.
+    /// Description of the change, and the kernel's error.
     pub reason: String,
 }

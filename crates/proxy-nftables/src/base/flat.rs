@@ -1,7 +1,7 @@
 //! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint.
 //!
-//! All its base chains have type `nat`, even those that reject or drop packets. So only the first
-//! packet of a connection passes these chains.
+//! All base chains of this layout have type `nat`, even those that reject or drop packets. So only
+//! the first packet of a connection passes these chains.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -24,7 +24,8 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // Checks the source first: packets from pods then need no lookup in the set.
+        // Compares the source first. Packets from pods then need no look-up in the set of
+        // ClusterIPs.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {
@@ -36,7 +37,8 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
     rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
-    // If the map has no element for a packet, the next rule follows.
+    // Adds one rule for each map of endpoints. A packet without an element in the map continues
+    // with the next rule.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
             rules.extend(choose(base, Chooser { protocol, count }));
@@ -48,7 +50,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     base.add_reject_chain("helper for @service-ips / @service-nodeports");
 }
 
-/// Adds the chooser chain for `count` endpoints.
+/// Adds the chain that chooses one of `count` endpoints.
 pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
     let rules = choose(base, chooser).into_iter().collect();
     let name = chooser.name().into();

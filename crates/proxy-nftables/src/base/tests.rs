@@ -16,7 +16,7 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
             let mut chains = chains.map(|(key, (chain, _))| (key, &chain.name));
             assert!(chains.all(|(key, name)| find_chain(name).as_ref() == Some(key)));
             if layout == Layout::Upstream {
-                // All chains exist, except the one for localhost.
+                // This configuration has all chains except the one for localhost.
                 assert_eq!(base.chains.len(), CHAINS.len() - 1);
             }
         }
@@ -33,7 +33,7 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
 }
 
 /// The kernel evaluates the matches of a rule from left to right. If a rule compares the source
-/// first, many packets need no lookup in the set.
+/// first, many packets need no look-up in a set.
 #[test]
 fn the_flat_layout_has_only_nat_base_chains() {
     let config = Config {

@@ -1,5 +1,5 @@
-//! The base of upstream's layout. It has maps of source ranges and of Services without endpoints,
-//! and `filter` chains that look up these maps.
+//! The base of upstream's layout. It has maps of source ranges and of Services without endpoints.
+//! Chains of type `filter` look up these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
@@ -61,7 +61,8 @@ fn add_maps(base: &mut Base) {
 }
 
 fn add_filter_chains(base: &mut Base) {
-    // Source ranges are checked before DNAT, and missing endpoints after it.
+    // Chains that check source ranges, which come before DNAT, and chains that check for missing
+    // endpoints, which come after DNAT.
     const EARLY: [&str; 1] = [FIREWALL_CHECK];
     const ONWARD: [&str; 2] = [SERVICES_CHECK, CLUSTER_IPS_CHECK];
     let chains: [(&'static str, Hook, i32, &[&'static str]); 5] = [
