@@ -1,24 +1,26 @@
-//! The layout of the table: upstream's, or the layout `flat`. Both layouts give every packet the
-//! same verdict.
+//! The layout of the table: upstream's layout, or the layout `flat`. Both layouts give every packet
+//! the same verdict.
 //!
-//! The layouts differ in the objects that do not depend on Services ([`base`](crate::base)), and in
-//! the objects of a Service port ([`port`](crate::port)).
+//! The layouts differ in two parts:
+//!
+//! - the objects that do not depend on Services ([`base`](crate::base));
+//! - the objects of a Service port ([`port`](crate::port)).
 
 /// Layout of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// Upstream's layout: each Service port has a chain that chooses an endpoint. A kube-proxy of
-    /// upstream can adopt such a table without a write.
+    /// Upstream's layout: each Service port has a chain that chooses an endpoint. Upstream's
+    /// kube-proxy can adopt such a table without a write.
     #[default]
     Upstream,
     /// Layout in which most Service ports have no chain. Their endpoints are elements of shared
-    /// maps, so the kernel's cost of a changed endpoint does not depend on the number of Services
+    /// maps. So the cost of a changed endpoint does not depend on the number of Services
     /// (docs/design/nftables-cost.md).
     Flat,
 }
 
 impl Layout {
-    /// Returns the form of the mode in this layout: `layout` and the layout's name in
+    /// Returns a text that identifies the layout: `layout`, and the layout's name in
     /// `--nftables-layout`.
     pub fn form(self) -> &'static str {
         match self {
@@ -28,8 +30,9 @@ impl Layout {
     }
 }
 
-/// Two numbers of Service ports. Above the larger one, the mode changes to the layout `flat`, and
-/// below the smaller one to upstream's. Between both numbers, the current layout stays.
+/// Numbers of Service ports at which the mode changes the layout. Above `flat_above`, the mode
+/// changes to the layout `flat`. Below `upstream_below`, it changes to upstream's layout. In
+/// between, it keeps the current layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutSizes {
     /// Number of Service ports above which the layout is `flat`.
@@ -39,14 +42,14 @@ pub struct LayoutSizes {
 }
 
 impl LayoutSizes {
-    /// Sizes for `--nftables-layout=auto`. With 1,000 Service ports, a change costs the kernel 0.6
-    /// ms in upstream's layout and 0.04 ms in the layout `flat` (docs/design/nftables-cost.md).
+    /// Numbers for `--nftables-layout=auto`. With 1,000 Service ports, a change costs the kernel
+    /// 0.6 ms in upstream's layout and 0.04 ms in the layout `flat` (docs/design/nftables-cost.md).
     pub const AUTO: Self = Self {
         flat_above: 1_000,
         upstream_below: 500,
     };
 
-    /// Returns the layout for a number of Service ports, given the present layout.
+    /// Returns the layout for a number of Service ports, if the current layout is `present`.
     pub(crate) fn choose(self, present: Layout, ports: usize) -> Layout {
         if ports > self.flat_above {
             Layout::Flat

@@ -1,5 +1,5 @@
-//! The nftables mode of kube-proxy: the objects that Services want, the objects in the kernel, and
-//! the transactions that turn the kernel's objects into the wanted objects.
+//! The nftables mode of kube-proxy. It computes the objects that Services want, reads the objects
+//! in the kernel, and writes transactions that turn the kernel's objects into the wanted objects.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -11,10 +11,10 @@
 //! * [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
 //! * [`Kernel`] has two implementations: netlink, on its own thread, and a strict fake for tests.
 //!
-//! All code up to the plan is pure.
+//! All code up to the plan is pure: it makes no system calls.
 //!
 //! The table, its sets, maps, chains and rules equal those of upstream's nftables mode, with a few
-//! exceptions. docs/nftables-mode-differences.md lists these, with the reasons.
+//! exceptions. docs/nftables-mode-differences.md lists these exceptions with their reasons.
 
 mod access;
 mod base;

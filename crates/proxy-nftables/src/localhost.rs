@@ -9,15 +9,16 @@ use relay::{PortBackends, Relay, Transport};
 
 use crate::plan::LocalhostPort;
 
-/// A relay, and the NodePorts that it serves on localhost. Clones share both.
+/// A handle to a relay and to the NodePorts that the relay serves on localhost. Clones share the
+/// relay and its ports.
 #[derive(Debug, Clone)]
 pub struct Localhost {
     relay: Relay,
     ports: LocalhostPorts,
 }
 
-/// NodePorts that a relay serves on localhost, for code that observes them. This value does not
-/// keep the relay running.
+/// NodePorts that a relay serves on localhost, as a view for other code. The view does not keep the
+/// relay running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
@@ -31,17 +32,17 @@ struct Port {
 }
 
 impl Localhost {
-    /// Creates a handle to a relay, without open ports.
+    /// Creates a handle to a relay. The handle has no open ports yet.
     pub fn new(relay: Relay) -> Self {
         let ports = LocalhostPorts::default();
         Self { relay, ports }
     }
 
-    /// Opens a port, changes its endpoints, or closes it.
+    /// Opens or closes a port, or changes its endpoints.
     ///
     /// # Errors
     ///
-    /// The port cannot be opened, or the relay has ended.
+    /// Fails if the port cannot be opened or the relay has ended.
     pub(crate) fn listen(&self, family: IpFamily, port: &LocalhostPort) -> Result<(), String> {
         let at = SocketAddr::new(family.localhost(), port.number);
         let mut ports = self.ports.lock();
@@ -75,7 +76,7 @@ impl Localhost {
         Ok(())
     }
 
-    /// Returns a view of the open ports, for observers.
+    /// Returns a view of the open ports. The view changes with the ports.
     pub fn ports(&self) -> LocalhostPorts {
         self.ports.clone()
     }
@@ -87,8 +88,8 @@ impl Localhost {
 }
 
 impl LocalhostPorts {
-    /// Returns the Service port of a NodePort on localhost, with its endpoints. Returns `None` if
-    /// the port is not open.
+    /// Returns the Service port that is served at a NodePort on localhost, and its endpoints.
+    /// Returns `None` if the NodePort is not open.
     pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<PortBackends>)> {
         let ports = self.lock();
         let port = ports.get(&at)?;

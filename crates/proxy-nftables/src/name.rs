@@ -1,5 +1,5 @@
 //! Names of chains, sets and maps: fixed names, and names that contain a Service port and
-//! upstream's hash of it.
+//! upstream's hash of this Service port.
 //!
 //! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`,
 //! `servicePortChainNameBase`, `servicePortEndpointChainNameBase`).
@@ -35,7 +35,8 @@ pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
 /// Name of the chain that rejects and counts packets to NodePorts on localhost.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// Returns upstream's name for the counter of packets that rules reject on localhost.
+/// Returns upstream's name for the counter of packets of this protocol that rules reject on
+/// localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -44,7 +45,7 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns the constant name of a counter for localhost, or `None` for any other name.
+/// Returns the counter for localhost with this name as a constant, or `None` for any other name.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
@@ -53,7 +54,7 @@ pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
 /// Name of the chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// Largest length of a chain's or set's name in bytes, without the prefix for its purpose.
+/// Largest length of a chain's or set's name in bytes, without the prefix that shows its purpose.
 const MAX_BASE: usize = 240;
 
 /// Purpose of a chain of a Service port.
@@ -86,39 +87,41 @@ impl Purpose {
 /// Prefix of the sets that contain the clients of one endpoint.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true for the name of a Service port's chain, created by this or another kube-proxy.
+/// Returns true if a chain has the name of a Service port's chain, as this or another kube-proxy
+/// creates it.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true for the name of a set of clients, created by this or another kube-proxy.
+/// Returns true if a set has the name of a set of clients, as this or another kube-proxy creates
+/// it.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
-/// Returns the name of the set to which an endpoint's chain adds clients.
+/// Returns the name of the set to which the chain of an endpoint adds clients.
 pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
     Some([AFFINITY, base].concat().into())
 }
 
-/// Common part of the names of all chains and sets of one Service port or one of its endpoints.
+/// Common part of the names of all chains and sets of a Service port, or of one of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameBase(String);
 
 impl NameBase {
-    /// Returns the base of the names of a Service port.
+    /// Returns the common part of the names for a Service port.
     pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self::hashed(&plain(name))
     }
 
-    /// Returns the base of the names of an endpoint of a Service port.
+    /// Returns the common part of the names for an endpoint of a Service port.
     pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         let mut text = plain(name);
-        // Cannot fail, because a `String` accepts every write.
+        // Ignores the result: writing to a `String` cannot fail.
         let _ = match endpoint.ip() {
             IpAddr::V4(ip) => write!(text, "__{ip}/{}", endpoint.port()),
-            // Replaces colons, which names of nf_tables may not contain.
+            // Replaces colons, because nf_tables does not accept them in names.
             IpAddr::V6(ip) => {
                 let ip = ip.to_string().replace(':', ".");
                 write!(text, "__{ip}/{}", endpoint.port())
@@ -131,7 +134,7 @@ impl NameBase {
         /// Alphabet of base32 (RFC 4648).
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, name.as_bytes());
-        // Five bytes become eight characters.
+        // Encodes five bytes as eight characters.
         let bytes = digest.as_ref().iter().take(5);
         let bits = bytes.fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
         let mut base = String::with_capacity(9 + name.len());
@@ -153,7 +156,7 @@ impl NameBase {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Returns true for the name of a chain with this base.
+    /// Returns true if a chain with this name has this base, for any purpose.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,
@@ -166,7 +169,7 @@ impl NameBase {
         prefix.is_some_and(|prefix| all.iter().any(|purpose| purpose.prefix() == prefix))
     }
 
-    /// Returns the name of the set of an endpoint's clients.
+    /// Returns the name of the set that contains the clients of an endpoint.
     pub(crate) fn affinity(&self) -> Name {
         [AFFINITY, &self.0].concat().into()
     }

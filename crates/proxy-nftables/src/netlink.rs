@@ -1,7 +1,7 @@
-//! The real kernel, for one IP family: nf\_tables and rtnetlink.
+//! Access to the real kernel, for one IP family: nf\_tables and rtnetlink.
 //!
-//! A worker thread makes these calls, because they block while the kernel works. The sockets belong
-//! to the network namespace of the thread that opened them.
+//! Calls block while the kernel works, so a worker thread makes them. Each socket belongs to the
+//! network namespace of the thread that opened it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,21 +19,22 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// The kernel for one IP family. A socket is opened at its first use.
+/// Access to the kernel for one IP family. Each socket is opened when it is first needed.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// Netlink sockets of this program. Its subscriptions ignore changes that these sockets make.
+    /// Netlink sockets of this program. The program's subscriptions to notifications ignore changes
+    /// through these sockets.
     own: Arc<OwnSockets>,
-    /// Names of the links that modes create. Addresses on these links are service addresses, not
-    /// the node's own.
+    /// Names of the links that kube-proxy modes create. Addresses on these links are service
+    /// addresses instead of addresses of the node.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
 
 impl NetlinkKernel {
-    /// Creates a kernel for one family.
+    /// Creates the access to the kernel for one IP family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -51,15 +52,15 @@ impl NetlinkKernel {
         self
     }
 
-    /// Excludes addresses on the links of these modes from the addresses of the node.
+    /// Makes reads of the node's addresses ignore the links of these modes.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// Adds this kernel's socket to the program's own sockets. The program's subscriptions ignore
-    /// changes that were made through these sockets.
+    /// Counts this kernel's socket among the program's own sockets. The program's subscriptions to
+    /// notifications ignore changes through these sockets.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

@@ -1,5 +1,5 @@
-//! Origins of this mode's objects in the kernel: the Kubernetes objects or flags that cause each
-//! object.
+//! Origins of this mode's objects in the kernel: the fields of Kubernetes objects or the flags for
+//! which each object exists.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENDPOINTS, ENTRY, HAIRPIN, LOCAL_ENDPOINTS, MARK, MASQUERADE,
@@ -8,13 +8,14 @@ use footprint::origin::{
 
 use crate::TABLE;
 
-/// Objects in this mode's table.
+/// Place of this mode's objects: its nftables table.
 const NFTABLES: Space<'static> = Space::Nftables(TABLE);
 const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves on localhost; --nodeport-addresses, \
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// Origins by name. If one name begins with another, the longer one is first.
+/// Origins of objects, by name or by the beginning of the name. If one name begins with another,
+/// the longer name comes first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

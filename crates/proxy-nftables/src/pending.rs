@@ -9,8 +9,8 @@ use reconcile::Table as Entries;
 
 use crate::plan::{PortChanges, StaleObject};
 
-/// Largest number of ports for which a Service or namespace keeps its place in the writing order.
-/// Its other ports follow the ports of other Services.
+/// Largest number of ports of one Service or namespace that keep their place in the writing order.
+/// Further ports of the Service or namespace come after the ports of other Services.
 pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by the Service port that owns them.
@@ -27,7 +27,7 @@ impl<'a> PendingChanges<'a> {
         self.owned.entry((owner.rank, owner)).or_default()
     }
 
-    /// Sorts the changes, so that the order of hash tables does not affect the plan.
+    /// Sorts the changes. Otherwise, the plan would depend on the order of hash tables.
     pub(crate) fn sort(&mut self) {
         for part in self.owned.values_mut() {
             part.affinity
@@ -43,8 +43,8 @@ impl<'a> PendingChanges<'a> {
     }
 }
 
-/// Returns the pending changes in writing order. If a Service or namespace has more ports than its
-/// share, its other ports are last.
+/// Returns the pending changes in writing order. If a Service or namespace has more ports than
+/// [`SHARE`], its further ports are last.
 pub(crate) fn in_turns(
     due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
 ) -> Vec<(&Arc<Owner>, PortChanges)> {
@@ -78,7 +78,7 @@ where
     entries.due(now).filter(count).count() < entries.pending().filter(count).count()
 }
 
-/// Returns true if an entry is pending and its last write has not failed.
+/// Returns true if an entry is pending and its last write did not fail.
 pub(crate) fn is_due<K, V, O>(entries: &Entries<K, V, O>, key: &K) -> bool
 where
     K: Clone + Eq + std::hash::Hash,

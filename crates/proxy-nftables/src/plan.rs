@@ -1,11 +1,11 @@
 //! A plan: pending writes as data. The plan contains the objects to write, grouped into units. The
-//! module `changes` turns a plan into changes of the table.
+//! module `changes` turns a plan into changes of the nftables table.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes
 //! ```
 //!
-//! A plan changes only the objects that it contains.
+//! Objects that a plan does not contain stay unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,20 +28,20 @@ use crate::port::{Member, Route, ServedPort, Slot};
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
-    /// Definitions to which the changes in `base_changes` refer.
+    /// Wanted definitions of the objects in `base_changes`.
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
-    /// New `services` chain for a change from the layout `flat` to upstream's. The existing chain
-    /// leads to objects of both layouts, so the plan replaces it last.
+    /// New content of the chain `services`, if the layout changes from `flat` to upstream's. The
+    /// existing chain leads to objects of both layouts, so the plan replaces it last.
     pub(crate) services_chain: Option<BaseChange>,
-    /// Addresses to add to (true) or remove from (false) those that serve NodePorts.
+    /// Addresses that start (true) or stop (false) to serve NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
     /// Changes of single Service ports, and of shared elements that no port wants.
     pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
-    /// Unwanted objects to delete.
+    /// Unwanted objects that the plan deletes.
     pub(crate) stale: Vec<StaleObject>,
     /// Method by which the plan deletes unwanted chains.
     pub(crate) removal: Removal,
@@ -67,25 +67,27 @@ pub(crate) struct BaseChange {
     pub(crate) there: ExistingObject,
 }
 
-/// State of an existing object that has the name of a wanted one.
+/// Object in the kernel that has the name of a wanted object, compared with the wanted object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExistingObject {
     Nothing,
     /// An object of the same kind with other content.
     Same,
-    /// An object of another kind, such as a chain with another hook or a set with another key.
+    /// An object of another kind, such as a chain with another hook or a set with another key. It
+    /// must be replaced.
     Other,
 }
 
-/// Kernel support for a changed timeout of an existing set.
+/// Behavior of the kernel if a transaction changes the timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// The support is unknown, because the mode has not yet changed a timeout.
+    /// The behavior is unknown, because the mode has not changed a timeout yet.
     #[default]
     Unknown,
-    /// The kernel applies a changed timeout (Linux 6.5, and current 6.1).
+    /// The kernel applies the changed timeout (Linux 6.5, and current 6.1).
     Changed,
-    /// The kernel ignores a changed timeout. The set must be replaced, and loses its clients.
+    /// The kernel ignores the changed timeout. The plan must replace the set, which then loses its
+    /// clients.
     Kept,
 }
 
@@ -95,49 +97,49 @@ pub(crate) enum Removal {
     /// In the same transaction as the other changes.
     #[default]
     Together,
-    /// In a later transaction. Before Linux 6.2, the chain of an element that a transaction deletes
-    /// from a map stays in use until the transaction ends.
+    /// In a later transaction. If a transaction deletes an element that leads to a chain, Linux
+    /// before 6.2 keeps the chain in use until the transaction ends.
     After,
 }
 
-/// Changes of one Service port, or of shared elements that no port wants.
+/// Changes of one Service port, or of elements in shared sets and maps that no Service port wants.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
-    /// Chains of the port to write.
+    /// Chains of the Service port that the plan writes.
     pub(crate) chains: BTreeMap<Name, ChainWrite>,
-    /// Unwanted chains to flush first, because they use a set that is replaced.
+    /// Unwanted chains that the plan flushes first, because they use a set that it replaces.
     pub(crate) emptied: Vec<Name>,
-    /// Sets of session affinity clients to write.
+    /// Sets of session affinity clients that the plan writes.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) members: Vec<(Member, bool)>,
 }
 
-/// A chain to write, with its new content.
+/// A chain that the plan writes, with its new content.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChainWrite {
     pub(crate) content: Content,
     pub(crate) there: ChainState,
 }
 
-/// Known state of a chain before the write.
+/// State of a chain before the write, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChainState {
     Absent,
-    /// The chain exists, and must be flushed.
+    /// The chain exists, so the write must flush it.
     Present,
     /// The chain may exist, because the reply to its last write was lost. The write creates the
     /// chain if it is missing, and flushes it.
     Unknown,
 }
 
-/// A set of session affinity clients to write.
+/// A set of session affinity clients that the plan writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientsChange {
     pub(crate) wanted: Clients,
-    /// Existing set, or `None` if the set is new.
+    /// State of the existing set, or `None` if the set is new.
     pub(crate) there: Option<Clients>,
 }
 
@@ -149,14 +151,14 @@ impl ClientsChange {
             .is_some_and(|there| there.is_of_clients() && differs(there))
     }
 
-    /// Returns true if the existing set must be deleted and created again.
+    /// Returns true if the plan must delete the existing set and create it again.
     pub(crate) fn is_replacement(&self, timeouts: Timeouts) -> bool {
         self.there.is_some_and(|there| !there.is_of_clients())
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Returns true if the existing set stays and the kernel releases the memory that it had
-    /// reserved for the set.
+    /// Returns true if the existing set stays, and the plan makes the kernel release the memory
+    /// that it reserved for the set.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there
             .is_some_and(|there| there.room == SetMemory::Reserved)
@@ -164,7 +166,7 @@ impl ClientsChange {
     }
 }
 
-/// A new route for an address and port.
+/// A changed route of an address and port.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotChange {
     pub(crate) slot: Slot,
@@ -185,8 +187,11 @@ impl SlotChange {
 pub(crate) enum StaleObject {
     Chain(Name),
     Set(Name),
-    /// A shared object that is no longer needed: the set of NodePort addresses if all addresses
-    /// serve NodePorts, an object of another layout, or a chooser chain.
+    /// A shared object that is no longer needed:
+    ///
+    /// - the set of addresses that serve NodePorts, if all addresses serve them;
+    /// - an object of another layout;
+    /// - a chooser chain.
     Base(BaseKey),
 }
 
@@ -206,7 +211,7 @@ pub(crate) enum UnitOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried, because the plan had reached the limit of transactions, or because the kernel
+    /// The unit was not tried: the plan had reached the limit of transactions, or the kernel had
     /// refused an object that this unit needs.
     Untried,
     /// Deferred to the next plan.
@@ -234,19 +239,19 @@ pub struct Outcomes {
     pub(crate) refused: usize,
     /// Duration of all transactions together.
     pub(crate) took: Duration,
-    /// True if the table may differ from the expected state.
+    /// True if the kernel's table may differ from the mode's record of it.
     pub(crate) is_doubtful: bool,
-    /// Error that would make every further transaction fail now, if any.
+    /// Error that would also make every further transaction fail, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// Method of deleting chains that this kernel needs, as observed.
+    /// Method that this kernel needs for deleting chains, as far as the plan has shown it.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
-    /// Chains that were written only in part, each with the content that it has now.
+    /// Chains that the plan has written only in part, each with its present content.
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Outcomes {
-    /// Returns true if the kernel accepted every wanted unit that was tried.
+    /// Returns true if the kernel accepted all wanted units that the plan tried to write.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
@@ -301,16 +306,16 @@ impl Plan {
             || !self.stale.is_empty()
     }
 
-    /// Returns true if the plan replaces a set by a set of another kind. The replaced set loses its
-    /// elements.
+    /// Returns true if the plan replaces a set with a set of another kind. The replaced set loses
+    /// its elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
         changes.any(|(key, of)| matches!(key, BaseKey::Set(_)) && of.there == ExistingObject::Other)
     }
 
-    /// Returns true if the plan creates base chains in an existing dormant table. The table must
-    /// then be activated in an earlier transaction, because the kernel refuses a new base chain in
-    /// a transaction that changes the table's flags.
+    /// Returns true if the plan creates base chains in a dormant table. An earlier transaction must
+    /// then activate the table: the kernel refuses a new base chain in a transaction that changes
+    /// the table's flags.
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
@@ -344,13 +349,13 @@ impl Plan {
             .chain(stale)
     }
 
-    /// Returns true if the part replaces a set of clients that its rules use.
+    /// Returns true if the part replaces a set of clients that rules of the part use.
     pub(crate) fn replaces_clients(&self, part: &PortChanges) -> bool {
         let mut sets = part.affinity.iter();
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
     }
 
-    /// Returns the sets of clients whose reserved memory the kernel has released.
+    /// Returns the sets of clients for which the kernel has released the reserved memory.
     pub(crate) fn shrunk(&self, outcomes: &Outcomes) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&outcomes.parts);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);
@@ -359,7 +364,7 @@ impl Plan {
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
-    /// Returns a set whose timeout a successful part has changed, with the new timeout in seconds.
+    /// Returns a set whose timeout a successful part changed, and the new timeout in seconds.
     pub(crate) fn changed_timeout(&self, outcomes: &[UnitOutcome]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(outcomes);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);

@@ -1,4 +1,4 @@
-//! Plans the next writes from the tables.
+//! Plans the next writes, from the tables of wanted and actual objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,28 +24,29 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// Largest number of Service ports in a transaction. There are two reasons for a limit: for each
-/// new map, the kernel searches all maps of the transaction (docs/design/nftables-cost.md), and
-/// each port takes about a kilobyte of memory.
+/// Largest number of Service ports in a transaction. The limit has two reasons. For each new map,
+/// the kernel searches all maps of the transaction (docs/design/nftables-cost.md). Each port takes
+/// about a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
 /// Largest number of sets of session affinity clients in a transaction. For each new set, the
 /// kernel searches all sets.
 const MANY_SETS: usize = 4_000;
-/// Largest number of endpoints in a transaction. Each takes about 60 bytes of memory.
+/// Largest number of endpoints in a transaction. Each endpoint takes about 60 bytes of memory.
 const MANY_ENDPOINTS: usize = 100_000;
 /// Largest number of written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
-/// Largest number of client sets of one Service port in a transaction.
+/// Largest number of sets of session affinity clients that a transaction writes for one Service
+/// port.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Number of pending entries above which a plan contains only some Service ports.
+/// Number of pending entries from which a plan contains only some of the Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get a separate transaction, because the
+/// Number of pending Service ports above which urgent ports get a transaction of their own. The
 /// whole node waits for these ports.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
 
-/// State from which the planner derives a plan.
+/// State from which a plan is computed.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -54,7 +55,7 @@ pub(crate) struct Planner<'a> {
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
     pub(crate) budget: Budget,
-    /// True if unwanted objects may be deleted.
+    /// True if the mode may delete unwanted objects.
     pub(crate) may_delete: bool,
     pub(crate) now: Instant,
 }
@@ -76,12 +77,13 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Service ports wait in two cases: until the base exists that they need, and, if the plan
-        // replaces a set and thereby removes its elements, until the next read.
+        // Plans no Service ports in two cases: the base that they need does not exist yet, or the
+        // plan replaces a set. A replaced set loses its elements, which the next read shows.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
-        // A change of layout is one transaction, so that no packet finds a mixture of both layouts.
+        // Changes the layout in a single transaction, so that no packet finds a mixture of both
+        // layouts.
         let is_moving = self.is_moving();
         let services_chain = plan.base_changes.get(&SERVICES_CHAIN);
         let is_there = services_chain
@@ -118,18 +120,20 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // A change of layout cannot be split, so no change is deferred.
+                // Defers no change during a change of layout, because the transaction must be
+                // complete.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
             })
             .collect();
-        // Deletes unwanted elements last and, if they are very many, in several transactions.
+        // Deletes unwanted elements last. Very many elements are deleted in several transactions.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // The last of these transactions also deletes the chains to which the elements lead.
+            // Keeps the chains to which these elements lead. The last transaction deletes the
+            // chains.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -145,7 +149,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the size of a plan, relative to the largest allowed size.
+    /// Returns the size of a plan, as a part of the largest allowed size.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -163,7 +167,7 @@ impl<'a> Planner<'a> {
             .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
-    /// Returns the changed NodePorts on localhost.
+    /// Returns the NodePorts on localhost to open, change or close.
     fn listeners(&self) -> Vec<LocalhostPort> {
         let listeners = &self.tables.listeners;
         let due = listeners.due(self.now).map(|number| {
@@ -181,7 +185,8 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns how many of the first parts fit into one transaction. At least one always does.
+    /// Returns the number of parts that fit into one transaction, counted from the first. At least
+    /// one part always fits.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -197,11 +202,11 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.len()).max(1)
     }
 
-    /// Adds chains and sets of a Service port that wait for a retry, in two cases:
+    /// Adds chains and sets of a Service port that would otherwise wait for a retry, in two cases:
     ///
-    /// - The plan writes an element that leads to a missing chain, which the kernel has refused.
-    ///   Without the chain, the kernel would refuse the element, too.
-    /// - The content of a chain is unknown. This chain may lead packets to unwanted endpoints.
+    /// - The kernel has refused a chain to which a new element leads. Without the chain, the kernel
+    ///   would also refuse the element.
+    /// - The content of a chain is unknown, so the chain may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -228,9 +233,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Defers changes of a Service with session affinity and many endpoints, because the kernel
-    /// needs long for them. Returns true if it deferred some. The changes are written in this
-    /// order:
+    /// Defers some changes of a Service port with session affinity and many endpoints, because the
+    /// kernel needs long for them. Returns true if it deferred some. Plans write the changes in
+    /// this order:
     ///
     /// 1. sets and chains of endpoints;
     /// 2. the chain that chooses an endpoint, in steps;
@@ -267,7 +272,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds the chains that use a replaced set, because their rules must be written again.
+    /// Adds all chains of a Service port if the plan replaces one of its sets. The rules that use
+    /// the set must be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -280,8 +286,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // The kernel deletes a set only if no rule uses the set. So the plan flushes existing
-        // chains that are no longer wanted, and a later step deletes them.
+        // Flushes existing chains that use the set but are no longer wanted, because the kernel
+        // deletes a set only if no rule uses it. A later step deletes these chains.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -289,22 +295,22 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Returns true if all objects that Service ports need exist or are in the plan.
+    /// Returns true if all shared objects that Service ports need exist or are in the plan.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
         missing.all(|key| plan.base_changes.contains_key(key) || self.has_to_wait(key))
     }
 
-    /// Returns true if the table is changing from one layout to another.
+    /// Returns true if the next plan changes the table from one layout to the other.
     fn is_moving(&self) -> bool {
         self.may_delete && self.tables.has_other_layout()
     }
 
-    /// Returns true if a chain must wait during a change of layout.
+    /// Returns true if the write of a chain must wait during a change of layout.
     ///
-    /// * Upstream's `services` chain waits while some Services are unknown, or while their objects
-    ///   in this layout wait for a retry.
+    /// * The `services` chain of upstream's layout waits while some Services are unknown, or while
+    ///   their objects in this layout wait for a retry.
     /// * The `services` chain of the layout `flat` need not wait, because it leads to objects of
     ///   both layouts.
     fn has_to_wait(&self, key: &BaseKey) -> bool {
@@ -316,14 +322,14 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if the kernel refused a wanted object whose retry is not due yet. Until the
-    /// retry, Services may depend on the object of the other layout.
+    /// Returns true if the kernel refused a wanted object that waits for its retry. Until the
+    /// retry, Services may depend on objects of the other layout.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
 
-    /// Returns true if the kernel refused a wanted object of a Service port whose retry is not due
-    /// yet.
+    /// Returns true if the kernel refused a wanted object of a Service port that waits for its
+    /// retry.
     fn is_service_later(&self) -> bool {
         let Tables { slots, chains, .. } = self.tables;
         has_later(slots, self.now) || has_later(chains, self.now)
@@ -389,8 +395,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules of the base use the replaced set. So the plan flushes all base chains, deletes
-            // the set, and then writes the rules of the base again.
+            // Rules of base chains use the replaced set. So the plan flushes all base chains,
+            // deletes the set, and then writes the rules again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -403,7 +409,7 @@ impl<'a> Planner<'a> {
             }
         }
         let addresses = &self.tables.node_ports;
-        // A set that this plan creates has no elements to delete.
+        // Skips deletions if this plan creates the set, because a new set has no elements.
         let is_new = plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS));
         for address in addresses.due(self.now) {
             let is_wanted = addresses.wanted(address).is_some();
@@ -415,8 +421,9 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns the changes of some Service ports if very many are pending, as at a start. Urgent
-    /// ports, for which the whole node waits, come first. Skips entries whose last write failed.
+    /// Returns the changes of only some Service ports if very many are pending, as at a start.
+    /// Urgent ports, for which the whole node waits, come first. Skips entries whose last write
+    /// failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();
@@ -425,12 +432,13 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Owners of the Service ports beyond the share of their Service or namespace.
+        // Owners of the Service ports that exceed the share of their Service or namespace.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);
         let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
-        // If only the endpoints of a served Service change, its chain is the only pending entry.
+        // Includes changed chains: if only the endpoints of a Service change, its chain is the only
+        // pending entry.
         let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
         let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);
@@ -538,7 +546,8 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        // Collects one element more than a transaction holds: it shows that more changes remain.
+        // Collects one element more than a transaction may have. The additional element shows that
+        // further changes remain.
         let many_slots = if self.is_moving() {
             usize::MAX
         } else {

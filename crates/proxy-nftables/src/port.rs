@@ -10,8 +10,8 @@
 //!
 //! The mode stores each [`ServedPort`], but builds its rules only for a write.
 //!
-//! Chains, rules, their order and their comments equal upstream's (docs/nftables-mode.md). The
-//! module [`flat`] compiles the objects of the layout `flat`.
+//! In upstream's layout, chains, rules, their order and their comments equal those of upstream
+//! (docs/nftables-mode.md). The module [`flat`] compiles the objects of the layout `flat`.
 
 mod endpoints;
 mod flat;
@@ -61,22 +61,23 @@ impl fmt::Display for Slot {
 }
 
 /// Verdicts and endpoints for packets to a slot (an address and port). If several Services claim a
-/// slot, one of these Services owns the whole route.
+/// slot, one of them owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
-    /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
+    /// Verdict in the map `service-ips` or `service-nodeports`, usually a jump to a chain.
     pub to: Option<Verdict>,
-    /// Treatment of packets that have no endpoint, as an element of the map `no-endpoint-services`
-    /// or `no-endpoint-nodeports`. `None` without such an element.
+    /// Treatment of packets that have no endpoint: an element of the map `no-endpoint-services` or
+    /// `no-endpoint-nodeports`. `None` if there is no such element.
     pub unserved: Option<EmptyPortPolicy>,
-    /// Firewall chain in the map `firewall-ips`, if any.
+    /// Firewall chain that the map `firewall-ips` has for the slot, if any.
     pub firewall: Option<Name>,
-    /// Endpoints in the shared maps of the layout `flat`.
+    /// Endpoints of the slot in the shared maps of the layout `flat`.
     pub choices: Choices,
 }
 
 impl Route {
-    /// Returns the route with its endpoints in the positions that they had in an earlier route.
+    /// Returns this route, with endpoints in the positions that they had in the earlier route
+    /// `before`.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let choices = self.choices.arranged(before.map(|before| &before.choices));
@@ -89,8 +90,8 @@ impl Route {
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Returns true if this route leads some clients to an endpoint, and `other` leads them to
-    /// none.
+    /// Returns true if this route leads more clients to endpoints than `other`: some instead of
+    /// none, or all instead of some.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
@@ -113,7 +114,7 @@ pub enum EmptyPortPolicy {
     Reject,
     /// Drop packets, because the traffic policy excludes all existing endpoints.
     Drop,
-    /// A verdict that another program has written.
+    /// Another verdict, which this program does not write.
     Other,
 }
 
@@ -142,16 +143,16 @@ impl fmt::Display for Member {
     }
 }
 
-/// A compiled Service port in one family.
+/// A compiled Service port, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Service port that owns the objects.
+    /// Service port that owns these objects.
     pub owner: Arc<Owner>,
-    /// Number of endpoints in any state.
+    /// Number of endpoints, in any state.
     pub endpoints: usize,
     family: IpFamily,
     cluster_ip: IpAddr,
@@ -167,7 +168,7 @@ pub struct ServedPort {
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// Endpoints on this node that are in the lists `cluster` or `local`.
+    /// Endpoints on this node that are also in `cluster` or `local`.
     on_node: Endpoints,
     /// True if any endpoint is serving, on any node.
     any: bool,
@@ -191,7 +192,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // As in upstream, a node without an address of this family has the loopback address here.
+    // Uses the loopback address if the node has no address of this family, like upstream.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -235,8 +236,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Returns true if the traffic policy admits an endpoint. With policy Local, only endpoints on
-    /// this node count.
+    /// Returns true if the traffic policy admits an endpoint. If `is_local`, only endpoints on this
+    /// node count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -250,7 +251,7 @@ impl ServedPort {
         !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Returns the treatment of packets for which the traffic policy has no endpoint.
+    /// Returns the treatment of packets if the traffic policy admits no endpoint.
     fn unserved(&self) -> EmptyPortPolicy {
         if self.any {
             EmptyPortPolicy::Drop
@@ -279,7 +280,7 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If an address has two routes, the first route counts. So an external IP that is also a
+        // If an address gets two routes, the first one is used. So an external IP that is also a
         // load-balancer IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
@@ -332,8 +333,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of the load balancer's IPs: a check of the source ranges, then the
-    /// external route.
+    /// Returns the route of the load balancer's IPs: a check of the source ranges, then the route
+    /// `external`.
     fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -351,24 +352,24 @@ impl ServedPort {
         }
     }
 
-    // ---- unreadable objects ----
+    // ---- Kubernetes objects that cannot be read ----
 
-    /// Returns true if some clients of one of the port's addresses have no usable endpoint.
+    /// Returns true if an address of the port has no endpoint for some clients.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if the existing route must stay: it leads some clients to endpoints, and the
-    /// compiled route does not. The missing endpoints may be in an object that the source cannot
-    /// read.
+    /// Returns true if the route in the kernel must stay, because it leads more clients to
+    /// endpoints than the compiled route. The missing endpoints may be in an object that the source
+    /// cannot read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain whose compiled form has no endpoint, but which may still lead to
+    /// Returns true for a chain that leads to no endpoint as compiled, but that may still lead to
     /// endpoints in the kernel.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
@@ -396,8 +397,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the port's NodePort with its endpoints, for the relay on localhost, or `None` if the
-    /// relay does not serve this port.
+    /// Returns the number of the port's NodePort with its endpoints, for the relay on localhost.
+    /// Returns `None` if the relay does not serve this port.
     pub(crate) fn on_localhost(
         &self,
         localhost: LocalhostNodePorts,
@@ -436,7 +437,8 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the names of the two chains that choose an endpoint. The chains may not exist.
+    /// Returns the names of the two chains that choose an endpoint and use sets of clients. The
+    /// chains may not exist.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
@@ -447,8 +449,8 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also passes external chains
-    /// and firewall chains that are not wanted: they have few rules, which cost little to build.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also calls it for unwanted
+    /// external chains and firewall chains, because their few rules cost little to build.
     fn rules(
         &self,
         config: &Config,
@@ -470,8 +472,8 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                // Builds rules only for wanted chains, because the chain of a port with many
-                // endpoints has many rules.
+                // Builds the rules only if the chain is wanted, because a port with many endpoints
+                // has many rules.
                 if wanted(&chain) {
                     tell(chain, self.policy_rules(endpoints));
                 }
@@ -497,8 +499,8 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns the rules that choose an endpoint: the client's previous endpoint, or a random
-    /// endpoint if there is none.
+    /// Returns the rules that choose an endpoint. They choose the client's previous endpoint, if
+    /// there is one. Otherwise, they choose a random endpoint.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -537,8 +539,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from pods and from the node itself count as if they had left the node and
-        // returned through the load balancer. So policy Local does not apply to them.
+        // Policy Local does not apply to packets from this node's pods and from the node itself:
+        // they count as if they had left the node and returned through the load balancer.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -558,8 +560,8 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // Packets from the node to a load balancer's address may have this address as their source,
-        // too.
+        // Also admits the load balancer's addresses, because the node's own packets to such an
+        // address may have it as their source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();
@@ -567,7 +569,7 @@ impl ServedPort {
         vec![line.drop().rule()]
     }
 
-    /// Returns the names of the port's chains with digests of their rules.
+    /// Returns the names of the port's chains, each with the digest of its rules.
     pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
         let mut chains = Vec::with_capacity(1);
         self.rules(config, &|_| true, &mut |chain, rules| {
@@ -576,7 +578,7 @@ impl ServedPort {
         chains
     }
 
-    /// Passes the rules of the wanted chains to `write`.
+    /// Calls `write` with the rules of each wanted chain.
     pub fn write(
         &self,
         config: &Config,

@@ -1,4 +1,4 @@
-//! Tests whether the kernel supports this mode's rules, before the mode writes any.
+//! Tests whether the kernel supports the rules of this mode, before the mode writes its first rule.
 
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
@@ -8,16 +8,16 @@ use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use kube_rules::nft::{Line, Sense, Side};
 
-/// Name of the table in the test. No such table ever exists.
+/// Name of the table in the test's transaction. The kernel never creates this table.
 const PROBE: &str = "kube-proxy-probe";
 
-/// Reason why the kernel does not support this mode.
+/// Reason why this node cannot run nftables mode.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The kernel lacks nf\_tables, or the process lacks a privilege for it.
+    /// The kernel lacks nf\_tables, or the process lacks a privilege to use it.
     #[error(transparent)]
     Unusable(#[from] Error),
-    /// The kernel lacks a feature of nf\_tables.
+    /// The kernel lacks a feature of nf\_tables that this mode needs.
     #[error(
         "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
     )]
@@ -26,11 +26,11 @@ pub enum ProbeError {
 
 /// Checks that the kernel accepts all objects that do not depend on Services, and each kind of rule
 /// for a Service. The check changes nothing: the kernel creates no table, sends no event, and keeps
-/// the generation of its ruleset.
+/// the generation number of its ruleset.
 ///
 /// # Errors
 ///
-/// The kernel rejects an object.
+/// Fails if the kernel rejects an object.
 pub fn probe(
     ip_family: IpFamily,
     layout: Layout,
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     #[ignore = "needs nf_tables"]
-    fn missing_kernel_features_are_detected() {
-        // A family of tables without NAT stands for a kernel without NAT.
+    fn the_probe_detects_missing_kernel_features() {
+        // Simulates a kernel without NAT by a family of tables that has no NAT.
         let lacking = Transaction {
             family: Family::Netdev,
             ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)

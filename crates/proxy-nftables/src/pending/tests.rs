@@ -16,7 +16,7 @@ fn owner(created: i64, service: &str, port: usize) -> Arc<Owner> {
 }
 
 #[test]
-fn a_service_with_many_ports_is_written_last() {
+fn most_ports_of_a_service_with_many_ports_are_written_last() {
     let large = (0..4_000).map(|port| owner(1, "large", port));
     let others = (0..3).map(|port| owner(2, "web", port));
     let urgent = owner(3, "kubernetes", 0);
@@ -41,7 +41,7 @@ fn a_service_with_many_ports_is_written_last() {
 }
 
 #[test]
-fn a_namespace_with_many_services_is_written_last() {
+fn most_services_of_a_namespace_with_many_services_are_written_last() {
     let many = (0..40).flat_map(|n| (0..100).map(move |port| (n, port)));
     let many = many.map(|(n, port)| {
         let mut owner = (*owner(1, &format!("s{n}"), port)).clone();

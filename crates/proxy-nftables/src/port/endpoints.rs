@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{IpFamily, Target};
 
-/// Endpoints in a fixed order. Their form is compact, because a node may hold 500,000 of them.
+/// Endpoints in a fixed order. The form is compact, because a node may have 500,000 endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoints {
     V4(Box<[[u8; 6]]>),
@@ -12,8 +12,8 @@ pub(super) enum Endpoints {
 }
 
 impl Endpoints {
-    /// Packs endpoints in upstream's order, which compares them as text: `10.0.0.10:80` precedes
-    /// `10.0.0.9:80`.
+    /// Packs endpoints in upstream's order. Upstream compares endpoints as text: `10.0.0.10:80`
+    /// precedes `10.0.0.9:80`.
     pub(super) fn new(family: IpFamily, targets: &[Target]) -> Self {
         let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
         let mut ends: Vec<SocketAddr> = ends.collect();

@@ -3,8 +3,8 @@
 //! * If the port has only a ClusterIP, its endpoints become elements of shared maps.
 //! * Any other port has upstream's chains.
 //!
-//! This layout has no `filter` chains. If a packet has no endpoint, the port's chain or the map
-//! `service-ips` has its verdict.
+//! This layout has no `filter` chains. So the port's chain or the map `service-ips` also has the
+//! verdict for packets that have no endpoint.
 
 use nftables_netlink::{Rule, Verdict};
 
@@ -13,13 +13,13 @@ use crate::choice::{Choices, Chooser, FEW};
 use crate::name::{NameBase, Purpose, REJECT};
 
 impl ServedPort {
-    /// Returns true if the port has only a ClusterIP, and no session affinity. Its endpoints are
-    /// then elements, and the port needs no chain of its own.
+    /// Returns true if the port has only a ClusterIP and no session affinity. Its endpoints are
+    /// then elements of shared maps, and the port needs no chain of its own.
     pub(super) fn is_flat(&self) -> bool {
         self.affinity.is_none() && !self.is_reachable_from_outside()
     }
 
-    /// Returns the endpoints of the ClusterIP under the internal traffic policy.
+    /// Returns the endpoints of the ClusterIP that the internal traffic policy admits.
     fn internal_endpoints(&self) -> &Endpoints {
         if self.internal_local {
             &self.local
@@ -73,14 +73,15 @@ impl ServedPort {
         }
     }
 
-    /// Returns the last rule of the chain `external-...`. The rule drops packets if the traffic
-    /// policy has no endpoint.
+    /// Returns the last rule of the chain `external-...`, if any. The rule drops packets if the
+    /// traffic policy admits no endpoint.
     pub(super) fn flat_end_of_external(&self) -> Option<Rule> {
         let is_served = self.is_served(self.external_local);
         (!is_served).then(|| self.line().drop().rule())
     }
 
-    /// Returns the last rule of the chain `firewall-...`, for packets that the source ranges admit.
+    /// Returns the last rule of the chain `firewall-...`. It handles packets that the source ranges
+    /// admit.
     pub(super) fn flat_end_of_firewall(&self, base: &NameBase) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),
