@@ -76,7 +76,7 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
 ///
 /// # Errors
 ///
-/// This node cannot run the mode.
+/// Fails if this node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
     // Waits for the preparation, because the process has no other work meanwhile.

@@ -28,7 +28,7 @@ pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
 ///
 /// # Errors
 ///
-/// The kernel does not support the subscription.
+/// Fails if the kernel does not support the subscription.
 pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }

@@ -19,7 +19,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error> {
         Ok(self.connection.dump_into(
             message(command::GET_CHAIN),
@@ -37,7 +37,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn set(
         &mut self,
         family: Family,
@@ -76,7 +76,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn element(
         &mut self,
         family: Family,
@@ -93,7 +93,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn interval_end(
         &mut self,
         family: Family,
@@ -126,7 +126,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn catch_all(
         &mut self,
         family: Family,

@@ -57,7 +57,8 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// [`Error::NoNftables`] if the kernel lacks nf\_tables; otherwise the error of the socket.
+    /// Returns [`Error::NoNftables`] if the kernel lacks nf\_tables. Otherwise, returns the error
+    /// of the socket.
     pub fn open() -> Result<Self, Error> {
         let mut opened = Self {
             own: None,
@@ -88,7 +89,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn generation(&mut self) -> Result<Generation, Error> {
         let answer = self
             .connection
@@ -206,7 +207,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn tables(&mut self, family: Option<Family>) -> Result<Vec<Table>, Error> {
         let number = family.map_or(0, |family| family as u8);
         Ok(self.connection.dump_into(
@@ -224,7 +225,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Chain>, Error> {
         let found = self.numbered_chains(family, table)?.into_iter();
         Ok(found.map(|(_, chain)| chain).collect())
@@ -259,7 +260,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<KernelSet>, Error> {
         Ok(self.all_sets(family, table, AllowedChanges::None)?.0)
     }
@@ -269,7 +270,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn counters(&mut self, family: Family, table: &str) -> Result<Vec<NamedCounter>, Error> {
         self.counters_of(family, table, AllowedChanges::None)
     }
@@ -302,8 +303,8 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// [`Error::Resizing`] if the kernel resizes the set during each attempt; otherwise the error
-    /// of the socket or of the kernel, such as `ENOENT` for a missing set.
+    /// Returns [`Error::Resizing`] if the kernel resizes the set during each attempt. Otherwise,
+    /// returns the error of the socket or of the kernel, such as `ENOENT` for a missing set.
     pub fn elements(
         &mut self,
         family: Family,

@@ -33,7 +33,7 @@ impl OwnSockets {
     ///
     /// # Errors
     ///
-    /// The kernel rejects the filter. The subscription then reports all changes.
+    /// Fails if the kernel rejects the filter. The subscription then reports all changes.
     pub fn leave_out_of(&self, subscription: Arc<Subscription>) -> io::Result<()> {
         let mut registry = self.registry();
         registry.subscriptions.push(subscription);

@@ -161,7 +161,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, a privilege is missing, or the kernel lacks nf\_tables.
+    /// Fails if the socket fails, a privilege is missing, or the kernel lacks nf\_tables.
     pub fn probe(&mut self, family: Family) -> Result<Vec<MissingFeature>, Error> {
         let (features, changes): (Vec<_>, Vec<_>) = one_of_each(family).into_iter().unzip();
         let transaction = Transaction {

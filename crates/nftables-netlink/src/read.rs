@@ -62,7 +62,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn rules(&mut self, family: Family, table: &str) -> Result<Vec<KernelRule>, Error> {
         let meanwhile = AllowedChanges::None;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
@@ -74,7 +74,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn rules_of_chain(
         &mut self,
         family: Family,
@@ -104,7 +104,7 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// The socket fails, or the kernel refuses the request.
+    /// Fails if the socket fails, or if the kernel refuses the request.
     pub fn bare_rules_of_chain(
         &mut self,
         family: Family,
@@ -122,8 +122,8 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// [`Error::Changing`] if the table changes during each attempt; otherwise the socket's or the
-    /// kernel's error.
+    /// Returns [`Error::Changing`] if the table changes during each attempt. Otherwise, returns the
+    /// socket's or the kernel's error.
     pub fn read(&mut self, family: Family, table: &str) -> Result<TableDump, Error> {
         let mut pause = PAUSE;
         for attempt in 1..=READS {

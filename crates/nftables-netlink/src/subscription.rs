@@ -76,8 +76,8 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// The kernel rejects the filter, for example because of a seccomp profile. The subscription
-    /// then reports these changes, too.
+    /// Fails if the kernel rejects the filter, for example because of a seccomp profile. The
+    /// subscription then reports these changes, too.
     pub fn leave_out(&self, ports: &[u32]) -> io::Result<()> {
         let filter = not_of(ports).ok_or(io::ErrorKind::InvalidInput)?;
         SockRef::from(&self.0).attach_filter(&filter)
@@ -109,8 +109,8 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if no datagram is waiting. After any other error, the subscription cannot
-    /// receive further events.
+    /// Returns `WouldBlock` if no datagram is waiting. After any other error, the subscription
+    /// cannot receive further events.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),

@@ -55,7 +55,7 @@ impl NfacctSocket {
     ///
     /// # Errors
     ///
-    /// The socket cannot be opened.
+    /// Fails if the socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
@@ -64,8 +64,8 @@ impl NfacctSocket {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the kernel lacks nfacct and could not load it. `EPERM` without the privilege.
-    /// Otherwise the error of the socket.
+    /// Returns `EINVAL` if the kernel lacks nfacct and could not load it, and `EPERM` without the
+    /// privilege. Otherwise, returns the error of the socket.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
@@ -96,7 +96,7 @@ impl NfacctSocket {
     ///
     /// # Errors
     ///
-    /// The socket fails, the kernel refuses the request, or its reply is malformed.
+    /// Fails if the socket fails, the kernel refuses the request, or its reply is malformed.
     pub fn packets(&mut self, counter: Counter) -> Result<Option<u64>, Error> {
         let answer = self.connection.request(GET, 0, |w| named(w, counter));
         match answer {

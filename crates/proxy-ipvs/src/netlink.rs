@@ -286,7 +286,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if a timeout is too large for the kernel. Otherwise see
+    /// Returns `EINVAL` if a timeout is too large for the kernel. Otherwise see
     /// [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,

@@ -39,7 +39,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A time is too long for the kernel.
+    /// Fails if a time is too long for the kernel.
     pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         Ok(Self {
             conntrack: Conntrack::read(flags)?,
