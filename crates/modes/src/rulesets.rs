@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn only_events_of_our_table_are_reported() {
+    fn only_changes_of_the_modes_own_table_are_reported() {
         let tells = |event| heard().is_news(&[event, by("nft")]);
         assert!(tells(touched(Family::Ip, "kube-proxy")));
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // The events of one transaction may arrive in two messages, but count once. The events of
-        // the next transaction count again.
+        // The events of one transaction may arrive in two messages. The transaction's end reports
+        // them, and resets the state.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

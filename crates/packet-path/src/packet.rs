@@ -74,7 +74,7 @@ pub struct Packet {
     pub protocol: u8,
     /// Source address.
     pub source: IpAddr,
-    /// Source port. `None`: any ephemeral port, which is usual.
+    /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
     /// Destination address.
     pub destination: IpAddr,

@@ -18,7 +18,8 @@ const NO_ROUTE: &str = "no route to there";
 pub struct Snapshot {
     /// Addresses of the node, each with its interface and network prefix.
     pub addresses: Vec<(Interface, IpNet)>,
-    /// Routes to other hosts: destination, interface, and next hop (`None`: directly reachable).
+    /// Routes to other hosts: destination, interface, and next hop. The next hop is `None` if the
+    /// destination is directly reachable.
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
     /// Names of bridges.
     pub bridges: HashSet<String>,

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_can_be_counted_and_printed() {
+    fn a_plan_counts_its_rules_and_describes_its_steps() {
         let plan = plan();
         // Table filter has five rules: one in the chain that the plan writes as a whole, and four
         // single rules. The port's change in the whole chain is not counted again.

@@ -1,8 +1,8 @@
 //! The iptables mode for one IP family, as a scheme of the [`engine`].
 //!
 //! ```text
-//!   update ─▶ Claims ─▶ Tables ─planner─▶ a lane that writes and reads rules, one that only looks
-//!                         ▲                   │
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ two worker threads: one reads and writes rules,
+//!                         ▲                   │               one only queries
 //!                         └ settle, observe ◀─┘
 //! ```
 
@@ -216,7 +216,8 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // One lane (worker thread) makes all writes, so no other lane needs to continue.
+    // Worker threads (lanes) that continue to write during a change of mode: none, because a single
+    // one makes all writes.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -302,11 +303,11 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // This lane (worker thread) works in parallel with writes, so a hanging query delays no
+            // This worker thread (lane) works in parallel with writes, so a hanging query delays no
             // write.
             //
-            // An outdated response does no harm: if the canary is missing, the lane for rules reads
-            // all rules between two writes.
+            // An outdated response does no harm: if the canary is missing, the other worker thread
+            // reads all rules between two writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {

@@ -139,7 +139,7 @@ fn compare(family: IpFamily, backend: Backend) {
 
 #[test]
 #[ignore = "needs iptables, and the right to make network namespaces"]
-fn the_fake_ends_in_iptables_state_with_the_same_refusals() {
+fn the_fake_and_iptables_refuse_the_same_restores_and_end_with_the_same_rules() {
     for family in IpFamily::ALL {
         for backend in [Backend::Nft, Backend::Legacy] {
             in_namespace(|| compare(family, backend));

@@ -49,7 +49,7 @@ const CLIENTS: u8 = 200;
 /// Number of clients that connect again after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;
 
-/// Endpoint that a client has reached. `None`: the kernel refused the client.
+/// Endpoint that a client has reached, or `None` if the kernel refused the client.
 type Reached = Option<u8>;
 
 /// Virtual servers of all nodes in one kernel, and the endpoints.
@@ -59,7 +59,7 @@ struct Lab {
     /// Number of finished cases. Each case has its own service addresses, because the kernel keeps
     /// the counters of removed destinations for two to three minutes.
     cases: u8,
-    /// Folder for charts. `None`: no charts are written.
+    /// Folder for charts, or `None` to write no charts.
     charts: Option<PathBuf>,
 }
 

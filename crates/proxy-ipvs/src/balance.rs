@@ -26,7 +26,8 @@ pub(crate) struct Balance<'a> {
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints. `None`: they have their full weight from the beginning.
+    /// Slow start of new endpoints, or `None` if new endpoints have their full weight from the
+    /// beginning.
     pub(crate) ramp: Option<Ramp>,
 }
 

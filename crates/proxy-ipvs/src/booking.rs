@@ -34,8 +34,8 @@ pub(crate) struct Booking {
     pub(crate) failures: Vec<Failure>,
     /// Number of refused writes of rules.
     pub(crate) failed_restores: usize,
-    /// Parts of the kernel whose content differs from the tables or is unknown. The lanes must read
-    /// these parts again.
+    /// Parts of the kernel whose content differs from the tables or is unknown. The worker threads
+    /// must read these parts again.
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// Services that own a written or refused entry.
     pub(crate) touched: HashSet<NamespacedName>,
@@ -93,8 +93,8 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op, run.len());
                     if matches!(op, Op::AddServer(..)) {
-                        // The write succeeded, so the virtual server with this key is ours and no
-                        // longer foreign.
+                        // The write succeeded, so no other program has a virtual server with this
+                        // key.
                         self.foreign.remove(key);
                     }
                 }
@@ -183,7 +183,8 @@ impl Tables {
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
             // After a refused restore, the rules in the kernel are unknown, and a set that the
-            // rules match may be missing. The lanes read rules and sets before the next attempt.
+            // rules match may be missing. The worker threads read rules and sets before the next
+            // attempt.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }

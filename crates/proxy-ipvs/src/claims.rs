@@ -588,7 +588,8 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if this set member would make another program's virtual server look like ours.
+    /// True if this set member would make another program's virtual server look like one of
+    /// kube-proxy.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

@@ -129,10 +129,10 @@ pub struct Config {
     pub exclude_cidrs: Vec<IpNet>,
     /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
     pub sync_period: Duration,
-    /// Interval of the cheap check that virtual servers still exist. `None`: no check.
+    /// Interval of the cheap check that virtual servers still exist, or `None` for no such check.
     pub glance_period: Option<Duration>,
-    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`). `None`: a drain ends only with
-    /// the endpoint's last connection.
+    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`), or `None` for no limit: a
+    /// drain then ends with the endpoint's last connection.
     pub drain_timeout: Option<Duration>,
     /// Method that makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,

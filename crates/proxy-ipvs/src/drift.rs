@@ -52,8 +52,8 @@ pub(crate) struct Drifts {
 
 /// State of a running check.
 enum RunningCheck {
-    /// The read-only lane dumps the kernel. The value holds the entries that plans have written
-    /// meanwhile.
+    /// A read-only worker thread dumps the kernel. The value holds the entries that plans have
+    /// written meanwhile.
     Reading(WrittenEntries),
     /// The dump is finished. The value compares it with the tables.
     Comparison(Box<Comparison>),
@@ -164,8 +164,8 @@ impl Drifts {
         if found.has_lost_servers {
             // The kernel dumps virtual servers by position. If a virtual server is removed during
             // the dump, the kernel skips another virtual server. So a missing virtual server may
-            // still exist. When no write is in progress, the lane that writes virtual servers reads
-            // all of them again.
+            // still exist. When no write is in progress, a worker thread reads all virtual servers
+            // again.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -194,8 +194,8 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the kernel's number of virtual servers, ours and foreign. The first glance compares its
-    /// result with this number.
+    /// Sets the kernel's number of virtual servers, including those of other programs. The first
+    /// glance compares its result with this number.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
@@ -245,7 +245,8 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // A due glance needs no timer: it waits for its lane, and the lane wakes the daemon's loop.
+        // A due glance needs no timer: it waits for its worker thread, which then wakes the
+        // daemon's loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }

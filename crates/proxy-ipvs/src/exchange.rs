@@ -57,7 +57,7 @@ pub enum QueryResponse {
     Dump(Box<Dump>),
 }
 
-/// Dump of all parts except the rules, made by the read-only lane.
+/// Dump of all parts except the rules. A read-only worker thread makes this dump.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

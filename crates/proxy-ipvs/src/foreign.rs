@@ -30,7 +30,7 @@ pub(crate) struct ForeignServers {
 }
 
 impl ForeignServers {
-    /// True if the key has a virtual server that is not known to be ours.
+    /// True if the key has a virtual server that is not known to be from a kube-proxy.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
@@ -45,7 +45,7 @@ impl ForeignServers {
         self.servers.is_empty()
     }
 
-    /// Returns all foreign virtual servers.
+    /// Returns all virtual servers of other programs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&VirtualServerKey, &VirtualServer)> {
         self.servers.iter()
     }
@@ -69,7 +69,7 @@ impl ForeignServers {
         }
     }
 
-    /// Replaces the foreign virtual servers.
+    /// Replaces the list of other programs' virtual servers.
     pub(crate) fn found(
         &mut self,
         found: impl IntoIterator<Item = (VirtualServerKey, VirtualServer)>,
@@ -87,7 +87,8 @@ impl ForeignServers {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server that no longer exists or is ours.
+    /// Removes a virtual server from the list, because it no longer exists or is not from another
+    /// program.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);

@@ -5,6 +5,6 @@ pub(crate) use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// Parts, lanes and states of IPVS mode.
+    /// Parts of the kernel's state, worker threads (lanes) and states of IPVS mode.
     IpvsKinds { config: Config, plan: Plan }
 }

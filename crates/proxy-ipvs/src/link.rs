@@ -19,10 +19,10 @@ pub(crate) struct Link {
     /// Addresses that this proxy removed, until the kernel's notification arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
     /// True after this proxy set the link down, which makes the kernel remove addresses. Becomes
-    /// false when a lane has read all addresses again.
+    /// false when a worker thread has read all addresses again.
     was_set: bool,
-    /// True if the link may lack addresses that the tables contain. Becomes false when a lane has
-    /// read all addresses again.
+    /// True if the link may lack addresses that the tables contain. Becomes false when a worker
+    /// thread has read all addresses again.
     is_doubtful: bool,
 }
 
@@ -136,8 +136,8 @@ impl Link {
         }
     }
 
-    /// Records that a lane has read all addresses. Returns true if this proxy had set the link down
-    /// before.
+    /// Records that a worker thread has read all addresses. Returns true if this proxy had set the
+    /// link down before the read.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)
     }

@@ -138,8 +138,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares the kernel access of a further lane, after one lane has opened all parts. Opens no
-    /// socket.
+    /// Prepares the kernel access of one more worker thread (lane), after another worker thread has
+    /// opened all parts. Opens no socket.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_cpus_are_counted() {
+    fn cpus_in_a_list_of_ranges_are_counted() {
         assert_eq!(count("0"), Some(1));
         assert_eq!(count("0-3,7"), Some(5));
         assert_eq!(count("0-3,"), None);

@@ -374,7 +374,7 @@ fn a_dump_that_is_always_interrupted_fails() {
 }
 
 #[test]
-fn a_dump_without_an_end_is_repeated() {
+fn a_dump_without_its_last_message_is_repeated() {
     let mut exchange = exchange([
         vec![Ok(message(9, 2, 1, b"part"))],
         vec![Ok(message(9, 2, 2, b"all.")), Ok(done(2, 2, 0))],

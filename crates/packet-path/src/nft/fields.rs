@@ -282,7 +282,7 @@ fn known(bytes: &[u8]) -> PartialBytes {
     bytes.iter().copied().map(Some).collect()
 }
 
-/// Returns a number in host byte order. `None`: unknown bytes.
+/// Returns a number in host byte order, as 4 bytes. If `number` is `None`, the bytes are unknown.
 fn number(number: Option<u32>) -> PartialBytes {
     match number {
         Some(number) => known(&number.to_ne_bytes()),

@@ -1,5 +1,5 @@
-//! Walks packets through two kinds of tables: those of upstream's kube-proxy 1.36.2, and ours (the
-//! layout `flat` and userspace mode).
+//! Walks packets through tables of upstream's kube-proxy 1.36.2, and through tables of this project
+//! (the layout `flat` and userspace mode).
 
 use std::fs;
 use std::path::PathBuf;

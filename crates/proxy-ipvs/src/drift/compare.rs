@@ -34,7 +34,7 @@ pub(super) struct Comparison {
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
     /// Virtual servers that the tables do not contain, although the evidence in the kernel shows
-    /// that they are ours.
+    /// that a kube-proxy created them.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
@@ -108,8 +108,8 @@ impl WrittenEntries {
 
 impl Comparison {
     /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
-    /// sets are not compared entry by entry. If one of these parts differs, the lane that writes
-    /// the part reads it again.
+    /// sets are not compared entry by entry. If one of these parts differs, a worker thread reads
+    /// the part again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -137,7 +137,7 @@ impl Comparison {
             state.ask(Part::Addresses);
         }
         // A set may be larger than requested: a bitmap has room for every port. If a set is too
-        // small, its lane reads all sets again, with their members.
+        // small, a worker thread reads all sets again, with their members.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -188,7 +188,7 @@ impl Comparison {
                         found.servers.push((key, there));
                     } else {
                         // The dump lacks this virtual server. Skips all remaining virtual servers,
-                        // because the lane that writes virtual servers reads all of them again.
+                        // because a worker thread reads all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
@@ -213,8 +213,8 @@ impl Comparison {
             } else {
                 found.is_over = true;
                 // If a plan has written a foreign virtual server's key since the dump began, the
-                // dump may be outdated. The tables then keep their foreign virtual servers, and the
-                // lane of services reads this virtual server again.
+                // dump may be outdated. The tables then keep their foreign virtual servers, and a
+                // worker thread reads this virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -227,8 +227,8 @@ impl Comparison {
         found
     }
 
-    /// Returns the foreign virtual servers in the dump. Adds foreign virtual servers because of
-    /// which the kernel has refused ours: another program may have created them after the dump.
+    /// Returns the virtual servers of other programs in the dump. Adds those that made the kernel
+    /// refuse a virtual server of this proxy: another program may have created them after the dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -275,7 +275,7 @@ impl Comparison {
 }
 
 /// Returns virtual servers that the tables do not contain, although the evidence in the kernel
-/// shows that they are ours.
+/// shows that a kube-proxy created them.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,

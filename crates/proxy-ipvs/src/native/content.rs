@@ -11,7 +11,7 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the nftables table, except its sets. The lane of rules writes this content.
+/// Content of the nftables table, except its sets. The worker thread for rules writes this content.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
     /// Chains of the table, with their rules.

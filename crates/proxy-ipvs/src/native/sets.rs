@@ -101,7 +101,8 @@ pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink:
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
-/// Returns the definition of our set with this name, or `None` if the set is not ours.
+/// Returns the definition of this proxy's set with this name, or `None` if the proxy has no such
+/// set.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
