@@ -157,9 +157,9 @@ pub enum Selection<'a> {
     All,
     /// The node's own IP of this family.
     Primary,
-    /// Addresses in these networks, at least one.
+    /// At least one network. The addresses in these networks serve NodePorts.
     Within(Vec<&'a IpNet>),
-    /// The node's own IP, and addresses in these networks, at least one.
+    /// At least one network. The node's own IP and the addresses in these networks serve NodePorts.
     PrimaryOrWithin(Vec<&'a IpNet>),
 }
 
@@ -213,8 +213,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether `--nodeport-addresses` explicitly names a loopback address of this family. A
-    /// selection of all addresses does not count (KEP-6032).
+    /// Reports whether `--nodeport-addresses` explicitly names a loopback address of this family.
+    /// Returns false for a selection of all addresses (KEP-6032).
     pub fn names_localhost(&self, family: IpFamily) -> bool {
         let nets = match self {
             Self::All | Self::Primary => return false,
@@ -349,8 +349,8 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // The node's addresses are known, but no network contains any of them. As in upstream, no
-        // address serves NodePorts.
+        // The node's addresses are known, but the network contains none of these addresses. As in
+        // upstream, no address serves NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

@@ -260,9 +260,9 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to one of its frontends may be stale now, because
-    /// another Service claims the frontend, or because the mode has withdrawn the frontend. Before
-    /// a withdrawal, the kernel still serves the frontend.
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale now: another
+    /// Service claims the frontend, or the mode has withdrawn the frontend. Before a withdrawal,
+    /// the kernel still serves the frontend.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;

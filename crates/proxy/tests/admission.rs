@@ -517,8 +517,8 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
 }
 
 proptest! {
-    /// Checks that, after any sequence of changes, a port of an external IP serves its Service if
-    /// and only if no other Service's load balancer serves there.
+    /// Checks external IPs after any sequence of changes. A port of an external IP serves its
+    /// Service if and only if no other Service's load balancer serves there.
     #[test]
     fn external_ips_are_served_if_no_load_balancer_serves_them(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

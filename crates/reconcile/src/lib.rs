@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   claim(owner, entries) ─▶ wanted ─┐
-//!                                    ├─ differ? ─▶ pending ─▶ (the caller writes) ─▶ set_actual / fail
+//!                                    ├─ differ? ─▶ pending ─▶ (caller writes) ─▶ set_actual / fail
 //!   observe(dump) ─────────▶ actual ─┘
 //! ```
 //!

@@ -1,7 +1,8 @@
 //! One row of a table: its claims and its actual value.
 //!
-//! Nearly all rows have one claim, and an actual value that is absent or equal to the wanted one. A
-//! table has tens of thousands of such rows. So they have a compact form that needs no allocation.
+//! Nearly all rows have one claim, and their actual value is absent or equal to the wanted value. A
+//! table has tens of thousands of such rows. So these rows have a compact form that needs no
+//! allocation.
 
 use std::mem;
 
@@ -12,7 +13,7 @@ pub(crate) struct Row<V, O> {
     /// Epoch in which the row became pending, or 0 if the row is not pending or is excused.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
-    /// True if the actual value equals the wanted one.
+    /// True if the actual value equals the wanted value.
     has_wanted: bool,
 }
 
@@ -154,7 +155,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Returns true if the wanted value equals the actual one, or both are absent.
+    /// Returns true if the wanted value equals the actual value, or if both values are absent.
     pub(crate) fn is_as_wanted(&self) -> bool {
         self.wanted() == self.actual()
     }

@@ -206,8 +206,8 @@ where
         }
     }
 
-    /// Replaces a claimed value by a value that follows from a write or from an observed entry. If
-    /// the last write failed, the new value would fail, too, so the retry stays scheduled.
+    /// Replaces a claimed value by a value that follows from a write or from an observed entry. The
+    /// retry of a failed write stays scheduled, because a write of the new value would also fail.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
@@ -411,8 +411,8 @@ where
         self.count_in(key);
     }
 
-    /// Records a failed write whose cause is this key alone. The key does not count for
-    /// [`pending_since`](Self::pending_since) until its wanted value changes.
+    /// Records a failed write whose cause is this key alone. [`pending_since`](Self::pending_since)
+    /// ignores the key until its wanted value changes.
     pub fn excuse(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         if let Some(row) = self.rows.get_mut(key) {
@@ -493,7 +493,7 @@ where
         listed.into_iter().flatten().chain(counted)
     }
 
-    /// Returns true if the wanted value of a key differs from the actual one.
+    /// Returns true if the wanted value of a key differs from the actual value.
     pub fn is_pending(&self, key: &K) -> bool {
         self.rows.get(key).is_some_and(|row| row.is_pending)
     }
@@ -531,7 +531,7 @@ where
         self.rows.len()
     }
 
-    /// Returns the number of keys whose actual value equals the wanted one.
+    /// Returns the number of keys whose actual value equals the wanted value.
     pub fn as_wanted_len(&self) -> usize {
         // Every row has a wanted or an actual value.
         self.rows.len() - self.pending.len()

@@ -189,7 +189,7 @@ where
     line.trim().parse().unwrap()
 }
 
-/// Runs a client. Returns its result, and the CPU seconds that this process needed meanwhile.
+/// Runs a client. Returns its result, and the CPU seconds that this process needed during the run.
 fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
     let before = worked();
     let (mut child, mut output) = start(&["client", &at.to_string(), what, &count.to_string()]);

@@ -29,7 +29,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)
 /// Shortest time between two warnings about a lack of descriptors.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// Free descriptors of a relay. All clones, on any thread, share them.
+/// Free descriptors of a relay. All clones share these descriptors, on any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Free(Arc<Semaphore>, usize);
 
@@ -53,7 +53,7 @@ enum Shortage {
     Told,
 }
 
-/// Permit for descriptors in use. Dropping the permit frees them.
+/// Permit for descriptors in use. Dropping the permit frees the descriptors.
 pub(crate) type DescriptorPermit = OwnedSemaphorePermit;
 
 impl Free {

@@ -42,13 +42,13 @@ pub struct Limits {
     pub dial: Dial,
     /// Scope of session affinity.
     pub pin: Pin,
-    /// Method of moving bytes from one socket to the other.
+    /// Method of moving bytes between the client's socket and the endpoint's socket.
     pub carriage: Carriage,
     /// Clients from which the relay accepts connections and datagrams.
     pub reach: AllowedClients,
 }
 
-/// Method of moving bytes from one socket to the other.
+/// Method of moving bytes between the client's socket and the endpoint's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carriage {
     /// Bytes move through a buffer of the process.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 /// Number of entries at the head of the queue that each insertion examines. Each insertion adds one
-/// entry, so it must examine more than one. Otherwise, the queue could grow without limit.
+/// entry, so it must examine at least two. Otherwise, the queue could grow without limit.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that one eviction may skip.

@@ -180,8 +180,8 @@ impl<K: Clone + Ord + Hash> PlaceRanking<K> {
 }
 
 impl<T: Clone> Shares<T> {
-    /// Creates `all` places, at least one. If no place is free, a client with at most `few` places
-    /// keeps them.
+    /// Creates `all` places, at least one. A client with at most `few` places keeps its places even
+    /// if no place is free.
     pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
         let all = all.max(1);
         let held = Holders {
@@ -386,8 +386,8 @@ impl<T: Clone> Drop for ClientPlace<T> {
         // again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiting tasks. If only one task woke, it might need a place at another
-            // Service.
+            // Wakes all waiting tasks. If only one task woke, this task might need a place at
+            // another Service.
             self.shares.freed.notify_waiters();
         }
     }

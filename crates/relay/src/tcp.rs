@@ -106,8 +106,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         };
         let held = (place, held);
         // Opens the outgoing socket before the accept. Otherwise, when descriptors run short, each
-        // connection could hold one socket and wait for a second one. The IP family of the endpoint
-        // is already known: it is that of the listening socket.
+        // connection could hold one socket and wait for a second socket. The endpoint has the IP
+        // family of the listening socket, so the family is already known.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -119,7 +119,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has closed the connection meanwhile.
+            // The client has closed the connection before the accept.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));

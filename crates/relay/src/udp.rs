@@ -43,7 +43,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Creates a UDP port. Returns the port, and the resources that stay in use while it is open: a
+    /// Creates a UDP port. Returns the port, and the resources that an open port keeps: a
     /// descriptor and, for an ephemeral port, its number.
     ///
     /// # Errors

@@ -216,8 +216,8 @@ fn a_slow_reader_delays_the_writer_without_data_loss() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // Socket buffers do not count here: they are the kernel's memory, bounded by `tcp_rmem` and
-        // `tcp_wmem`. Parallel tests of this process allocate a few megabytes.
+        // This figure excludes socket buffers, which are the kernel's memory, bounded by `tcp_rmem`
+        // and `tcp_wmem`. Parallel tests of this process allocate a few megabytes.
         let grown = resident().saturating_sub(before);
         assert!(grown < 48 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();

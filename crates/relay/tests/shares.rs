@@ -266,7 +266,7 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
             }
         }
         // The relay may use a quarter of the ephemeral ports for flows. One Service may use three
-        // quarters of these.
+        // quarters of this quarter.
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });

@@ -189,7 +189,7 @@ impl Model {
 
     /// Returns the sorted addresses and ports of the API server: the addresses to which the source
     /// connects, and the endpoints of `default/kubernetes`. No Service may redirect packets to
-    /// them.
+    /// these addresses.
     pub fn api_servers(&self) -> &[SocketAddr] {
         self.admission.api_servers()
     }
