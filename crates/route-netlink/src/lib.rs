@@ -4,8 +4,8 @@
 //!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ a Reply for each
 //!  Link ◀─────────────── Rtnetlink::{link, create_dummy, set_link_state, ..}, by its name
 //!  Address, LocalRoute, MainRoute ◀─ Rtnetlink::{addresses, local_routes, main_routes}
-//!  Lookup ── Rtnetlink::way ──▶ PacketRoute, or why there is none: one question to the kernel's routing
-//!  Event of these ◀────── Subscription::receive
+//!  Lookup ── Rtnetlink::way ──▶ PacketRoute, or the reason why the kernel has no route
+//!  Event ◀────────────── Subscription::receive
 //!  KernelRoutes::wait: until new IPv6 addresses have their routes
 //! ```
 //!
@@ -21,15 +21,15 @@
 //!
 //! `rtnetlink` 0.24 does not fit, as a trial showed:
 //!
-//! - Its subscription reports an overflow (`NetlinkPayload::Overrun`). But it skips a message that
-//!   it cannot parse, and reports this only to the `log` crate. In the trial, it missed the
-//!   deletion of a link.
+//! - Its subscription reports an overflow (`NetlinkPayload::Overrun`). But the subscription skips a
+//!   message that it cannot parse, and reports this only to the `log` crate. In the trial, it
+//!   missed the deletion of a link.
 //! - Its requests are async, so threads without a tokio runtime would need one. A request takes 27
 //!   µs, compared with 3 µs for [`Rtnetlink::link`].
-//! - It has no batches with a result for each message.
+//! - Its API has no batches with a result for each message.
 //! - It would add `netlink-proto` and `nix`.
 //!
-//! The crate does not know the purpose of a link, or the owner of an address.
+//! This crate does not know the purpose of a link, or the owner of an address.
 //!
 //! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; rtnetlink(7).
 

@@ -60,13 +60,15 @@ impl Rtnetlink {
         Ok(Some(Link::parse(payload)?))
     }
 
-    /// Creates a dummy link, which is down.
+    /// Creates a dummy link. The new link is down.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Refused`] with `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel
-    /// has no dummy links, or `ERANGE` if the name is longer than 15 bytes. Returns
-    /// [`Error::LostReply`] if the reply is lost. Otherwise, see [`Rtnetlink::execute`].
+    /// - [`Error::Refused`] with `EEXIST`: a link has this name.
+    /// - [`Error::Refused`] with `EOPNOTSUPP`: the kernel has no dummy links.
+    /// - [`Error::Refused`] with `ERANGE`: the name is longer than 15 bytes.
+    /// - [`Error::LostReply`]: the reply is lost.
+    /// - Otherwise, see [`Rtnetlink::execute`].
     pub fn create_dummy(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewLink(link::dummy(name));
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)

@@ -228,10 +228,10 @@ pub struct Counters(Arc<CurrentReader>);
 
 #[derive(Default)]
 struct CurrentReader {
-    /// Reader of the current mode, until the next read begins to use it. The lock is held only
-    /// briefly.
+    /// Reader of the current mode, until the next read begins to use it. Threads lock this field
+    /// only briefly.
     next: Mutex<Option<Box<dyn ReadCounters>>>,
-    /// Reader in use. The lock is held during a whole read.
+    /// Reader in use. A thread locks this field during a complete read.
     reader: Mutex<Option<Box<dyn ReadCounters>>>,
 }
 

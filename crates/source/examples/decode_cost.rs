@@ -155,7 +155,7 @@ fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     [wall, nanos, kilobytes * 1024]
 }
 
-/// Returns the fixture's lists as whole responses, in each format.
+/// Returns the fixture's lists as complete responses, in each format.
 fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     let (send, address) = mpsc::channel();
     thread::spawn(move || {

@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!   JSON, YAML ──serde──▶ ┐                ┌─ service()        ┐
-//!                         │ wire::Service  │                   │   DecodedObject { key, content, problems }
-//!                         │ wire::Endpoint…┼─ endpoint_slice() ┼─▶ content: Proxied(Service), Ignored(why) or Unusable
+//!                         │ wire::Service  │                   │
+//!                         │ wire::Endpoint…┼─ endpoint_slice() ┼─▶ DecodedObject
 //!   protobuf ─────────▶   ┘                ├─ service_cidr()   │
 //!                                          └─ node()           ┘
 //! ```
+//!
+//! A `DecodedObject` has a key, content and problems. Its content is `Proxied` (with a Service or
+//! another object), `Ignored` (with the reason) or `Unusable`.
 //!
 //! Each kind has one wire type for all formats, and one function that validates it.
 //!

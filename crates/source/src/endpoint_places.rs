@@ -25,7 +25,7 @@ const GROUP: &str = "discovery.k8s.io/v1";
 /// Maximum number of slices in a response. 1,000 slices have up to 100,000 endpoints.
 const SLICES_MAX: &str = "1000";
 
-/// Pod, node and zone of an endpoint, as its slice names them.
+/// Pod, node and zone of an endpoint, according to its slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointLocation {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.

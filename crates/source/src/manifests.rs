@@ -315,7 +315,7 @@ impl Batch {
         if let EventKind::Access(access) = event.kind
             && access != AccessKind::Close(AccessMode::Write)
         {
-            // Ignores reads of files, because this process reads them, too.
+            // Ignores reads of files, because this process itself reads the files.
             return false;
         }
         let mut is_relevant = false;

@@ -45,10 +45,10 @@ pub struct Walk {
     pub chance: Chance,
     /// Fate of the packet at the end of the path.
     pub fate: Fate,
-    /// Address and port of the endpoint, if the packet reaches one.
+    /// Address and port of the endpoint, if the packet reaches an endpoint.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub endpoint: Option<String>,
-    /// Treatment of the source address: `kept`, or for example `masqueraded, to an address of this
+    /// Treatment of the source address, such as `kept` or `masqueraded, to an address of this
     /// node`.
     pub source: String,
     /// Source address that the endpoint sees, if known.
@@ -117,10 +117,10 @@ pub struct Step {
     /// itself.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub origin: String,
-    /// Packet counter of the entry. Absent if the entry has none.
+    /// Packet counter of the entry. Absent if the entry has no counter.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets: Option<u64>,
-    /// Byte counter of the entry. Absent if the entry has none.
+    /// Byte counter of the entry. Absent if the entry has no counter.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
     /// Matching set members, each with its set, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.

@@ -58,7 +58,8 @@ pub struct Service {
     /// Networks of the accepted clients (`spec.loadBalancerSourceRanges`).
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub source_ranges: Vec<String>,
-    /// Port of the health check (`spec.healthCheckNodePort`). Absent if the Service has none.
+    /// Port of the health check (`spec.healthCheckNodePort`). Absent if the Service has no such
+    /// port.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
     /// Options of the Service, including ignored options. An ignored option has an error with the

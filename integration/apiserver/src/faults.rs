@@ -1,8 +1,8 @@
 //! Faults that a test can inject into a server.
 //!
-//! A [`Rule`] affects later requests. The server rejects them, does not respond, or cuts, stalls or
-//! slows the bodies of its responses. [`Faults::cut`] and [`Faults::freeze`] affect open responses.
-//! During a fault, the cluster still records changes.
+//! A [`Rule`] affects later requests. The server rejects such requests, does not respond, or cuts,
+//! stalls or slows the bodies of its responses. [`Faults::cut`] and [`Faults::freeze`] affect open
+//! responses. During a fault, the cluster still records changes.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_stored_object_is_rendered_at_any_version() {
-        // Other fields of the object contain the digits of the version, too.
+        // The digits of the version also appear in other fields of the object.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": {

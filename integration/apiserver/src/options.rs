@@ -19,7 +19,7 @@ pub struct Options {
     pub streamed_lists: StreamedLists,
     /// Presence of a watch cache, from which lists of any version come.
     pub watch_cache: WatchCache,
-    /// Interval between bookmarks of a watch that requests them.
+    /// Interval between the bookmarks of a watch, if the watch requests bookmarks.
     pub bookmark_interval: Duration,
     /// True to create the Service `default/kubernetes` at 10.96.0.1.
     pub kubernetes_service: bool,

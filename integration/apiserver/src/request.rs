@@ -53,7 +53,7 @@ pub struct LoggedResponse {
     pub content_encoding: String,
 }
 
-/// Credentials of a client. [`Self::reveal`] returns them. Logs never contain them.
+/// Credentials of a client. [`Self::reveal`] returns the credentials. Logs never contain them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 

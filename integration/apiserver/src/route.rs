@@ -6,7 +6,7 @@ use crate::status::Status;
 /// Object or collection that a path names.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
-    /// All objects of a kind, in all namespaces or in one.
+    /// All objects of a kind, in all namespaces or in one namespace.
     Collection {
         kind: Kind,
         namespace: Option<String>,

@@ -147,8 +147,9 @@ impl Server {
     }
 
     /// Stops the server. Returns when the listening socket and all connections are closed.
-    /// (Dropping a server from [`Server::start`] does the same, as soon as its runtime runs the
-    /// task.)
+    ///
+    /// Dropping a server from [`Server::start`] also stops it, as soon as its runtime runs the
+    /// task.
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(Running::Task(task)) = &mut self.running {

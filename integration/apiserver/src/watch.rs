@@ -40,7 +40,7 @@ pub(crate) struct Policy {
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Send times of events, if the server records them.
+    /// Send times of events. `None`: the server does not record the times.
     pub(crate) sent: Option<SendTimes>,
 }
 
@@ -147,7 +147,7 @@ impl Watch {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // While initial objects remain, sends a chunk of them. Later changes are usually few.
+        // Reserves space for one chunk while initial objects remain. Later changes are usually few.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {

@@ -98,7 +98,7 @@ const LONGEST_REST: u64 = 64 << 10;
 /// requested version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
-    /// The server must return objects of this version or of a later one.
+    /// The server must return objects of this version or of a later version.
     NotOlder,
     /// The server may return objects of any version.
     Anything,
@@ -404,7 +404,7 @@ impl ListWatch {
         if status.is_success() {
             return Ok(answer);
         }
-        // Ignores a date, because no API server sends one.
+        // Ignores a date in `Retry-After`, because no API server sends dates there.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;

@@ -53,9 +53,9 @@ pub(super) enum Need {
 /// Minimum version of the objects in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
-    /// Any version that the server's watch cache has, even a stale one.
+    /// Any version that the server's watch cache has, even a stale version.
     Any,
-    /// This resource version or a later one. The watch cache delays its response until it has
+    /// This resource version or a later version. The watch cache delays its response until it has
     /// reached the version.
     NotOlderThan(String),
     /// The newest version.

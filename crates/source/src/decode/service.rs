@@ -280,7 +280,7 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports. If two ports conflict, returns only the first of them.
+/// Returns the valid ports. If two ports conflict, returns only the first port.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],

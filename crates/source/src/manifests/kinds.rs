@@ -68,7 +68,7 @@ fn is_near(given: &str, known: &str) -> bool {
         TYPING_ERRORS
     };
     let (given, known) = (given.to_ascii_lowercase(), known.to_ascii_lowercase());
-    // Compares the first letters, so that a PodList does not count as a misspelt NodeList.
+    // Compares the first letters. Otherwise, a PodList would look like a misspelt NodeList.
     let is_begun_alike = given.chars().next() == known.chars().next();
     given.len() <= LONGEST && is_begun_alike && distance(&given, &known) <= allowed
 }

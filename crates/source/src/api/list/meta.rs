@@ -10,7 +10,7 @@ use crate::decode::kind_name;
 pub(in super::super) struct Meta {
     /// Version of the list (`metadata.resourceVersion`). `None`: empty or not received yet.
     pub(in super::super) version: Option<String>,
-    /// Token of the next page (`metadata.continue`). `None`: this page is the last one.
+    /// Token of the next page (`metadata.continue`). `None`: this page is the last page.
     pub(in super::super) continue_token: Option<String>,
 }
 

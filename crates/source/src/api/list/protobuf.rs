@@ -11,7 +11,7 @@ use crate::decode::message::{self, Malformed, Message, Value};
 use crate::decode::protobuf::{self, MAGIC, TypeMeta};
 use crate::decode::{DecodedObject, MissingName};
 
-/// Maximum length of an object, in bytes. etcd accepts 1.5 MB in this form.
+/// Maximum length of an object, in bytes. etcd accepts 1.5 MB in this encoding.
 const LONGEST_OBJECT: u64 = 16 << 20;
 /// Length of the longest encoding of a number, in bytes.
 const LONGEST_VARINT: usize = 10;

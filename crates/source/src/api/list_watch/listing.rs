@@ -24,8 +24,8 @@ impl ListWatch {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
             // A server that does not know streamed lists replies Invalid, but a proxy in front of
-            // the server may reply any status. A plain list would fail with the excluded statuses,
-            // too.
+            // the server may reply any status. The excluded statuses would also make a plain list
+            // fail.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
