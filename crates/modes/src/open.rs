@@ -79,7 +79,8 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
 /// Fails if this node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // Waits for the preparation, because the process has no other work meanwhile.
+    // Runs the preparation on a blocking thread and waits for it, because the process has no other
+    // work.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 

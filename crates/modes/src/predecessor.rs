@@ -42,10 +42,11 @@ pub struct PredecessorDrain {
 
 impl Predecessor {
     /// Removes the entries of other modes, and logs the result. Returns the drain of open
-    /// connections, or `None` if there are none.
+    /// connections, or `None` if no connection is open.
     pub async fn clear(self) -> Option<PredecessorDrain> {
         let (serving, excluded) = (self.serving.clone(), self.excluded.clone());
-        // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.
+        // Runs on a blocking thread, because the cleanup waits for the kernel and for other
+        // programs.
         let clear = move || drain_beside(footprints::ALL, &serving, &excluded);
         let cleanup = tell(spawn_blocking(clear).await)?;
         let drain = Drain::of(footprints::ALL, &cleanup)?;
@@ -160,7 +161,7 @@ fn counts(drain: &Drain) -> (u64, u64) {
 /// Makes packets bypass rules of other modes that lead to an ended process. `serving` is the name
 /// of the current mode.
 pub async fn disarm(serving: &'static str) {
-    // Runs on a blocking thread, because the cleanup waits for the kernel and for programs.
+    // Runs on a blocking thread, because the cleanup waits for the kernel and for other programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);
     tell(spawn_blocking(disarm).await);
 }

@@ -74,7 +74,7 @@ pub struct Change {
     /// Current state of the entry, or `None` if it consists of a name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// State of the entry after the change, or `None` if it consists of a name only.
+    /// State of the entry after the change, or `None` if the entry consists of a name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
     /// Differences of a replaced chain: removed rules begin with `- `, added rules with `+ `.

@@ -32,7 +32,7 @@ const BACKENDS: [(&str, IptablesBackend); 3] = [
 /// Settings that apply to every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
-    /// Address in `--bind-address`. Its family is the primary family. If it is unspecified
+    /// Address in `--bind-address`. Its family is the primary family. If the address is unspecified
     /// (`0.0.0.0`, `::`), the node's IP is the address of the Node object.
     pub bind_address: IpAddr,
     /// Method of detecting traffic from pods of this node.
@@ -56,7 +56,7 @@ pub struct Shared {
 /// Value of `--iptables-backend`: a choice of iptables programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses or, without one, a backend that works.
+    /// The backend that the node already uses. If the node uses no backend, one that works.
     Auto,
     /// The legacy backend, with `iptables-legacy-restore` and its related programs.
     Legacy,

@@ -148,7 +148,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute. Its methods that return numbers fail if the payload has another size.
+/// One attribute. A method that returns a number fails if the payload has another size than the
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute<'a> {
     /// Kind of the attribute (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.

@@ -159,7 +159,8 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Writer of one message's payload. It sets correct lengths and aligns to 4 bytes.
+/// Writer of one message's payload. Sets the lengths of attributes, and aligns attributes to 4
+/// bytes.
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,

@@ -54,7 +54,7 @@ pub(crate) enum WhenInterrupted {
     Take,
 }
 
-/// Interface to the kernel's end of a socket. Tests have a scripted kernel instead.
+/// Interface to the kernel's end of a socket. Tests use a scripted kernel instead of a socket.
 pub(crate) trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Enlarges the send buffer for a send of `bytes` bytes.

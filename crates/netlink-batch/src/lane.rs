@@ -69,7 +69,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         matches!(self.job, Job::None)
     }
 
-    /// Starts a job. If an earlier job still runs, it continues, but its result is lost.
+    /// Starts a job. If an earlier job still runs, that job continues, but its result is lost.
     pub fn start(&mut self, job: impl FnOnce(&mut T) -> R + Send + 'static) {
         self.job = match &mut self.thread {
             Thread::Worker(worker) => Job::Running(worker.submit(job)),

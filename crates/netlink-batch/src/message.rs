@@ -11,7 +11,7 @@ const SEQUENCE_AT: usize = 8;
 /// Attribute with the text of a kernel's error (`NLMSGERR_ATTR_MSG`).
 const ERROR_TEXT: u16 = 1;
 
-/// Returns a header. Its length and sequence number are 0, to be filled in later.
+/// Returns a header with length 0 and sequence number 0. The caller fills in both later.
 pub(crate) fn header(kind: u16, flags: u16) -> [u8; HEADER] {
     let ([k0, k1], [f0, f1]) = (kind.to_ne_bytes(), flags.to_ne_bytes());
     [0, 0, 0, 0, k0, k1, f0, f1, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -105,7 +105,7 @@ fn short(expected: usize, payload: &[u8]) -> Malformed {
     }
 }
 
-/// Iterator over the messages of a datagram. An invalid length ends it with one `Err`.
+/// Iterator over the messages of a datagram. An invalid length ends the iteration with one `Err`.
 #[derive(Debug, Clone)]
 pub(crate) struct Messages<'a>(&'a [u8]);
 

@@ -103,7 +103,8 @@ fn each_message_has_its_own_reply() {
                 Some(EADDRNOTAVAIL)
             ]
         );
-        // The kernel sends this text (NLMSGERR_ATTR_MSG) if it has one for the error.
+        // The kernel may send a text in addition (NLMSGERR_ATTR_MSG). So the test checks only the
+        // beginning of the message.
         let Some(Reply::Refused(refusal)) = replies.get(1) else {
             panic!("{replies:?}")
         };

@@ -452,8 +452,8 @@ fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))
 }
 
-/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that our rules never contain
-/// (`queue`).
+/// Decodes an `NFTA_DATA_VERDICT`. Returns `None` for a verdict that rules of this project never
+/// contain (`queue`).
 fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     let (mut code, mut to) = (None, None);
     for attribute in attribute.nested() {

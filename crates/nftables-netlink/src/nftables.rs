@@ -29,8 +29,8 @@ const RESIZING: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Nftables {
     /// Entry of this socket in the list of the program's own sockets, if any. The entry must be
-    /// dropped before the socket closes, because the kernel may then assign its port number to
-    /// another program.
+    /// dropped before the socket closes, because the kernel may then assign the socket's port
+    /// number to another program.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }

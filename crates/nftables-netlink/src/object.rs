@@ -214,8 +214,8 @@ pub struct Element {
     /// Last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6). `None` for all
     /// other elements.
     pub key_end: Option<Bytes>,
-    /// True for a marker that ends an interval (`NFT_SET_ELEM_INTERVAL_END`). Its key is the first
-    /// key after the interval.
+    /// True for a marker that ends an interval (`NFT_SET_ELEM_INTERVAL_END`). The marker's key is
+    /// the first key after the interval.
     pub ends_interval: bool,
     /// Value or verdict of a map's element. `None` in a set.
     pub data: Option<ElementData>,

@@ -26,7 +26,7 @@ use crate::wire::{command, message};
 
 /// Largest number of attempts to read a table that changes during the read.
 const READS: u32 = 6;
-/// Pause before the second attempt. The pause doubles before each further attempt.
+/// Pause before the second attempt to read a table. The pause doubles before each further attempt.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Largest number of elements that one send requests by key. Each reply takes about 5 kB of the
 /// socket's receive buffer.
@@ -45,7 +45,7 @@ pub struct TableDump {
     /// table in the order of their creation.
     pub chain_handles: HashMap<Name, u64>,
     /// Named sets and maps with their elements. Dynamic sets ([`Set::dynamic`](crate::Set)) appear
-    /// without elements, because packets add these, and there may be many.
+    /// without elements: packets add these elements, and there may be many.
     pub sets: Vec<(KernelSet, Vec<Element>)>,
     /// Named counters of the table.
     pub counters: Vec<NamedCounter>,

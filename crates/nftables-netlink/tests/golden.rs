@@ -44,7 +44,8 @@ fn files() -> Vec<PathBuf> {
 /// counts and generations. Replaces the names of anonymous sets by numbers, because the kernel and
 /// this crate name these sets differently, and no program displays their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
-    // Message types, each with the attributes that differ between kernels or are only padding.
+    // Message types, each with the attributes to ignore: they differ between kernels, or are only
+    // padding.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
     const CHAINS: (u16, &[u16]) = (0x0a04, &[2, 6, 9]);
     const RULES: (u16, &[u16]) = (0x0a07, &[3, 6, 8]);

@@ -83,7 +83,8 @@ fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Start> {
     })
 }
 
-/// Reports whether the packet passes netfilter's rules, even if it only crosses a bridge.
+/// Reports whether netfilter's rules see the packet. A packet that crosses a bridge from port to
+/// port passes the rules only if the bridge calls netfilter.
 fn passes_by(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, String> {
     let is_bridged = crosses(packet, kernel).is_some();
     Ok(!is_bridged || comes_by_port(packet, kernel).map_err(|unread| unread.to_string())?)

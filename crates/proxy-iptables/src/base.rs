@@ -236,8 +236,8 @@ impl fmt::Display for Edit {
     }
 }
 
-/// Returns the last rules of chain `KUBE-SERVICES` in the table nat, which lead to the chains of
-/// NodePorts.
+/// Returns the rules at the end of chain `KUBE-SERVICES` in table nat. These rules jump to
+/// `KUBE-NODEPORTS`.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let comment = || Match::comment(last);

@@ -451,8 +451,8 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// Passes the rules of the chain of one traffic policy: first the rules that masquerade packets
-    /// to the cluster IP, then the endpoints.
+    /// Passes the rules of one traffic policy's chain to `tell`: first the rules that masquerade
+    /// packets to the cluster IP, then the rules for endpoints.
     fn policy_rules(
         &self,
         is_local: bool,

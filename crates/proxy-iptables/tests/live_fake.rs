@@ -65,8 +65,8 @@ impl Restores {
     }
 }
 
-/// Returns true if the kernel accepts the restore, and false if it refuses. Panics on any other
-/// error.
+/// Returns true if the kernel accepts the restore, and false if it refuses the restore. Panics on
+/// any other error.
 fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {

@@ -516,7 +516,8 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// Destinations of one virtual server, merged from the kernel's destinations and the compiled ones.
+/// Destinations of one virtual server, merged from the kernel's destinations and the compiled
+/// destinations.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,

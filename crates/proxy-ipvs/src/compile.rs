@@ -206,8 +206,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// Makes the rules masquerade packets that a pod sends to itself through the Service. Otherwise
-    /// the pod would see its own address as the client, and reply to itself directly.
+    /// Makes the rules masquerade packets that a pod sends to itself through the Service (hairpin).
+    /// Otherwise the pod would see its own address as the client, and reply to itself directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {

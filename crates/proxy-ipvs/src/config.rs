@@ -86,7 +86,8 @@ impl MarkBits {
     /// Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
     pub const DEFAULT: Self = Self(0x307f);
 
-    /// Returns the mark for a number from 1 on, or `None` if the bits are too few.
+    /// Returns the mark for a number, which is 1 or higher. Returns `None` if these bits cannot
+    /// hold the number.
     pub(crate) fn mark(self, number: u32) -> Option<u32> {
         let (mut left, mut mark) = (number, 0);
         for bit in (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1) {

@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay between an address's removal by this proxy and the kernel's notification of it.
+/// Longest delay between an address's removal by this proxy and the kernel's notification about the
+/// removal.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Changes by this proxy to the link for which the notifications have not arrived yet.

@@ -91,7 +91,8 @@ pub struct NetlinkKernel {
     sets: Option<Sets>,
     /// Sets and rules, if the shim is in nftables.
     native: Option<Native>,
-    /// Our sockets. This process gets no notification of their changes to nftables.
+    /// Sockets of this process. The process gets no notification of nftables changes that it makes
+    /// through these sockets.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
     /// Leftovers outside the backend in use, or `None` if some have not been read yet. The proxy
@@ -195,8 +196,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Adds this kernel's sockets to the list of our own sockets. Changes of nftables through a
-    /// listed socket cause no notification.
+    /// Adds this kernel's sockets to the list of this process's sockets. Changes of nftables
+    /// through a listed socket cause no notification.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

@@ -60,8 +60,9 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // The kernel does not translate segments that are INVALID for connection tracking. Their
-    // receiver would then reset the connection (k/k#74839).
+    // By default, segments outside of the TCP window are INVALID for connection tracking. The
+    // kernel does not translate INVALID segments, so their receiver would reset the connection
+    // (k/k#74839).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",

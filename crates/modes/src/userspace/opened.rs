@@ -68,8 +68,8 @@ impl Redirector {
         Ok(())
     }
 
-    /// Checks that a family is enabled, and that its rules can be written or, with read access,
-    /// read.
+    /// Checks that a family is enabled. With write access, also checks that its rules can be
+    /// written. With read access, checks that its rules can be read.
     fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match self {
             Self::Nftables => iptables::exists(family),
@@ -155,8 +155,9 @@ impl IntoProxiers for Userspace {
             let config = Config {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
-                // This mark bit belongs to kube-proxy. Masquerading would not change the relay's
-                // packets, because their source is already the node's address.
+                // The relay marks its own packets with kube-proxy's masquerade bit. Masquerading
+                // would not change these packets, because their source is already the node's
+                // address.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,

@@ -65,8 +65,8 @@ fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns an `NLMSG_ERROR` for `sequence`. It does not contain the request's payload, as with
-/// `NETLINK_CAP_ACK`.
+/// Returns an `NLMSG_ERROR` for `sequence`. As with `NETLINK_CAP_ACK`, the message contains only
+/// the header of the request.
 fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
     let mut payload = (-errno).to_ne_bytes().to_vec();
     payload.extend(message(20, 5, sequence, &[]));

@@ -141,8 +141,8 @@ pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> 
     })
 }
 
-/// Returns the name of an unsupported expression. For an iptables expression, the name also
-/// contains that of its extension.
+/// Returns the name of an unsupported expression. For an iptables expression, the name includes the
+/// name of its extension.
 fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malformed> {
     let extension = match called.string()? {
         "match" | "target" => fields.get(xt::NAME).map(Attribute::string).transpose()?,
@@ -155,8 +155,8 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Decodes both operations as one: they swap bytes in the same way, and do nothing if host order
-    // equals network order.
+    // Ignores the operation (host to network order, or network to host order). Both operations swap
+    // bytes in the same way, and do nothing if host order equals network order.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {
         from: fields.register(byteorder::FROM)?,

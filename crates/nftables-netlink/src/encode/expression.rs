@@ -11,8 +11,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Writes the name and the attributes of an expression. `set` is the name of its anonymous set, if
-/// it has one.
+/// Writes the name and the attributes of an expression. `set` is the name of the anonymous set that
+/// the expression uses, if any.
 pub(crate) fn write(w: &mut Writer<'_>, expression: &Expression, set: Option<&str>) {
     w.attr_str(EXPRESSION_NAME, expression.name());
     if !matches!(expression, Expression::Unknown(_)) {
