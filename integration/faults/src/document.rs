@@ -33,7 +33,7 @@ Six other connections stay open, and each carries ten requests per second.
 
 | column | meaning |
 |---|---|
-| time until repaired | time from the fault, or from its end, until the kernel's state is correct; the longest of the row's modes. If kube-proxy's entries were not damaged: time of the next change or start. –: no repair was necessary. The sync period is 30 s |
+| time until repaired | longest time, among the row's modes, from the fault or its end until the kernel's state is correct. If the fault damaged no entry of kube-proxy: duration of the next change or start. –: no repair was necessary. The sync period is 30 s |
 | failed requests | requests without an answer within 0.9 s, before TCP retransmits. *Not judged*: requests during which the guest stood still for more than 0.15 s |
 | lost connections | open connections that were reset, or silent for 20 s. Parentheses: connections that were open at the fault |
 

@@ -118,7 +118,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
-        "20 times, kill -9 ends kube-proxy as soon as it is ready, and kube-proxy starts again.";
+        "kill -9 ends kube-proxy 20 times, each time as soon as it is ready.";
     kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
@@ -132,25 +132,25 @@ pub(crate) const ALL: &[Fault] = faults! {
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
         "Another program flushes and deletes all iptables chains, as a reload of firewalld does. Traffic that needs rules fails until the repair within the sync period.";
     foreign::flush_ruleset, "nft flush ruleset", EVERY, NEVER, has_nft,
-        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs it at once if the kernel reports the change, otherwise within the sync period.";
+        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs its own nf_tables tables at once, and iptables-nft within the sync period.";
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
         "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D` deletes a virtual server. kube-proxy polls the number of virtual servers, and repairs within 2 s.";
+        "`ipvsadm -D` deletes a virtual server. kube-proxy notices the smaller number of virtual servers, and repairs within 2 s.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
         "`ipvsadm -C` deletes all virtual servers. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -d` deletes a destination. Its connections break, and other destinations serve. kube-proxy repairs within the sync period.";
+        "`ipvsadm -d` deletes a destination. The destination's connections break; other destinations serve. kube-proxy repairs within the sync period.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
         "Another program sets one weight to 0 and another to 5. kube-proxy repairs within the sync period.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
-        "Another program deletes an address from `kube-ipvs0`. The kernel reports the change, so kube-proxy repairs at once.";
+        "Another program deletes an address from `kube-ipvs0`. kube-proxy adds it again at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
-        "Another program deletes the link with all service addresses. The kernel reports the change, so kube-proxy repairs at once.";
+        "Another program deletes the link with all service addresses. kube-proxy creates it again at once.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
         "Another program deletes the jump to kube-proxy's chains. kube-proxy repairs within the sync period.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "Another program flushes the rules in kube-proxy's table. The kernel reports the transaction, so kube-proxy repairs at once.";
+        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy writes them again at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
         "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also the one of a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
@@ -172,17 +172,17 @@ pub(crate) const ALL: &[Fault] = faults! {
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
         "/run and /proc/sys are read-only, and all sysctls already have the wanted values. kube-proxy restarts; then endpoints change.";
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
-        "kube-proxy may open 64 files, while clients hold connections to its pages.";
+        "kube-proxy may open only 64 files, and clients hold connections to its web pages.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
-        "kube-proxy starts in a memory cgroup without swap; then endpoints change. Services are single-stack with two endpoints.";
+        "kube-proxy starts in a memory cgroup of 48 MB without swap; then endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "The API server dies while endpoints change, and returns with other endpoints and no history.";
+        "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
         "The API server restarts with empty storage, refilled after 2 s. kube-proxy believes the empty list, so traffic fails until the refill.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
         "Another program answers instead of the API server, with nonsense and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
-        "The watches stay open but silent. kube-proxy must reopen them after 90 s without event or bookmark.";
+        "The API server keeps the watches open, but sends nothing. kube-proxy must reopen them after 90 s without event or bookmark.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. The kernel must have the last state soon afterwards.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
