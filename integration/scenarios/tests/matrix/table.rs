@@ -83,21 +83,21 @@ These results hold in every mode and IP family, for every policy, client and add
 names an exception. In userspace mode, the endpoint sees the node's address (G).
 
 - **UDP, SCTP and IPv6** give the results of TCP over IPv4. Userspace mode does not support SCTP.
-- **A Service without endpoints**: the kernel refuses at once. Clients get an ICMP port unreachable;
-  after a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a
-  UDP client's send fails. Only in nftables mode with upstream's layout, a send to a node port
-  succeeds.
-- **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode,
-  KUBE-IPVS-FILTER rejects packets at once, even if a process on the node listens
+- **A Service without endpoints**: the kernel refuses packets at once. Clients get an ICMP port
+  unreachable; after a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`).
+  On the node, a UDP client's send fails (nftables mode with upstream's layout: not to a node port).
+- **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode, a
+  rule rejects packets at once, even if a process on the node listens
   ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects them
-  only at ClusterIPs. In iptables and userspace mode, the network decides.
+  only at ClusterIPs. iptables and userspace mode have no such rule.
 - **An unused address of the ServiceCIDRs**: nftables mode drops packets; IPVS mode with
   `--ipvs-vip-mode=range` refuses them. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
   rules masquerade its packets.
 - **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
-  if none on this node is ready). If no endpoint on this node serves, policy Local leads IPVS mode
-  to all other endpoints (C, F). nftables mode drops the packets; userspace mode resets clients.
+  if none on this node is ready). With policy Local and no serving endpoint on this node, IPVS mode
+  uses all other endpoints (C, F), nftables mode drops the packets, and userspace mode resets
+  clients.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout, in userspace mode a reset. The node may connect if a range contains an address of
   its Node object.
@@ -352,9 +352,9 @@ For operators who ask which endpoint a client reaches, and which client address 
 Find the table of the Service's traffic policies, then the row with the client (*from*) and the
 address (*to*).
 
-The first three columns of results show IPVS mode with every `--ipvs-shim` (upstream, lean,
-nftables). Two more columns show other modes. A cell with three results has one for each of the
-first three columns; an empty cell means the same results:
+The first three columns of results show IPVS mode with every `--ipvs-shim`. Two more columns show
+other modes: a cell has one result for all of the first three columns, or one for each. An empty
+cell means the results of IPVS mode.
 
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
   [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* names the
