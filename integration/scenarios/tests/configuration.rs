@@ -1,5 +1,5 @@
-//! Tests changes of the configuration file while the daemon runs, and the init container that runs
-//! before the daemon (`--init-only`).
+//! Tests changes of the configuration file while the daemon runs. Also tests the init container,
+//! which runs before the daemon (`--init-only`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -31,8 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// A folder that looks like a mounted ConfigMap: the file is a symbolic link into a folder that is
-/// itself a symbolic link.
+/// Folder with the links of a mounted ConfigMap. The file is a symbolic link to a file below a
+/// second symbolic link, which leads to the folder of the current version.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {
@@ -45,8 +45,8 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// Publishes a version of the file as the kubelet does: writes a new folder, and renames a link
-    /// over the old one.
+    /// Publishes a version of the file as the kubelet does. Writes a new folder, and renames a new
+    /// link over the old link.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -91,7 +91,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     };
     all_answer()?;
 
-    // The new file is invalid, so the current configuration stays in use.
+    // The new file is invalid, so the daemon keeps its current configuration.
     map.publish("..2", "mode: [\n")?;
     c.await_line("going on with the configuration in use")?;
     ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
@@ -137,7 +137,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     }
     all_answer()?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The same process still watches objects.
+    // The process has not restarted, and still watches objects.
     let less = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&less)?;
     c.until_served(&less)?;
@@ -145,7 +145,7 @@ fn a_changed_configuration_is_applied_without_losing_connections(c: &mut Cluster
     c.stop()
 }
 
-/// Returns the `ipvs` settings that the daemon reports as effective: the scheduler, and strict ARP.
+/// Returns the `ipvs` settings that the daemon reports as effective: scheduler and strict ARP.
 fn told_in_effect(c: &Cluster) -> Result<String> {
     let (_, body) = get(&c.node1, METRICS, "/configz")?;
     let all: serde_json::Value = serde_json::from_str(&body)?;
@@ -153,8 +153,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// The daemon logs the failure and keeps the old configuration until the cause is removed. The new
-/// file then takes effect without another edit.
+/// The daemon cannot apply a new file. It logs the failure and keeps the old configuration. After
+/// the cause is removed, the new file takes effect without another edit.
 fn a_configuration_change_that_fails_is_retried(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -213,8 +213,8 @@ fn health_checks_are_served_at_node_port_addresses(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. (If a later file
-/// omits the option, the kernel setting stays.)
+/// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. If a later file
+/// omits the option, the kernel setting stays.
 fn invalid_packets_are_accepted_after_a_configuration_change(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {
@@ -263,7 +263,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     ] {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }
-    // The daemon applies the other fields of the file.
+    // The daemon still applies the other fields of the file.
     let line = c.await_line("which needs no restart")?;
     ensure!(
         line.contains("has changed in conntrack.tcpBeLiberal, which"),
@@ -277,7 +277,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
         says("/reason", "RestartRequired") && says("/regarding/kind", "Node")
     };
     c.until("the event", || Ok(api.events().iter().any(of_the_node)))?;
-    // The same process keeps its state and watches objects.
+    // The process has not restarted. It keeps its state and watches objects.
     ensure!(c.state()? == before && c.daemon_id()? == daemon);
     ensure!(c.sh("curl -s http://127.0.0.1:10249/proxyMode")? == "ipvs");
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
@@ -299,7 +299,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Runs later daemons with read-only kernel settings, as in an unprivileged container.
+/// Makes kernel settings read-only for daemons that start later, as in an unprivileged container.
 fn may_not_write_settings(c: &mut Cluster) {
     let script =
         "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; exec \"$@\"";
@@ -308,8 +308,8 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// Adds a default route to node1. In iptables mode, Service addresses are not bound on the
-/// node, so its own packets to a Service need a route.
+/// Adds a default route to node1. iptables mode binds no Service addresses on the node. The node's
+/// own packets to a Service therefore need a route.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -320,16 +320,16 @@ fn setting(c: &Cluster, name: &str) -> Result<String> {
     Ok(c.sh(&format!("sysctl -n {name}"))?.trim().to_owned())
 }
 
-/// Kills the daemon like the kernel's out-of-memory killer.
+/// Kills the daemon with SIGKILL, like the kernel's out-of-memory killer.
 fn crash(c: &mut Cluster) -> Outcome {
     c.sh(&format!("kill -KILL {}", c.daemon_id()?))?;
     ensure!(c.stop().is_err(), "it was to be killed");
     Ok(())
 }
 
-/// After a crash, a pending change of the mode does not take effect, nor does that of another
-/// field: no init container runs before a restarted container. An invalid file does not end the
-/// daemon either.
+/// The file has a pending change of the mode. After a crash, a restarted container does not apply
+/// this change, because no init container runs before it. Changes of other fields in the same file
+/// have no effect either. An invalid file does not end the daemon.
 fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
@@ -368,7 +368,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.until("the change", || {
         Ok(c.reals("TCP 10.96.0.10:80")? == "10.244.2.10:8080*1")
     })?;
-    // For fields that take effect immediately, the page shows the file's value.
+    // `/configz` shows the file's value for fields that take effect immediately.
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
     ensure!(configz.contains("172.35.0.0/24"), "{configz}");
 
@@ -383,7 +383,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80")?;
     c.stop()?;
 
-    // The next pod has an empty volume. Its init container records iptables mode there.
+    // The next pod has an empty volume. In this volume, its init container records iptables mode.
     map.publish("..4", "mode: iptables\n")?;
     fs::remove_file(pod.join("config"))?;
     init(c)?;
@@ -395,7 +395,7 @@ fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
 }
 
 /// Only NodePorts at 127.0.0.1 need `route_localnet`. No basic feature needs the conntrack
-/// settings. (If a setting is not writable, upstream exits in both cases.)
+/// settings. Upstream exits if one of these settings is not writable.
 fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |more: &str| {
@@ -423,7 +423,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
         Ok(())
     };
     is_served(c)?;
-    // The change takes effect at once, except for the settings that are not writable.
+    // The daemon applies the change at once, except for settings that are not writable.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
@@ -450,8 +450,9 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
     c.stop()
 }
 
-/// If the new mode cannot work without a kernel setting, it does not replace the previous mode,
-/// whose state stays. A mode that has served once continues to serve.
+/// The new mode needs a kernel setting that the daemon cannot write. The new mode therefore does
+/// not replace the previous mode, whose state stays. A mode that has served once continues to
+/// serve.
 fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
@@ -461,7 +462,8 @@ fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcom
     c.stop()?;
     let prefix = c.prefix.clone();
     map.publish("..2", "mode: ipvs\nipvs: {strictARP: true}\n")?;
-    // Loads the modules (a container without rights could not), but does not change the settings.
+    // Loads the modules, because a container without rights could not load them. Then resets a
+    // setting.
     c.sh("ipvsadm -Ln; sysctl -q net.ipv4.vs.conntrack=0")?;
     may_not_write_settings(c);
     let before = c.state()?;
@@ -510,7 +512,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Another program changes one of the two settings, and later resets the other.
+    // Another program changes one of the two settings of strict ARP. Later, it resets the other
+    // setting.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -560,8 +563,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // If both settings have the values of strict ARP, another program may have written them. The
-    // daemon then logs them at level info, not as a warning.
+    // Both settings have the values of strict ARP, which another program may have written. The
+    // daemon therefore logs them at level info, and not as a warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -576,7 +579,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // The same change takes effect while the daemon runs.
+    // The same change of the mode also takes effect while the daemon runs.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -590,11 +593,11 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// kubeadm's ConfigMap has `mode: ""` and periods of zero. After a replacement of the image,
-/// iptables mode stays, and the daemon warns only about the missing mode.
+/// kubeadm's ConfigMap has `mode: ""` and periods of zero. If our image replaces upstream's image,
+/// the daemon runs iptables mode like upstream, and warns only about the missing mode.
 fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
-    // In iptables mode, Service addresses are not bound on the node, so the node's packets need a
-    // route.
+    // iptables mode binds no Service address on the node. The node's own packets to Services
+    // therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, \
@@ -621,8 +624,7 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Runs `kube-proxy --init-only` on a node with a default route. `before` is a script that runs
-/// first.
+/// Runs the script `before`, and then `kube-proxy --init-only` on a node with a default route.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
         "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 \
@@ -635,7 +637,7 @@ fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
 fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     let rules = |c: &Cluster| -> Result<String> {
         let state = c.state()?;
-        // `iptables-save` creates a table that it reads, without rules.
+        // `iptables-save` creates each table that it reads. A table that it created has no rules.
         let is_bare = |line: &&str| {
             !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
         };
@@ -660,10 +662,10 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container fails with the error that would end the serving container. The serving
-/// container does not start.
+/// The node cannot run the mode. The init container fails with the same error as the serving
+/// container would. The serving container then does not start.
 fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
-    // The iptables programs are links to two binaries. A device node hides each.
+    // All iptables programs are links to two binaries. This hides each binary behind a device node.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
@@ -700,8 +702,8 @@ fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container reports a missing kernel module. Without it, the failure would show only with
-/// the first Service, after the previous daemon has ended.
+/// The init container reports a missing kernel module. Otherwise, the failure would show only at
+/// the first Service, when the previous daemon has already ended.
 fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (

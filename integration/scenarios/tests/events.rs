@@ -1,5 +1,5 @@
-//! Tests the Kubernetes events that the daemon posts. Their objects must be those for which
-//! `kubectl describe` shows the events.
+//! Tests the Kubernetes events that the daemon posts. Each event must refer to the object for which
+//! `kubectl describe` shows the event.
 
 use std::fs;
 use std::time::Duration;
@@ -56,7 +56,8 @@ fn claim(name: &str, ip: &str, endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Checks that only `who` replies to the external host at the address that both Services claim.
+/// Checks which server replies to the external host at the address that both Services claim. Only
+/// `who` may reply.
 fn answers(who: &str, c: &Cluster) -> Outcome {
     let tally = tally(&c.outside, Transport::Tcp, at(CLAIMED), 4)?;
     assert!(
@@ -138,7 +139,7 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Events wait until the daemon can send them. Meanwhile, it programs all changes.
+/// The daemon keeps its events until it can send them. In the meantime, it programs all changes.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;
@@ -171,9 +172,10 @@ fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The kubeconfig names the API server by a host name. In each mode, a Service already has the
-/// server's address in the kernel when the daemon starts. Then the host name moves to an address of
-/// a Service.
+/// Tests the API server's address in each mode. The kubeconfig has a host name for the API server.
+///
+/// - When the daemon starts, a Service already has the API server's address in the kernel.
+/// - Later, the host name moves to an address of a Service.
 fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let claiming = |name: &str, ip: &str, external: &str| {
         let service = Service::new(name, ip).port(tcp(6443, 8080));
@@ -194,8 +196,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         .map(Into::into)
         .to_vec();
     let mut api = c.api_server(true)?;
-    // In modes that serve Services by rules, Service addresses are not bound on the node, so the
-    // node's own packets need a route.
+    // Modes that serve Services by rules bind no Service address on the node. The node's own
+    // packets therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let kubernetes = Service::new("kubernetes", "10.96.0.1")
@@ -227,7 +229,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
     let has_nftables = lab::iptables_backend() == "nft";
     let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
     for flags in in_nftables.chain(always) {
-        // The previous daemon did not know that this is the API server's address.
+        // A first daemon programs the Service, because this daemon does not know the API server's
+        // address.
         c.apply(&thief)?;
         c.start(flags)?;
         c.until_answered(&c.node1, "172.35.0.9:6443")?;
@@ -240,8 +243,8 @@ fn no_service_can_keep_the_api_servers_address(c: &mut Cluster) -> Outcome {
         c.await_first_sync()?;
         c.until_answered(&c.client, "10.96.0.10:80")?;
         c.stop()?;
-        // The API server's own Service keeps its cluster IP. (In userspace mode, the cluster IP
-        // works only after the daemon has started.)
+        // The API server's own Service keeps its cluster IP. Skips userspace mode, in which the
+        // cluster IP works only after the daemon has started.
         if !flags.contains(&"--proxy-mode=userspace") {
             let removals = |c: &Cluster| c.said().matches("removed a Service's entries").count();
             let before = removals(c);

@@ -1,5 +1,5 @@
-//! Tests the daemon as in a Pod of a real cluster: it uses HTTPS, with the CA and the token that
-//! the kubelet mounts and rotates.
+//! Tests the daemon as in a Pod of a real cluster. The daemon uses HTTPS, with the CA and the token
+//! that the kubelet mounts and rotates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ fn started_in_a_pod(
     let projected = ProjectedFiles::new(c)?;
     projected.write("ca.crt", &authority.certificate())?;
     projected.write("token", token)?;
-    // Mounts a separate file system at /run, because the host's files must not change.
+    // Mounts a separate file system at /run, because the test must not change the host's files.
     let enter = format!(
         "mount -t tmpfs none /run && mkdir -p {MOUNT} && mount --bind {} {MOUNT} && exec \"$0\" \"$@\"",
         projected.0.display()
@@ -96,7 +96,7 @@ fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcom
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
 
-    // The old token expires before the kubelet writes the new one.
+    // The old token expires before the kubelet writes the new token.
     api.secure(shown(&authority)?, "second");
     api.stop();
     api.start()?;
@@ -110,7 +110,8 @@ fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcom
     c.until_served(&moved)?;
     c.await_line("all is watched again")?;
 
-    // If another authority has signed the server's certificate, the daemon accepts no data.
+    // Another authority signs the server's certificate. The daemon must accept no data from this
+    // server.
     let before = c.state()?;
     let another = Authority::new("kubernetes")?;
     api.secure(shown(&another)?, "second");
@@ -139,7 +140,7 @@ fn a_vanished_api_server_is_noticed_soon(c: &mut Cluster) -> Outcome {
         let open = watches(c)?;
         Ok(open.len() >= 3 && open.iter().all(|one| one.contains("timer:(keepalive")))
     })?;
-    // As after a power failure, the server neither replies nor closes its connections.
+    // The server neither replies nor closes its connections, as after a power failure.
     let before = watches(c)?;
     c.sh("iptables-$backend -I INPUT -s 172.35.0.9 -j DROP")?;
     let began = Instant::now();

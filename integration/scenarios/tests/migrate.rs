@@ -1,8 +1,8 @@
-//! Migration from upstream's kube-proxy. The daemon takes over a node that upstream has programmed,
-//! keeps its connections, and cleans up completely.
+//! Tests migration from upstream's kube-proxy. The daemon takes over a node that upstream has
+//! programmed, keeps its connections, and cleans up completely.
 //!
-//! The node is that of the golden cases. An operator's tools load the kernel state that upstream
-//! 1.36.2 has left for the case `dualstack`.
+//! The node has the addresses of the golden cases. An operator's tools load the kernel state that
+//! upstream 1.36.2 has left for the case `dualstack`.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use scenarios::{
     Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
 };
 
-/// Kernel state that upstream programmed for a case, with the objects of the case.
+/// Kernel state that upstream programmed for a golden case, and the objects of this case.
 struct UpstreamState {
     objects: &'static str,
     sets: &'static str,
@@ -45,8 +45,8 @@ macro_rules! golden {
 const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
-/// Kernel state of upstream's iptables mode for the same objects. Rules with nfacct counters are
-/// missing, because no tool can load them.
+/// Kernel state of upstream's iptables mode for the same objects. Excludes rules with nfacct
+/// counters, because no tool can load them.
 const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
@@ -58,7 +58,7 @@ const IPTABLES_MODE: UpstreamState = UpstreamState {
     settings: "net/ipv4/ip_forward:1\nnet/ipv4/conf/all/route_localnet:1\n",
     ..LOAD_BALANCER
 };
-/// Number of connections held open on each path.
+/// Number of persistent connections on each path.
 const HELD: usize = 2;
 const CLUSTER_IP: &str = "10.96.10.10:80";
 const NODE_PORT: &str = "192.168.99.10:30080";
@@ -82,9 +82,10 @@ fn main() {
     tell(&stories, Duration::from_mins(3))
 }
 
-/// The node of the golden cases, programmed by upstream. It replaces the cluster's node1.
+/// The node of the golden cases, programmed by upstream. The tests use this node instead of the
+/// cluster's node1.
 struct Programmed {
-    /// World of the lab. Its drop would remove the places.
+    /// World of the lab. Dropping the world would remove the places.
     _world: World,
     node: Node,
     /// A server pod on the node: 10.244.1.5.
@@ -123,8 +124,8 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0, the node's packets to Service addresses need a route. No host has the
-        // gateway's address.
+        // Without kube-ipvs0, the node's own packets to Service addresses need a route. The gateway
+        // is the external host.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
@@ -133,7 +134,8 @@ impl Programmed {
             "--hostname-override=node1",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
             "--conntrack-max-per-core=0",
-            // The golden node has no bridge with additional addresses.
+            // This node has a bridge with further addresses, which the node of the golden cases
+            // lacks. Node ports must not use these addresses.
             "--nodeport-addresses=192.168.99.0/24,fd00:99::/64",
         ];
         let manifests = format!("--manifests={}", c.manifests().display());
@@ -183,8 +185,8 @@ impl Programmed {
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
         for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
-            // This node lacks some network devices of the recording. The script skips their
-            // sysctls.
+            // The recording has sysctls of network devices that this node lacks. The script skips
+            // these sysctls.
             self.sh(&format!(
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
@@ -239,7 +241,7 @@ impl Programmed {
     }
 
     /// Opens connections on each path. Runs the test while clients continuously open new
-    /// connections. Then sends requests on the held connections. The same pods must reply, and no
+    /// connections. Then sends requests on the first connections. The same pods must reply, and no
     /// request may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
         under_traffic(&self.ways(), HELD, SOON, story)
@@ -260,7 +262,7 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
     p.under_traffic(|| {
         let mut daemon = p.start(&[])?;
         assert_eq!(p.state()?, before);
-        // Removes a pod's endpoint. Adds it again while its connections drain.
+        // Removes a pod's endpoint, and adds it again while its connections drain.
         let without = LOAD_BALANCER.objects.replace("10.244.3.5", "10.244.2.5");
         let destination = "ipvsadm -Sn | grep -q -- '-a -t 10.96.10.10:80 -r 10.244.3.5:8080 -m -w";
         for (objects, weight) in [(without.as_str(), 0), (LOAD_BALANCER.objects, 1)] {
@@ -275,8 +277,8 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// Returns a `PATH` with slow iptables programs, which wait a second before each write. `arms` adds
-/// cases for an input, as in a shell's `case $input in`.
+/// Returns a `PATH` with slow iptables programs. They wait a second before each write. `arms` adds
+/// cases for the program's input, in the syntax of a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
@@ -312,8 +314,8 @@ fn the_iptables_mode_is_removed_once_ipvs_serves(c: &mut Cluster) -> Outcome {
     })?;
     let state = p.state()?;
     let chains = state.lines().filter(|line| line.starts_with(":KUBE-"));
-    // The shim's chains in both families, the kubelet's chains, and two foreign chains with similar
-    // names.
+    // Counts the shim's chains in both families, the kubelet's chains, and two chains of other
+    // programs with similar names.
     assert_eq!(chains.count(), 2 * 11 + 4, "{state}");
     assert!(
         !state.contains("-j DNAT") && !state.contains("KUBE-SVC-"),
@@ -353,8 +355,8 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         );
     }
     assert_eq!(p.state()?, before);
-    // Daemons take over while IPVS keeps its open connections. The first one has an iptables
-    // without nfacct.
+    // Daemons take over the node one after another. IPVS keeps its open connections. The first
+    // daemon has an iptables without nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     p.under_traffic(|| {
         let mut daemon = p.start(&["env", &path])?;
@@ -368,7 +370,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
         draining.contains("local 10.96.10.10 proto 107"),
         "{draining}"
     );
-    // The clients have closed the connections. After a restart, the daemon continues the drain.
+    // The clients have closed their connections. After its restart, the daemon continues the drain.
     p.flags.push("--ipvs-drain-timeout=1s".to_owned());
     let mut daemon = p.start(&["env", &path])?;
     p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
@@ -379,7 +381,7 @@ fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
     for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
         assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
     }
-    // With nfacct, there are a few more rules. Again, the connections must survive.
+    // With nfacct, the daemon adds a few rules. The connections must survive again.
     p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
     let counted = saved()?;
     assert_eq!(
@@ -494,7 +496,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
     ] {
         assert!(lines.contains(&line), "{line}: {}", diff.stdout);
     }
-    // Lines of each of the five sections, and the blank lines between the sections.
+    // The output has five sections with 10 lines, a heading for each section, and blank lines
+    // between the sections.
     assert_eq!(lines.len(), 10 + 5 + 4, "{}", diff.stdout);
     let planned = p.kube_proxy(&["plan", "-o", "wide"])?;
     assert_eq!(planned.status.code(), Some(1), "{planned:?}");
@@ -519,7 +522,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         (Some(0), ""),
         "{mended:?}"
     );
-    // While an object is unreadable, leftover entries may belong to it.
+    // While an object is unreadable, the daemon keeps leftover entries, because they may belong to
+    // this object.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

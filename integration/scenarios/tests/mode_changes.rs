@@ -1,6 +1,6 @@
-//! Changes between all pairs of modes and back, during continuous requests and with open
-//! connections. Every request must succeed, every connection must survive, and the previous mode
-//! must leave no state.
+//! Tests changes between all pairs of modes and back. Clients send requests continuously, and keep
+//! connections open. Every request must succeed, every connection must survive, and the previous
+//! mode must leave no state.
 //!
 //! `migrate` tests changes from upstream's state.
 #![allow(
@@ -18,13 +18,13 @@ use scenarios::{
     with_backend,
 };
 
-/// A form of a mode, with the kernel state by which a test recognizes it.
+/// A form of a mode: the mode with its flags, and the kernel state that identifies it.
 struct ModeForm {
     /// Name of the form, as part of test names.
     name: &'static str,
     flags: &'static [&'static str],
-    /// Parts of the output of [`held`] while this form is active. Every other form lacks at least
-    /// one of these parts.
+    /// Parts of the output of [`held`] while this form is active. The output of any other form
+    /// lacks at least one of these parts.
     marks: &'static [&'static str],
 }
 
@@ -36,8 +36,8 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// Output line for a Service address on the link. `RANGE` and `ROUTE` are the routes that replace
-/// it.
+/// Output line for a Service address on the link. Forms with routes have the lines `RANGE` or
+/// `ROUTE` instead.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -53,7 +53,7 @@ const LEAN: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
     marks: &[DEVICE, ADDRESS, SET, MATCH],
 };
-/// Exact semantics, with the shim in iptables and ipsets.
+/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in iptables and ipsets.
 const EXACT_LEAN: ModeForm = ModeForm {
     name: "exact_lean",
     flags: &[
@@ -63,7 +63,7 @@ const EXACT_LEAN: ModeForm = ModeForm {
     ],
     marks: &[DEVICE, ROUTE, SET, MATCH, MARKS],
 };
-/// Exact semantics, with the shim in nftables.
+/// IPVS mode with `--ipvs-semantics=exact`, and with the shim in nftables.
 const EXACT: ModeForm = ModeForm {
     name: "exact",
     flags: &[
@@ -78,7 +78,7 @@ const IPVS_NFTABLES: ModeForm = ModeForm {
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     marks: &[DEVICE, ADDRESS, "kube-proxy-ipvs\n"],
 };
-/// IPVS mode in which routes make networks of Service addresses local.
+/// IPVS mode with local routes for whole networks of Service addresses.
 const IPVS_RANGES: ModeForm = ModeForm {
     name: "ipvs_ranges",
     flags: &[
@@ -124,7 +124,7 @@ const ALL: [&ModeForm; 9] = [
     &NFTABLES_FLAT,
 ];
 
-/// Output line for the ipset with the firewall marks of exact semantics.
+/// Output line for the ipset with the firewall marks of `--ipvs-semantics=exact`.
 const MARKS: &str = "create KUBE-LOCAL-MARK";
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
@@ -139,7 +139,7 @@ const CROWD: usize = 1_000;
 /// Time for which conntrack keeps a UDP flow without packets, minus the time of a request.
 const TRACKED: Duration = Duration::from_secs(25);
 
-/// Number of connections held open on each path.
+/// Number of persistent connections on each path.
 const HELD: usize = 2;
 
 macro_rules! stories {
@@ -200,8 +200,8 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Returns the kernel state of all modes: tables, the maps of one layout, rules, sets, virtual
-/// servers and addresses.
+/// Returns the kernel state that any mode may create: tables, the maps of one layout, rules, sets,
+/// virtual servers and addresses.
 fn held(c: &Cluster) -> Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true
@@ -215,7 +215,8 @@ fn held(c: &Cluster) -> Result<String> {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In modes that do not bind Service addresses on the node, the node's packets need a route.
+    // Some modes bind no Service addresses on the node. The node's own packets to Services then
+    // need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
@@ -225,7 +226,8 @@ fn set_up(c: &Cluster) -> Outcome {
     c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
     // A virtual server of another program. Every change of the mode must keep it.
     c.sh("ipvsadm -A -t 198.51.100.9:9 -s rr && ipvsadm -a -t 198.51.100.9:9 -r 10.244.2.10:9 -m")?;
-    // With exact semantics, clients outside reach this Service by firewall mark.
+    // With `--ipvs-semantics=exact`, clients outside the cluster reach this Service by a firewall
+    // mark.
     let local = Service::new("local", "10.96.0.12 fd96::12").port(tcp(80, 8080));
     let local = local.ingress("192.0.2.30 2001:db8::30");
     let local = local.spec("externalTrafficPolicy: Local");
@@ -247,7 +249,7 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     ]
 }
 
-/// Addresses of a Service that has no chain of its own in the flat layout.
+/// Addresses of a Service for which the flat layout creates no chain.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
 /// Addresses of a Service with `externalTrafficPolicy: Local`.
@@ -267,16 +269,16 @@ fn crowd() -> String {
     crowd
 }
 
-/// Changes modes with enough Services for a slow first sync. The daemon programs the Services with
-/// traffic last.
+/// Changes modes with so many Services that the first sync is slow. The daemon programs the
+/// Services with traffic last.
 fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     c.write("crowd", &crowd())?;
     c.patience = Duration::from_mins(1);
     there_and_back(c, one, other)
 }
 
-/// Adds Services to a running daemon with default flags until its table becomes flat. Then removes
-/// them again.
+/// Runs the daemon with default flags. Adds Services until the daemon switches its nftables table
+/// to the flat layout, and then removes the Services.
 fn by_number_of_services(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.patience = Duration::from_mins(1);
@@ -313,10 +315,12 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     if other.marks == NFTABLES_FLAT.marks {
         asked.extend(INNER.map(|to| (&c.client, to)));
     } else if [one, other].iter().any(|form| form.is_exact()) {
-        // Only clients outside use these addresses, so every connection has a firewall mark.
+        // Only clients outside the cluster use these addresses, so every connection has a firewall
+        // mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
-        // If the Service's address is local, the node's own packets have another source address.
+        // Adds requests of the node itself. If the Service's address is local, these packets have
+        // another source address.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
@@ -338,7 +342,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
             }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
-            // After the daemon has ended, the form's state stays in the kernel.
+            // The mode's state stays in the kernel after the daemon has ended.
             if leaves_ipvs {
                 drains(c, to)
             } else {
@@ -359,14 +363,14 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
         );
         if leaves_ipvs {
             drain_ends(c, to).with_context(|| format!("{step}, after a restart"))?;
-            // After the drain, the first packet may be lost.
+            // After the drain, the first packet of the UDP flow may be lost.
             c.until("the UDP flow goes the new way", || Ok(flow.ask().is_ok()))?;
         }
     }
     clean(c)
 }
 
-/// Waits until the form serves, and IPVS keeps only the open connections.
+/// Waits until the new mode serves, and IPVS keeps only the open connections.
 fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("open connections in IPVS alone", || {
@@ -393,16 +397,19 @@ fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
     waited.map(drop).with_context(|| wrong)
 }
 
-/// Restarts the form, which continues the drain. The clients have closed their connections.
+/// Restarts the new mode after the clients have closed their connections. The daemon then continues
+/// the drain, and ends it.
 fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
-    // The UDP flow stays open. The kernel counts closed connections for some time.
+    // A short drain timeout is necessary. The UDP flow stays open, and the kernel still counts
+    // closed connections for some time.
     let mut daemon = c.start_apart(&[to.flags, &["--ipvs-drain-timeout=1s"]].concat())?;
     is_alone(c, to)?;
     daemon.stop(SOON)?;
     Ok(())
 }
 
-/// An address on `kube-ipvs0` counts as an address of the node only while the link exists.
+/// Checks the node ports in the output of `services`. An address on `kube-ipvs0` counts as an
+/// address of the node only while this link exists.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {
@@ -424,14 +431,13 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// Checks that all marks of a form are present, and that every other form lacks at least one of its
-/// marks.
+/// Checks that the kernel has all marks of this form, and no further marks of other forms.
 fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
         wrong.clear();
-        // `iptables-save` fails if a daemon removes an ipset while `iptables-save` looks up the
-        // set's name.
+        // `iptables-save` looks up the names of ipsets. If a daemon removes an ipset at the same
+        // time, `iptables-save` fails, and the test tries again.
         let held = match held(c) {
             Ok(held) => held,
             Err(error) => {
@@ -443,7 +449,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         for mark in way.marks.iter().filter(|mark| !has(mark)) {
             wrong.extend(["no ", *mark, "; "]);
         }
-        // Marks that other forms have and this form does not.
+        // Finds marks of other forms that this form does not have.
         let others = ALL.iter().flat_map(|other| other.marks);
         for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
             wrong.extend(["still ", *mark, "; "]);

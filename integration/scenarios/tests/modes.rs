@@ -1,5 +1,4 @@
-//! Tests that a mode removes all state of the mode that it replaces. Also tests iptables mode
-//! alone.
+//! Tests that a mode removes all state of the previous mode. Also tests iptables mode alone.
 //!
 //! `migrate` covers requests during the change.
 
@@ -31,7 +30,8 @@ fn main() {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In iptables mode, Service addresses are not bound on the node, so its packets need a route.
+    // iptables mode binds no Service address on the node. The node's own packets to Services
+    // therefore need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let port = tcp(80, 8080).node_port(30080);
@@ -51,7 +51,7 @@ fn is_served(c: &Cluster) -> Outcome {
 fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let shims = ["upstream", "lean"].into_iter();
-    // The shim in nftables is tested only if the lane's kernel has nftables.
+    // Tests the shim in nftables only if the lane's kernel has nftables.
     let nftables = (lab::iptables_backend() == "nft").then_some("nftables");
     for (round, shim) in shims.chain(nftables).enumerate() {
         c.start(&[&format!("--ipvs-shim={shim}")])?;
@@ -73,7 +73,7 @@ fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
         is_served(c)?;
         c.stop()?;
 
-        // The virtual servers count closed connections for up to two minutes.
+        // IPVS counts closed connections for up to two minutes, so the drain gets a shorter limit.
         c.start(&[&IPTABLES_MODE[..], &["--ipvs-drain-timeout=2s"]].concat())?;
         is_served(c)?;
         c.until("what is of IPVS mode to go", || {
@@ -115,8 +115,8 @@ fn a_flushed_table_is_rewritten(c: &mut Cluster) -> Outcome {
     is_served(c)
 }
 
-/// If an operator makes a table dormant that other programs also use, the daemon leaves it dormant.
-/// The log and the subcommands report the table.
+/// An operator makes a table dormant that other programs also use. The daemon leaves the table
+/// dormant. The log and the subcommands report the table.
 fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
@@ -177,8 +177,8 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
     c.refuses(&c.node1, "127.0.0.1:30080")
 }
 
-/// KEP-5707 in both modes: if a daemon starts without the feature gate, it removes external IPs,
-/// and keeps all other state.
+/// If a daemon starts without the feature gate of KEP-5707, it removes external IPs and keeps all
+/// other state. This holds in both modes.
 fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
@@ -217,8 +217,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// In every mode, a Service of any age may claim the node's address as an external IP. The Service
-/// gets only ports that are not node ports of other Services.
+/// A Service of any age may claim the node's address as an external IP. The Service gets a port
+/// only if it is not a node port of another Service. This holds in every mode.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -264,7 +264,7 @@ fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outc
             "cannot serve 172.35.0.100:30080/TCP (spec.externalIPs) for Service default/thief";
         let is_told = |line: &str| line.contains(refused) && line.contains("default/victim");
         ensure!(said.lines().any(is_told), "{said}");
-        // Deletes the Service with the node port. Later adds it again.
+        // Deletes the Service with the node port, and later adds it again.
         c.delete("victim")?;
         c.until("the external IP to be served", || {
             let answer = c.outside.ask_tcp(at(NODE_PORT), SOON);
@@ -321,7 +321,8 @@ fn clients_with_affinity_keep_their_endpoint_until_removal(c: &mut Cluster) -> O
                 Ok(ask(to).is_ok_and(|answered| answered == who))
             })?;
         }
-        // Each flow keeps its source port. The kernel forgets the flow together with its endpoint.
+        // Each flow keeps its source port. When its endpoint is removed, the kernel forgets the
+        // flow, so the flow moves.
         for flow in &mut flows {
             c.until("the flow to move", || {
                 Ok(flow.ask().is_ok_and(|answer| answer.who == who))

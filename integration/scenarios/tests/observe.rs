@@ -1,5 +1,5 @@
-//! Tests kube-proxy's HTTP endpoints for probes, load balancers, monitoring, and operators with
-//! curl.
+//! Tests kube-proxy's HTTP endpoints, which serve probes, load balancers, monitoring, and operators
+//! with curl.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -67,8 +67,8 @@ fn each_http_page_is_served_at_upstreams_path(c: &mut Cluster) -> Outcome {
         );
     }
     ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
-    // Load balancers send requests from outside, in either family. By default, the monitoring
-    // endpoints respond only on the node.
+    // Load balancers send health checks from outside, in either family. By default, the monitoring
+    // endpoints respond only to clients on the node.
     for node in ["172.35.0.100", "[fd35::100]"] {
         let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
         ensure!(code == 200, "{node}: {code}");
@@ -161,7 +161,8 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     apply_node(&api, "{}")?;
     c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
 
-    // The daemon measures the latency of changes made after its start, until the kernel has them.
+    // The daemon measures the latency of each change that is made after its start. The latency ends
+    // when the kernel has the change.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
         metric(c, measured)? == Some(0.0),
@@ -374,7 +375,7 @@ fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
 }
 
 /// The rules of nftables mode do not count packets. The daemon reports the number of tracked flows.
-/// It omits packet counts, because they would be 0.
+/// It omits the numbers of packets, which would always be 0.
 fn nftables_mode_reports_tracked_flows(c: &mut Cluster) -> Outcome {
     let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                 status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";

@@ -1,5 +1,5 @@
-//! Attacks by a user who may write Services. The attacker must not get other users' packets, and
-//! must not disturb other Services. The daemon has only the rights that its manifests grant.
+//! Tests attacks by a user who may write Services. The attacker must not get other users' packets,
+//! and must not disturb other Services. The daemon has only the rights that its manifests grant.
 
 mod objects;
 mod rights;
@@ -68,13 +68,13 @@ fn main() {
     tell(&[of_modes, &others].concat(), Duration::from_mins(8))
 }
 
-/// Returns true if this lane has nf_tables.
+/// Returns true if the lane's kernel has nf_tables.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Adds a default route. Modes other than IPVS do not bind Service addresses on the node, so its
-/// packets to a Service need a route.
+/// Adds a default route to node1. Modes other than IPVS bind no Service addresses on the node. The
+/// node's own packets to a Service therefore need a route.
 fn way_out(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

@@ -1,4 +1,4 @@
-//! Hostile objects beside a valid Service.
+//! Tests hostile objects beside a valid Service.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use scenarios::{
 
 /// Limit for the daemon's peak memory, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// Limit for the time that the daemon takes to program a change of the valid Service.
+/// Time limit for the daemon to program a change of the valid Service.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")
@@ -34,9 +34,9 @@ fn is_plain(what: &str, text: &str) -> Outcome {
 
 pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
-    // Half of the objects exist at the start. The test adds the others later. Outside of default
-    // IPVS mode, they have fewer ports and ranges, which are slow with iptables programs or this
-    // lab's kernel. Tests with fake kernels cover large objects.
+    // Half of the objects exist at the start. The test adds the other half later. In modes other
+    // than default IPVS, the objects have fewer ports and ranges, because iptables programs and
+    // this lab's kernel are slow with many. Tests with fake kernels cover large objects.
     let is_ipvs = !c.flags.iter().any(|flag| flag != "--proxy-mode=ipvs");
     let files = if is_ipvs {
         hostile::files(2_000, 10_000)
@@ -73,7 +73,7 @@ pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) ->
                 .ask_tcp(at("10.96.0.11:80"), Duration::from_secs(2));
             Ok(answer.is_ok_and(|answer| answer.who == "near"))
         })?;
-        // The daemon also serves the valid parts of partly invalid objects.
+        // The daemon also serves the valid parts of a partly invalid object.
         for to in ["10.96.1.2:1", "10.96.1.2:200"] {
             c.until_answered(&c.client, to)?;
         }

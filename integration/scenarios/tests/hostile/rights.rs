@@ -16,8 +16,8 @@ const NOBODY: u32 = 65_532;
 /// User id of root, who alone may read the list of legacy iptables tables.
 const ROOT: u32 = 0;
 
-/// Makes the daemon run as this user with exactly these capabilities. Its child processes inherit
-/// them.
+/// Makes the daemon run as this user with exactly these capabilities. The daemon's child processes
+/// inherit the capabilities.
 fn act_as(c: &mut Cluster, user: u32, capabilities: &[&str]) {
     let with = |sign: &str| -> Vec<String> {
         let own = capabilities.iter().map(|one| format!("+{one}"));
@@ -115,7 +115,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.sh(&format!("chmod -R a+rX {}", c.folder().display()))?;
     c.sh("echo 0 >/proc/sys/net/ipv4/ip_forward")?;
-    // If a capability is missing, the daemon exits in each mode with a message that names it.
+    // If a capability is missing, the daemon exits in each mode. Its message names the capability.
     let mut modes = vec!["ipvs", "iptables", "userspace"];
     if lab::iptables_backend() == "nft" {
         modes.push("nftables");
@@ -127,7 +127,8 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
         let said = c.refusal()?;
         ensure!(said.contains("CAP_NET_ADMIN"), "{mode}: {said}");
     }
-    // With all capabilities but read-only settings, the daemon logs the settings and the next step.
+    // The daemon has all capabilities, but the settings are read-only. The daemon then logs the
+    // settings and the next step.
     let read_only =
         "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\"";
     c.prefix = ["sh", "-c", read_only, "sh"].map(Into::into).to_vec();
@@ -145,7 +146,7 @@ pub(crate) fn unwritable_kernel_settings_are_named(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// HTTP endpoints other than probes respond only to clients on this node, and are read-only.
+/// Except for probes, HTTP endpoints are read-only and respond only to clients on this node.
 pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -170,7 +171,7 @@ pub(crate) fn only_this_node_can_read_the_inspection_api(c: &mut Cluster) -> Out
             ensure!(code == 404, "{path}: {code}");
         }
     }
-    // A user other than root cannot query internals from this node either.
+    // On this node, only root may query internals.
     let program = scenarios::kube_proxy()?;
     let asked = c.sh(&format!(
         "setpriv --reuid=1000 --regid=1000 --clear-groups {} services 2>&1 || true",

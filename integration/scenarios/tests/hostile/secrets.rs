@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 
-/// Text that every secret here contains.
+/// Text that every secret in these tests contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time for which the test reads the output of a daemon that may be unable to start.
+/// Time for which the test reads the daemon's output. The daemon may be unable to start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
@@ -22,12 +22,12 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
     api.start()?;
     let token = c.folder().join("token");
     fs::write(&token, "s3cr3t-of-the-file")?;
-    // Users with each kind of credential.
+    // Each user has another kind of credential.
     let users = [
         "{token: s3cr3t-token}".to_owned(),
         "{username: somebody, password: s3cr3t-password}".to_owned(),
         format!("{{tokenFile: '{}'}}", token.display()),
-        // An error must not quote an invalid value.
+        // This value is invalid. The error must not quote it.
         "{client-certificate-data: czNjcjN0LWNlcnRpZmljYXRl, client-key-data: czNjcjN0LWtleQ==}"
             .to_owned(),
         "{client-key-data: 's3cr3t !', token: [s3cr3t]}".to_owned(),
@@ -38,8 +38,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // The reachable server gets every user's credentials, each other server only the first
-        // user's.
+        // The daemon tries the credentials of every user at the reachable server. At each other
+        // server, it tries only the credentials of the first user.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {
@@ -56,8 +56,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // Waits for the daemon's first sync. A daemon that cannot start has no first sync, so
-            // the wait has a limit.
+            // Waits for the daemon's first sync. The wait has a limit, because a daemon that cannot
+            // start has no first sync.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();
@@ -87,7 +87,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // The stop fails if the daemon has already ended.
+                // Ignores this failure: the daemon may already have ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

@@ -1,4 +1,4 @@
-//! A Service claims addresses of other owners (CVE-2020-8554).
+//! Tests a Service that claims addresses of other owners (CVE-2020-8554).
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
@@ -8,7 +8,8 @@ use serde_json::Value;
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
 
-/// Returns a Service that is older than all others. In a conflict, the oldest Service would win.
+/// Returns a Service that is older than all other Services. In a conflict between Services, the
+/// oldest Service wins.
 fn thief(name: &str, cluster_ip: &str, port: u16, external: &str) -> Service {
     Service::new(name, cluster_ip)
         .port(tcp(port, 8080))
@@ -27,7 +28,7 @@ fn answers(from: &Place, to: &str, who: &str) -> Outcome {
     Ok(())
 }
 
-/// Returns all kernel state that forwards packets.
+/// Returns the kernel state that decides where packets go.
 fn programmed(c: &Cluster) -> Result<String> {
     c.sh("set +e; (ipvsadm -Sn; iptables-$backend-save; nft list ruleset; ipset save; ip -o address show) 2>/dev/null || true")
 }
@@ -57,16 +58,16 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     c.until_answered(&c.client, VICTIM)?;
     answers(&c.client, VICTIM, "near")?;
     answers(&c.outside, VICTIM, "near")?;
-    // The Services keep their own, legitimate addresses.
+    // Each Service keeps its own addresses, which no other owner has.
     for to in ["10.96.0.66:80", "192.0.2.20:80"] {
         c.until_answered(&c.outside, to)?;
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // As in upstream, the daemon serves the node's address and logs a message. The address stays
-    // with the node.
+    // As in upstream, the daemon serves the claimed port of the node's address, and logs a message.
+    // The address stays on the node.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
-    // The node still reaches the API server, whose address has not become local.
+    // The API server's address has not become local, so the node still reaches the API server.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;
     ensure!(code == 200 && body.contains("victim"), "{code} {body}");
     let addresses = c.sh("ip -o address show")?;
@@ -128,8 +129,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
             && has("NodeAddressClaimed", "a-thief"))
     })?;
 
-    // The watch continues. When the victim releases its cluster IP, the thief gets it, until
-    // another Service owns the cluster IP again.
+    // The daemon still watches objects. When the victim releases its cluster IP, the thief gets the
+    // address. When another Service owns this cluster IP, the thief loses it again.
     api.delete_service("victim")?;
     c.until("the thief to have it", || {
         let answer = c.client.ask_tcp(at(VICTIM), SOON);
@@ -142,8 +143,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     })?;
     answers(&c.client, VICTIM, "near")?;
 
-    // With a list of allowed addresses, the daemon programs no other address and removes existing
-    // entries for such addresses.
+    // With a list of allowed addresses, the daemon programs only these addresses. It removes
+    // existing entries for other addresses.
     api.apply(&thief("c-free", "10.96.0.68", 80, "192.0.2.5 198.51.100.5"))?;
     c.until_answered(&c.outside, "192.0.2.5:80")?;
     c.stop()?;

@@ -1,5 +1,5 @@
-//! Paths on which packets arrive but replies may not. The tests compare `kube-proxy explain` with
-//! packets.
+//! Tests paths on which packets arrive, but replies may be lost. The tests compare `kube-proxy
+//! explain` with packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::clients::{Mode, answers_come_back, place, policies, start};
 
-/// Timeout for a reply if explain expects none. All places are on one machine, where replies take
-/// milliseconds.
+/// Timeout for a reply if explain expects no reply. All places are on one machine, where replies
+/// take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Requests with their senders: pods of this node and of another node, and a process of this node.
-/// They cover IPv4 and IPv6, with the pods' own addresses and with masquerading.
+/// Requests with their senders: a pod of this node, this node, and an external host. The requests
+/// cover IPv4 and IPv6, with the client's own address and with masquerading.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -39,8 +39,8 @@ struct Fault {
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True to test all modes, because their requests also traverse FORWARD. False to test only
-    /// IPVS.
+    /// True to test this obstacle in all modes, whose requests also traverse FORWARD. False to test
+    /// it only in IPVS mode.
     is_for_all: bool,
 }
 
@@ -119,8 +119,11 @@ ports: [{protocol: TCP, port: 8081}]
 endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: true}}]
 ";
 
-/// If explain expects a reply, the reply must arrive. If explain expects none, none may arrive. If
-/// the node cannot know, explain must report so.
+/// Compares explain with packets:
+///
+/// - If explain expects a reply, the reply must arrive.
+/// - If explain expects no reply, no reply may arrive.
+/// - If the node cannot know, explain must report this.
 pub(crate) fn explain_predicts_replies(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
@@ -165,9 +168,9 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// A packet of an external client goes to another node without masquerading. The reply takes
-/// another path, so this node cannot see whether the reply arrives. If a mode drops the packet,
-/// explain must report the drop.
+/// The node forwards a packet of an external client to another node, without masquerading. The
+/// reply takes another path, so this node cannot see whether the reply arrives. If a mode drops the
+/// packet, explain must report the drop.
 fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
@@ -197,7 +200,8 @@ fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>)
     Ok(())
 }
 
-/// At an address without a Service, a listener on the node replies.
+/// The requests go to an address of the node without a Service. If a process on the node listens
+/// there, it replies.
 fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [
@@ -218,7 +222,7 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Comparison of explain with packets, and the number of compared replies.
+/// Number of compared replies, of lost replies, and of replies about which explain is unsure.
 #[derive(Default)]
 struct Comparison {
     all: usize,
@@ -227,7 +231,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares an output of explain with packets. Returns the difference, if any.
+    /// Compares explain's verdict on a path with packets. Returns the difference, if any.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };
@@ -280,8 +284,8 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<ExplainOutpu
 }
 
 impl ExplainOutput {
-    /// Returns explain's verdict on the replies of one path, or `None` if it does not mention the
-    /// path.
+    /// Returns explain's verdict on the replies of one path. Returns `None` if explain does not
+    /// mention the path.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();
         let own = place(c, from).addresses().iter().map(ipnet::IpNet::addr);

@@ -30,7 +30,7 @@ pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
 
-/// Returns the Service of an address from [`v4`] or [`v6`].
+/// Returns the name of the Service that has an address from [`v4`] or [`v6`].
 pub(crate) fn named(way: &str, number: usize) -> String {
     if way == "ClusterIP only" {
         format!("default/inner{number}")
@@ -123,7 +123,7 @@ pub(crate) fn is_flat(c: &Cluster) -> bool {
         .any(|flag| *flag == *"--nftables-layout=flat")
 }
 
-/// Returns those of the given transports that a mode supports.
+/// Returns the transports that a mode supports, out of the given transports.
 pub(crate) fn transports<const N: usize>(
     mode: Mode,
     all: [Transport; N],
@@ -133,9 +133,9 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// Converts a result of the rule-based modes into the result of userspace mode (reason G). In this
-/// mode, the endpoint sees the node's address, and the relay resets a client if there is no
-/// endpoint.
+/// Converts a result of the rule-based modes into the result of userspace mode (reason G). In
+/// userspace mode, the endpoint sees the node's address. If there is no endpoint, the relay resets
+/// the client's connection.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -148,7 +148,7 @@ pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) 
     }
 }
 
-/// Returns true if nf_tables are available: on lane B, or on a host that has them.
+/// Returns true if the kernel has nf_tables: on lane B, or on a host that has them.
 pub(crate) fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -156,7 +156,8 @@ pub(crate) fn has_nftables() -> bool {
 /// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) == Mode::Exact {
-        // The kernel takes the source address of the node's own packets from this route.
+        // The node's own packets to a Service need this route. The kernel takes their source
+        // address from it.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -165,8 +166,8 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }
-        // Service addresses are not bound on the node. The node's own packets need a route before
-        // rules translate them.
+        // The mode binds no Service addresses on the node. The node's own packets then need a
+        // route, because rules translate them only after the route lookup.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }
@@ -192,9 +193,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Routes packets from node2's pods to the outside host through node1. Without this route, the
-/// reply to a client that was not masqueraded would bypass node1, which must translate it. The test
-/// then could not see which endpoint replied.
+/// Routes packets from node2's pods to the outside host through node1. node1 must translate the
+/// reply to a client that was not masqueraded. Without this route, the reply would bypass node1,
+/// and the test could not see which endpoint replied.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

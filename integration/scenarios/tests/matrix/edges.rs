@@ -1,5 +1,5 @@
-//! Cases that the table does not have: no endpoints, unexposed ports, a pod that calls itself, the
-//! last endpoints, source ranges, `ping`.
+//! Tests cases that the table does not have: no endpoints, unexposed ports, a pod that calls
+//! itself, the last endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,8 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 /// client waits a second for the next error. With polling over IPv6, this happens sometimes on
 /// Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
-    // Message types that are limited: none over IPv4, and over IPv6 one that is not an error.
+    // Limits no ICMP messages over IPv4. Over IPv6, limits only type 128 (echo request), which is
+    // no error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
@@ -46,8 +47,12 @@ fn speak_freely(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Creates four Services. Service 0 has both policies Cluster, 1 has externalTrafficPolicy Local, 2
-/// has internalTrafficPolicy Local, 3 has both Local.
+/// Creates four Services with different traffic policies:
+///
+/// - Service 0: both policies are Cluster.
+/// - Service 1: externalTrafficPolicy is Local.
+/// - Service 2: internalTrafficPolicy is Local.
+/// - Service 3: both policies are Local.
 fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     for number in 0..4 {
         let policies = policies(number & 1 != 0, number & 2 != 0);
@@ -84,8 +89,8 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // A busy socket makes the kernel treat an ICMP error as transient. The client then sends
-        // the SYN again, so the test repeats the request.
+        // If the client's socket is busy, the kernel treats an ICMP error as transient. The client
+        // then waits and sends the SYN again. The test therefore repeats a slow request once.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -105,7 +110,8 @@ fn each<'a>(
 }
 
 /// Returns the argument for `explain`: the Service that exposes an address and port, or the address
-/// if no Service exposes it. One address represents all addresses of a Service.
+/// itself if no Service exposes it. For unexposed ports, only the addresses of Service 0 have an
+/// argument, because one Service is enough.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -119,9 +125,12 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     is_first.then(|| format!("{to}/{transport:?}"))
 }
 
-/// With any policies, the client immediately gets an ICMP port unreachable. Over UDP, the node
-/// itself gets an error when it sends, as from a REJECT rule. (An SCTP client gets the message too,
-/// but treats it as transient and retries.)
+/// If a Service has no endpoints, the client immediately gets an ICMP port unreachable, with any
+/// policies.
+///
+/// - Over UDP, the node's own send fails, as with a REJECT rule on output.
+/// - An SCTP client also gets the message, but treats it as transient and retries. This test skips
+///   SCTP.
 pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
@@ -129,7 +138,8 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
         transports.flat_map(move |transport| {
-            // Timeouts are slow, so one Service represents all.
+            // A request that times out is slow. If timeouts are expected, the test uses only the
+            // first Service.
             let is_dropped = carried(mode, transport, "refused") == "timeout";
             let most = if is_dropped {
                 2 * WAYS.len()
@@ -142,9 +152,8 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     each(
         c,
         questions.map(|(from, transport, to)| {
-            // The node reaches its own node port through `lo`, where rules reject its packets on
-            // input. The flat layout of nftables mode rejects them on output, like all other
-            // packets.
+            // The node reaches its own node port through `lo`. Rules reject these packets on input.
+            // Only the flat layout of nftables mode rejects them on output, like all other packets.
             let is_by_lo = to.port() != 80 && !is_flat(c);
             let is_sent = !mode.is_ipvs() && is_by_lo || mode == Mode::Userspace;
             let is_send = from == "node" && transport == Transport::Udp && !is_sent;
@@ -162,9 +171,9 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     )
 }
 
-/// Returns the expected result for an unexposed port or a ping. If the node has the address or a
-/// rule matches, the packet is rejected. Otherwise, the node forwards the packet, and no reply
-/// arrives.
+/// Returns the expected result of a ping, or of a request to an unexposed port. If the node has the
+/// address or a rule matches, the packet is rejected. Otherwise, the node forwards the packet, and
+/// no reply arrives.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -178,8 +187,8 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns Service addresses with the expected result for an unexposed port. Timeouts are slow, so
-/// one Service represents all.
+/// Returns Service addresses, each with the expected result for an unexposed port. A request that
+/// times out is slow. If a timeout is expected, only the first Service's addresses are returned.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));
@@ -193,8 +202,8 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
         .collect()
 }
 
-/// A process that listens on all addresses of the node is not reachable through a Service address
-/// (k/k#72236). Nor is a Service's node port.
+/// A process listens on all addresses of the node. Clients cannot reach this process through a
+/// Service address (k/k#72236), nor can they reach a node port at a Service address.
 pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -229,8 +238,8 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
     Ok(())
 }
 
-/// A pod sends a request to a Service of which it is the only endpoint. It must not see its own
-/// address as the client, because it would then reply to itself.
+/// A pod sends a request to a Service of which it is the only endpoint (hairpin). The pod must see
+/// a client address other than its own (SNAT), because it would otherwise reply to itself.
 pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
@@ -243,9 +252,13 @@ pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outco
     )
 }
 
-/// Endpoints on this node and another node: ready, terminating but serving, or neither. Then the
-/// policy, and the results for a pod at the ClusterIP and for the external host at the
-/// load-balancer address.
+/// Cases with the last endpoints of a Service:
+///
+/// 1. the endpoint on this node: ready, serving (and terminating) or gone;
+/// 2. the endpoint on another node, likewise;
+/// 3. true if both traffic policies are Local;
+/// 4. the result for a pod at the ClusterIP;
+/// 5. the result for the external host at the load-balancer address.
 const LAST_ENDPOINTS: [(&str, &str, bool, &str, &str); 8] = [
     ("serving", "serving", false, "both kept", "both masq"),
     ("serving", "serving", true, "local kept", "local kept"),
@@ -265,7 +278,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
         _ => "{ready: false, serving: false, terminating: true}",
     };
     for (number, (here, elsewhere, is_local, ..)) in LAST_ENDPOINTS.iter().enumerate() {
-        // The EndpointSlice of this Service is empty.
+        // Service itself has no endpoints. The second EndpointSlice has the endpoints.
         let service = service(number).spec(&policies(*is_local, *is_local));
         let slice = format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -282,7 +295,8 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     let mode = Mode::of(c);
     let questions = LAST_ENDPOINTS.iter().enumerate().flat_map(
         |(number, (here, _, is_local, pod, outside))| {
-            // Only IPVS mode falls back to all other endpoints (reasons C and F).
+            // If no endpoint on this node serves, only IPVS mode uses the endpoints of other nodes
+            // (reasons C and F).
             let is_nobody = mode != Mode::Ipvs && *is_local && *here == "gone" && *pod != "refused";
             let of = |seen| {
                 let by_rules = if is_nobody { "timeout" } else { seen };
@@ -302,8 +316,8 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     each(c, questions)
 }
 
-/// loadBalancerSourceRanges, and the results for an external host, a second external host, a pod
-/// and the node.
+/// Values of loadBalancerSourceRanges, each with the results for an external host, a second
+/// external host, a pod and the node.
 const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     (
         "172.35.0.9/32",
@@ -323,8 +337,8 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     ),
 ];
 
-/// Source ranges apply only to load-balancer addresses. They admit the node if they contain the
-/// address of its Node object.
+/// Source ranges apply only to load-balancer addresses. Source ranges admit the node if they
+/// contain the address of its Node object.
 pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
     c.world
@@ -350,8 +364,8 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
     each(c, questions)
 }
 
-/// `ping` to a Service address has the result of a request to an unexposed port. An address of the
-/// node replies.
+/// `ping` to a Service address has the same result as a request to an unexposed port. If the
+/// address is an address of the node, the node replies.
 pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
@@ -362,8 +376,9 @@ pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
         for (to, expected) in &addresses {
-            // The rejecting rule is in the node's output path. Over IPv6, the sender of the request
-            // gets no error for a dropped packet, but the sender of the reply does.
+            // The rule that rejects the packet is in the node's output path. Over IPv4, the node's
+            // send therefore fails. Over IPv6, the send succeeds, and the sender then receives the
+            // ICMP error.
             let is_send =
                 !mode.is_ipvs() && to.is_ipv4() && from == "node" && *expected == "refused";
             let expected = if is_send { "not sent" } else { *expected };

@@ -28,12 +28,12 @@ pub(crate) struct ExplainOutputs {
 }
 
 impl ExplainOutputs {
-    /// Clears the outputs. Tests call this after they have changed the daemon.
+    /// Clears the outputs. A test calls this function after it has changed the daemon.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();
     }
 
-    /// Prints the number of compared paths. Fails if explain differed from packets on some path.
+    /// Prints the number of compared paths. Fails if explain differed from the packets of a path.
     pub(crate) fn agree(&self, unlike: &[String]) -> Outcome {
         let compared = self.compared.load(Ordering::Relaxed);
         println!(
@@ -61,7 +61,8 @@ impl ExplainOutputs {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // If a rule rejects a packet on output, the send fails at once.
+        // `not sent`: a rule rejects the packet on output, so the send fails at once. explain
+        // reports this as `refused`.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();
         Ok((said != seen).then(|| {
@@ -104,8 +105,8 @@ impl ExplainOutputs {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // explain may be unsure only about packets of an external client that the node forwards
-            // to another node without masquerading.
+            // explain may be unsure only about the packets of an external client. The node forwards
+            // such packets to another node without masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,
@@ -125,7 +126,7 @@ fn words(text: &str) -> impl Iterator<Item = IpAddr> {
 /// Runs explain for a Service, with all senders of these tests.
 fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let program = kube_proxy()?.display().to_string();
-    // For an address, explain accepts only senders of the address's family.
+    // If the argument is an address, explain accepts only senders of the same family.
     let at = service
         .rsplit_once('/')
         .and_then(|(at, _)| at.parse::<SocketAddr>().ok());
@@ -195,7 +196,7 @@ fn walk_word(walk: &Value, is_node: bool) -> String {
             format!("{who} {source}")
         }
         "refused" | "reset" => fate.to_owned(),
-        // In this lab, no reply arrives for a packet that the node forwards unchanged.
+        // In this lab, a packet that the node forwards unchanged gets no reply.
         "dropped" | "forwarded" => "timeout".to_owned(),
         other => other.to_owned(),
     }

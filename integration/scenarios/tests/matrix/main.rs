@@ -1,9 +1,17 @@
-//! The packet matrix: which client reaches which endpoint, and whether the source is translated.
+//! The packet matrix: which client reaches which endpoint, and whether the source address is
+//! translated.
 //!
 //! `--print` prints docs/packet-matrix.md from the table in `table.rs`. The test fails if the table
-//! differs from the observed packets or from the document. Each test runs with every shim of IPVS
-//! mode, with each layout of nftables mode, and in userspace mode. It also compares packets with
-//! `kube-proxy explain`, which reads the kernel. `answers` covers lost replies.
+//! differs from the observed packets or from the document.
+//!
+//! Each test runs in these modes:
+//!
+//! - IPVS mode, with every shim;
+//! - nftables mode, with each layout;
+//! - userspace mode.
+//!
+//! Each test also compares packets with `kube-proxy explain`, which reads the kernel. `answers`
+//! covers lost replies.
 
 mod answers;
 mod clients;
@@ -28,13 +36,13 @@ macro_rules! stories {
             story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
                 clients::has_nftables, $module::$name),
             story!("ipvs_exact::", ["--ipvs-semantics=exact"], clients::has_nftables, $module::$name),
-            // Exact semantics by iptables rules. These tests run only on request:
+            // `--ipvs-semantics=exact` with iptables rules. These tests run only on request:
             // `--include-ignored ipvs_exact`.
             story!("ipvs_exact_upstream::", ["--ipvs-semantics=exact", "--ipvs-shim=upstream"], || false, $module::$name),
             story!("ipvs_exact_lean::", ["--ipvs-semantics=exact", "--ipvs-shim=lean"],
                 || is_in_tests(concat!(stringify!($module), "::", stringify!($name))), $module::$name),
-            // nftables redirects packets if the kernel has nftables. Otherwise (lane A), iptables
-            // does.
+            // The kernel redirects packets by nftables rules or, if it has no nftables (lane A), by
+            // iptables rules.
             story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
@@ -53,9 +61,9 @@ macro_rules! story {
     };
 }
 
-/// Returns true for the test that runs by default with exact semantics in iptables. On lane A, this
-/// is only the test of the rows for UDP and SCTP, which takes a quarter of the time. On lane B,
-/// `make test-full` runs the test of the rows for TCP.
+/// Returns true for the test that runs by default with `--ipvs-semantics=exact` in iptables. On
+/// lane A, this is the test of the rows for UDP and SCTP, which takes a quarter of the time. On
+/// lane B, `make test-full` runs the test of the rows for TCP.
 fn is_in_tests(story: &str) -> bool {
     let rows = if clients::has_nftables() {
         "matrix::each_row_of_the_matrix_holds"

@@ -13,8 +13,9 @@ use crate::explained::ExplainOutputs;
 use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// Flags of the daemon for the three columns. By default, a test's daemon gets the pod networks. If
-/// the flags have no network of a family, the daemon cannot detect local traffic of that family.
+/// Flags of the daemon for the three columns of the table. By default, the daemon gets the pod
+/// networks of both families. Without a pod network, the daemon cannot detect local traffic of that
+/// family.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
@@ -70,7 +71,8 @@ pub(crate) fn each_row_of_the_matrix_holds(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Tests every row in a mode that chooses endpoints at random. The column has the same name.
+/// Tests every row in a mode that chooses endpoints at random. The document has a column with the
+/// results of this mode.
 fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);

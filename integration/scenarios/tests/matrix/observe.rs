@@ -8,16 +8,16 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// Timeout for a reply that the test does not expect. All places are on one machine, where replies
-/// take milliseconds.
+/// Timeout if the test expects no reply. All places are on one machine, where replies take
+/// milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends requests until each endpoint has replied in its turn. Returns the result: `both kept`,
-/// `local masq`, `remote vip`, `timeout`. The document explains these terms.
+/// Sends requests until each endpoint has replied in its turn. `expected` selects the timeout.
+/// Returns the result: `both kept`, `local masq`, `remote vip`, `timeout`. The document explains
+/// these terms.
 ///
-/// `expected` selects the timeout. For the node's own packets, only a changed port reveals
-/// masquerading. The random port may by chance equal the original port, so an unexpected result is
-/// checked twice.
+/// Repeats an unexpected result once. For the node's own packets, only a changed source port
+/// reveals masquerading, and the new random port may by chance equal the original port.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,
@@ -31,7 +31,8 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// Sends requests until each endpoint of a random choice has replied, up to a limit of requests.
+/// Sends requests until each endpoint has replied, up to a limit of requests. The mode chooses
+/// endpoints at random.
 pub(crate) fn see_by_chance(
     c: &Cluster,
     from: &Place,
@@ -40,7 +41,7 @@ pub(crate) fn see_by_chance(
     expected: &str,
 ) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
-        // With two endpoints, one endpoint gets no request with a probability of 2⁻³⁰.
+        // After 31 requests, one of two endpoints has got no request with a probability of 2⁻³⁰.
         Some(source) => (
             31,
             ["local", "remote"]
@@ -60,7 +61,8 @@ pub(crate) fn see_by_chance(
         } else {
             odd.push(word);
         }
-        // By chance, a random port may equal the original port once, but hardly twice.
+        // Accepts one unexpected result. A random port may once equal the original port, but hardly
+        // twice.
         if seen == wanted && odd.len() < 2 && (wanted.len() > 1 || turn == asked) {
             return expected.to_owned();
         }
@@ -70,7 +72,8 @@ pub(crate) fn see_by_chance(
 }
 
 fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
-    // Round robin uses the Service's endpoints in turn. There are at most two.
+    // Round robin uses the Service's endpoints in turn. The Service has at most two endpoints, so
+    // two requests are enough.
     let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
     match (one, other) {
         (Ok((one, source)), Ok((other, same))) if one != other && source == same => {
@@ -87,7 +90,8 @@ fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expecte
     }
 }
 
-/// Sends one request. Returns the endpoint and the client address that it saw, or the failure.
+/// Sends one request. Returns the endpoint that replied and the client address that this endpoint
+/// saw, or the failure.
 fn ask(
     c: &Cluster,
     from: &Place,
@@ -143,8 +147,9 @@ fn ask(
     }
 }
 
-/// Returns an unused source port. A port that is reused within seconds may match the conntrack
-/// entry of the previous connection. If the source is not translated, the endpoint sees this port.
+/// Returns an unused source port. If a client reuses a port within seconds, its packets may match
+/// the conntrack entry of the previous connection. If nothing translates the source, the endpoint
+/// sees this port.
 fn unused_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -6,32 +6,32 @@ use lab::Transport;
 
 use crate::clients::{Mode, carried};
 
-/// A group of Services with the same policies and endpoints. It has a row for each sender and
+/// Group of Services with the same policies and endpoints. The group has a row for each sender and
 /// address.
 pub(crate) struct Section {
     /// True if the Services have `externalTrafficPolicy: Local`.
     pub(crate) external_local: bool,
     /// True if the Services have `internalTrafficPolicy: Local`.
     pub(crate) internal_local: bool,
-    /// True if one endpoint is on the node. The other endpoint is on another node.
+    /// True if one endpoint is on this node and the other endpoint is on another node.
     pub(crate) is_here: bool,
     rows: &'static str,
 }
 
-/// A row: the sender, the address, and three results: with local detection, without it, and with
-/// `--masquerade-all`.
+/// A row: the sender, the address, and three results. The results are with detection of local
+/// traffic, without this detection, and with `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// Results of iptables and nftables mode if they differ from IPVS mode: one for all three
-    /// columns, or one for each.
+    /// Results of iptables and nftables mode if these modes differ from IPVS mode. The text has one
+    /// result for all three columns, or one for each column.
     iptables: &'static str,
     why: &'static str,
 }
 
-/// Reasons for which IPVS mode differs from the rule-based modes.
+/// Reasons why IPVS mode differs from the rule-based modes.
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
@@ -75,7 +75,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Results of the other tests, for the last part of the document.
+/// Results of tests outside the table, for the last part of the document.
 const BESIDE: &str = "
 ## Beside the table
 
@@ -312,8 +312,8 @@ impl Row {
         [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
     }
 
-    /// Returns a mode's cell in the document: one result for all three columns, or one for each.
-    /// Empty if the mode has the results of IPVS mode.
+    /// Returns a mode's cell in the document: one result for all three columns, or one for each
+    /// column. Returns an empty cell if the mode has the results of IPVS mode.
     fn cell(&self, mode: Mode) -> String {
         let all = self.results(mode);
         let [first, ..] = all;
@@ -326,7 +326,8 @@ impl Row {
         }
     }
 
-    /// Returns true if the row gives valid reasons exactly where iptables mode differs.
+    /// Returns true if the row gives valid reasons, and gives them only if iptables mode differs
+    /// from IPVS mode.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();
@@ -379,7 +380,7 @@ page.
 | **vip** | the endpoint sees the service address, the source of the node's own packets |
 ";
 
-/// Results outside the tables that differ between exact semantics and iptables mode.
+/// Results outside the tables in which `--ipvs-semantics=exact` differs from iptables mode.
 const EXCEPTIONS: &str = "
 For packets outside these rows, `--ipvs-semantics=exact` differs from iptables mode where [the
 kernel](ipvs-shim.md#exact-semantics) forces it:
@@ -410,7 +411,8 @@ fn differing_rows() -> String {
     text + EXCEPTIONS
 }
 
-/// Returns the document with results that a test has observed, row by row.
+/// Returns the document with the results that a test has observed. `seen` has the results of each
+/// row, in order.
 pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
     let mut text = INTRODUCTION.to_owned() + &differing_rows();
     for section in &SECTIONS {

@@ -1,5 +1,5 @@
-//! Tests a node with programs that announce addresses of Services: BIRD as a speaker of BGP, and a
-//! program that answers ARP like MetalLB's layer 2 mode.
+//! Tests a node with programs that announce addresses of Services: BIRD, which speaks BGP, and a
+//! program that answers ARP requests like MetalLB's layer 2 mode.
 
 use std::fs;
 
@@ -9,8 +9,8 @@ use scenarios::{Cluster, Outcome, SOON, Service, at, tcp};
 
 use super::{Form, in_each_mode};
 
-/// BIRD on the node. It announces the Service networks, which it does not write to the kernel.
-/// `vips` would find addresses of `kube-ipvs0`.
+/// Configuration of BIRD on the node. BIRD announces the Service networks, but does not write them
+/// to the kernel. If BIRD found addresses of `kube-ipvs0`, they would be in its table `vips`.
 const SPEAKER: &str = r#"
 router id 172.35.0.100;
 protocol device { scan time 1; }
@@ -27,7 +27,7 @@ protocol bgp peer {
     ipv4 { import none; export all; next hop self; };
 }
 "#;
-/// BIRD on the host outside. It takes the routes from BGP alone.
+/// Configuration of BIRD on the external host, which takes routes only from BGP.
 const ROUTER: &str = "
 router id 172.35.0.9;
 protocol device { scan time 1; }
@@ -38,8 +38,9 @@ protocol bgp peer {
     ipv4 { import all; export none; };
 }
 ";
-/// Answers ARP requests for an address with the MAC address of `eth0`, as MetalLB's speaker does.
-/// Takes the address, the MAC address and the number of the interface.
+/// Perl program that answers ARP requests for an address with the MAC address of `eth0`, as
+/// MetalLB's speaker does. Its arguments are the address, the MAC address, and the number of the
+/// interface.
 const SPEAKER_OF_ARP: &str = r#"
 my ($address, $mac, $index) = @ARGV;
 ($address, $mac) = (pack("C4", split(/\./, $address)), pack("H12", $mac =~ tr/://dr));
@@ -54,7 +55,8 @@ while (defined recv($socket, my $frame, 2048, 0)) {
 }
 "#;
 
-/// Address in the network of the nodes. Only the program answers ARP for it.
+/// Address in the network of the nodes. Only the Perl program answers ARP requests for this
+/// address.
 const IN_LAN: &str = "172.35.0.200";
 
 pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Outcome {
@@ -108,7 +110,8 @@ pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Ou
         let answer = c.outside.ask_tcp(at("192.0.2.11:80"), SOON)?;
         let seen = (answer.who.as_str(), answer.seen_source.ip().to_string());
         ensure!(seen == ("near", "172.35.0.9".to_owned()), "{seen:?}");
-        // The link has the addresses. It is down, so BIRD announces none of them by itself.
+        // The link has the addresses. Because the link is down, BIRD announces none of them by
+        // itself.
         if form.name == "ipvs, upstream's shim" {
             let link = c.sh("ip address show dev kube-ipvs0")?;
             ensure!(link.contains("10.96.0.10/32"), "{link}");

@@ -1,8 +1,10 @@
-//! Calico with its data plane of iptables and ipsets.
+//! Tests a node with Calico, whose data plane uses iptables and ipsets.
 //!
 //! A packet that IPVS forwards passes INPUT and OUTPUT instead of FORWARD. If the link `kube-ipvs0`
-//! exists, Felix (Calico's agent) therefore marks such packets in INPUT with their origin, and
-//! applies the policies of both pods in OUTPUT. These marks use the bits 0xfff00000.
+//! exists, Felix (Calico's agent) therefore handles such packets in two steps:
+//!
+//! - In INPUT, it marks each packet with its origin. These marks use the bits 0xfff00000.
+//! - In OUTPUT, it applies the policies of both pods.
 
 use anyhow::ensure;
 use lab::Transport;
@@ -10,8 +12,9 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 
 use super::{EXACT, Form, in_modes, policed_services, policies_hold};
 
-/// Script that turns the pods `near`, `client` and `other` into Calico's: no bridge, and one route
-/// and one interface `cali…` each. Then it adds Felix's rules. Pod `near` admits only `client`.
+/// Script that turns the pods `near`, `client` and `other` into Calico's pods. Such a pod has no
+/// bridge, but its own route and interface `cali…`. The script then adds Felix's rules. Pod `near`
+/// admits only `client`.
 const CALICO: &str = "
     for pair in port2:near:10 port4:client:99 port6:other:98; do
         IFS=: read -r port pod last <<.
@@ -116,8 +119,8 @@ $t
 ";
 
 /// Script that moves the jumps to Felix's chains to the front. Felix does so when it finds other
-/// rules before them. kube-proxy, like upstream's, moves its own jumps to the front only when they
-/// are missing.
+/// rules before its jumps. kube-proxy, like upstream's, moves its own jumps to the front only when
+/// they are missing.
 const REFRESH: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -D $chain -j cali-$chain; $t -I $chain -j cali-$chain; done
@@ -132,7 +135,7 @@ const FIRST: &str = "
 
 pub(crate) fn network_policies_of_calico_apply_to_services(c: &mut Cluster) -> Outcome {
     policies_apply(c, |form| form.name != EXACT)?;
-    // The log of a start warns, as `kube-proxy check` does.
+    // At its start, the daemon logs the same warning as `kube-proxy check`.
     c.launch(&[
         "--proxy-mode=ipvs",
         "--ipvs-semantics=exact",
@@ -155,7 +158,7 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
     let other = c.world.pod(&node1, "other", "10.244.1.98 fd44:1::98")?;
     c.sh(CALICO)?;
     policed_services(c)?;
-    // A Service whose endpoints admit every client.
+    // Adds a Service whose endpoints admit every client.
     c.client.serve_tcp(8080)?;
     let open = Service::new("open", "10.96.0.13")
         .port(tcp(80, 8080).node_port(30083))
@@ -170,14 +173,15 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
             first.lines().all(|line| line.contains("-j cali-")),
             "{first}"
         );
-        // The lean shim sets our mark in table mangle, before Felix's rules. Felix adds its bits to
-        // the mark, so IPVS finds no virtual server for the mark (docs/neighbours.md).
+        // The lean shim marks packets in table mangle, before Felix's rules. Felix then adds its
+        // bits to the mark. IPVS therefore finds no virtual server for the mark
+        // (docs/neighbours.md).
         let has_conflict = form.name == "ipvs, exact, lean shim";
         let checked = c.check(form.flags)?;
         ensure!(checked.contains("cali-INPUT") == has_conflict, "{checked}");
         if !has_conflict {
-            // Clients outside reach only the endpoint on this node. The endpoint sees the client's
-            // own address.
+            // Clients outside the cluster reach only the endpoint on this node. The endpoint sees
+            // the client's own address.
             let answers = tally(&c.outside, Transport::Tcp, at("192.0.2.13:80"), 4)?;
             let answers: Vec<_> = answers.keys().collect();
             ensure!(answers == ["client from 172.35.0.9"], "{answers:?}");

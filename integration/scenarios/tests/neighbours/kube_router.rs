@@ -1,6 +1,7 @@
-//! kube-router as network plug-in and for network policies, without its service proxy.
+//! Tests a node with kube-router as network plug-in and for network policies, but without its
+//! service proxy.
 //!
-//! Like kube-proxy's chains, its chains have names that begin with `KUBE-`.
+//! The names of kube-router's chains begin with `KUBE-`, like those of kube-proxy's chains.
 
 use lab::Place;
 use scenarios::{Cluster, Outcome};

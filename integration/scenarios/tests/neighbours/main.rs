@@ -1,10 +1,13 @@
-//! kube-proxy beside network plug-ins and other programs of a node.
+//! Tests kube-proxy beside network plug-ins and other programs of a node. docs/neighbours.md has
+//! the results.
 //!
 //! Debian has no packages for most of these programs. Scripts in this folder therefore create the
-//! rules, sets, addresses and virtual servers of such a program. Only keepalived and BIRD themselves
-//! run. Each test changes from one mode of the lane to the next. In each mode, it sends packets and
-//! compares the other program's state. At the end, `--cleanup` must restore exactly the state from
-//! before the first start. docs/neighbours.md has the results.
+//! rules, sets, addresses and virtual servers of such a program. Only keepalived and BIRD really
+//! run.
+//!
+//! Each test changes from one mode of the lane to the next mode. In each mode, the test sends
+//! packets, and compares the other program's state. At the end, `--cleanup` must restore exactly
+//! the state from before the first start.
 
 mod announcers;
 mod calico;
@@ -31,7 +34,7 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if this lane's iptables is iptables-nft.
+/// Returns true if the lane's iptables is iptables-nft.
 pub(crate) fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -48,7 +51,7 @@ pub(crate) struct Form {
     needs_nft: bool,
 }
 
-/// Name of IPVS mode with exact semantics and the shim in nftables.
+/// Name of IPVS mode with `--ipvs-semantics=exact` and the shim in nftables.
 pub(crate) const EXACT: &str = "ipvs, exact, shim in nftables";
 
 /// Modes in the order of a test. Each mode takes over from the previous one.
@@ -131,8 +134,9 @@ pub(crate) fn in_each_mode(
     in_modes(c, |_| true, refresh, packets)
 }
 
-/// Runs kube-proxy in each chosen mode beside another program. `refresh` is a script that repairs
-/// the other program's state after a start of kube-proxy. `packets` checks the traffic in a mode.
+/// Runs kube-proxy in each chosen mode beside another program. `refresh` is a script with which the
+/// other program repairs its state after a start of kube-proxy. `packets` checks the traffic in a
+/// mode.
 pub(crate) fn in_modes(
     c: &mut Cluster,
     is_chosen: impl Fn(&Form) -> bool,
@@ -178,7 +182,8 @@ fn stays(c: &Cluster, before: &[String]) -> Outcome {
 /// Timeout after which a request counts as denied.
 const DENIED_AFTER: Duration = Duration::from_millis(900);
 
-/// Adds Services whose endpoint on this node, the pod `near`, has a network policy.
+/// Adds Services with two endpoints. A network policy applies to the endpoint on this node (the pod
+/// `near`).
 pub(crate) fn policed_services(c: &Cluster) -> Outcome {
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     c.write("node", NODE)?;
@@ -192,7 +197,7 @@ pub(crate) fn policed_services(c: &Cluster) -> Outcome {
         .spec("externalTrafficPolicy: Local")
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
     c.apply(&local)?;
-    // An endpoint on another node. No policy of this node applies to it.
+    // This endpoint is on another node, so no policy of this node applies to it.
     let far = Service::new("far", "10.96.0.12 fd96::12")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10 fd44:2::10");

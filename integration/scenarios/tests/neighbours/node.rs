@@ -1,5 +1,5 @@
 //! Tests a node with flannel (VXLAN), NodeLocal DNSCache, Istio (ambient mode, and a sidecar in a
-//! pod), kube-vip and a running keepalived. Another test has Cilium's rules.
+//! pod), kube-vip and a running keepalived. Another test uses Cilium's rules.
 
 use std::fs;
 use std::time::Duration;
@@ -40,7 +40,8 @@ const FLANNEL_PEER: &str = "
     ip route replace 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink
 ";
 
-/// Script that adds the cache's own address, and rules that keep its connections out of conntrack.
+/// Script that adds the address of NodeLocal DNSCache, and rules that keep the cache's connections
+/// out of conntrack.
 const NODE_LOCAL_DNS: &str = "
     ip link add nodelocaldns type dummy; ip addr add 169.254.20.10/32 dev nodelocaldns
     for proto in tcp udp; do
@@ -51,8 +52,8 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// Commands by which the cache takes over the DNS Service's address. They run in modes without
-/// IPVS.
+/// Commands with which NodeLocal DNSCache takes over the DNS Service's address. The test runs them
+/// only in modes without IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
@@ -60,8 +61,8 @@ const TAKE_DNS: &str = "
     iptables-$backend -t raw $rule OUTPUT -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
 ";
 
-/// Script with Istio's rule on an ambient node. The rule gives probes of the kubelet a known source
-/// address.
+/// Script with Istio's rule on an ambient node. The rule gives a known source address to probes of
+/// the kubelet.
 const ISTIO: &str = "
     ipset create istio-inpod-probes-v4 hash:ip; ipset add istio-inpod-probes-v4 10.244.1.10
     iptables-$backend -t nat -N ISTIO_POSTRT
@@ -69,7 +70,8 @@ const ISTIO: &str = "
         -m set --match-set istio-inpod-probes-v4 dst -j SNAT --to-source 169.254.7.127
     iptables-$backend -t nat -I POSTROUTING -j ISTIO_POSTRT
 ";
-/// Script with a sidecar's rules in its pod. They redirect incoming connections to port 15006.
+/// Script with the rules of a sidecar in its pod. The rules redirect incoming connections to port
+/// 15006.
 const SIDECAR: &str = "
     x=iptables-$backend
     for chain in ISTIO_INBOUND ISTIO_IN_REDIRECT; do $x -t nat -N $chain; done
@@ -162,7 +164,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
         c.client.ask_udp(at("10.96.0.53:53"), SOON)?;
         if !form.name.starts_with("ipvs") {
             c.sh(&format!("do=add rule=-A\n{TAKE_DNS}"))?;
-            // A virtual server that still drains takes packets before they reach the cache.
+            // While the virtual server still drains, it takes the packets before they reach the
+            // cache.
             c.until("the cache answers", || {
                 let dial = c.client.dial(Transport::Tcp, at("10.96.0.53:53"));
                 let answer = dial.timeout(Duration::from_millis(500)).ask();
@@ -176,8 +179,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// Script with the rules that Cilium adds without kube-proxy replacement. Cilium's eBPF programs
-/// are missing.
+/// Script with the rules that Cilium adds without kube-proxy replacement. The test does not have
+/// Cilium's eBPF programs.
 const CILIUM: &str = "
     ip link add cilium_host type veth peer name cilium_net
     for x in iptables-$backend ip6tables-$backend; do

@@ -13,7 +13,7 @@ use crate::web::SLOW_PATH;
 /// Way in which a client uses connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientBehaviour {
-    /// One connection per request, closed by the server. The client can reuse its port while IPVS
+    /// One connection per request, closed by the server. The client may reuse its port while IPVS
     /// still keeps the connection in TIME_WAIT.
     New,
     /// One connection per request, reset by the client. IPVS keeps the connection in CLOSE.
@@ -24,8 +24,8 @@ pub(crate) enum ClientBehaviour {
     Slow,
 }
 
-/// A client: its behaviour, the Service's address, its source ports in turn, and its pause between
-/// two requests.
+/// A client: its behaviour, the Service's address, the source ports that it uses in turn, and its
+/// pause between two requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: ClientBehaviour,
@@ -51,7 +51,7 @@ impl Client {
         });
     }
 
-    /// Sends one request, on a new connection if none is open. Returns the response, and the
+    /// Sends one request. Opens a connection if the client has none. Returns the response, and the
     /// connection if the client can reuse it.
     fn ask(
         &self,

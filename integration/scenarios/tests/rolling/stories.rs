@@ -1,4 +1,4 @@
-//! Tests of draining, one aspect each.
+//! Tests of draining. Each test covers one aspect.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// Timeout for a connection, shorter than TCP's retransmission of a lost SYN after a second.
+/// Timeout for a connection. It is shorter than a second, after which TCP retransmits a lost SYN.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";
 
-/// Opens connections until the pod `who` replies. Resets all other connections, so that IPVS
-/// forgets them after ten seconds.
+/// Opens connections until the pod `who` replies. Resets all connections to other pods, so that
+/// IPVS forgets these connections after ten seconds.
 fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     for _ in 0..4 {
         let mut connection = dial.clone().reset_on_close().open()?;
@@ -49,7 +49,7 @@ pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) 
     c.until_reals(SERVER, &format!("{NEAR}*1 {FAR}*0"))?;
     c.stop()?;
 
-    // Upstream left the destination at weight 0 (k/k#92019, k/k#108319).
+    // In this case, upstream left the destination at weight 0 (k/k#92019, k/k#108319).
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
@@ -132,8 +132,9 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
             place.name()
         );
     }
-    // If the node keeps the address, it resets an open connection. Otherwise, the client gets an
-    // ICMP unreachable, which does not end a TCP connection.
+    // The node port is at the node's address, which stays on the node, so the node resets an open
+    // connection. At a removed address, the client gets an ICMP unreachable, which does not end a
+    // TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
     // The address is available again at once.
     c.apply(&web(BOTH))?;
@@ -142,7 +143,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// Returns the state and the destination of the IPVS connection that a client port has on node1.
+/// Returns the state and the destination of the IPVS connection from a client port on node1.
 fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     let text = c.sh("ipvsadm -Lcn")?;
     let source = format!("10.244.1.99:{port}");
@@ -158,8 +159,8 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     Ok(found.next())
 }
 
-/// A busy client, or an NFS client, reuses a source port while IPVS still keeps the previous
-/// connection (k/k#81775, k/k#84322).
+/// A client reuses a source port while IPVS still keeps the previous connection. Busy clients and
+/// NFS clients do this (k/k#81775, k/k#84322).
 pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);
@@ -173,13 +174,14 @@ pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Ou
     c.until_served(&on(BOTH))?;
     let (near_at, far_at) = ("10.244.1.10:8081", "10.244.2.10:8081");
 
-    // Three values: the end of the client's connection, the state that IPVS then has, and the time
-    // limit of the next connection.
+    // Each case has three values: how the client's connection ends, the state that the connection
+    // then has in IPVS, and the time limit of the next connection.
     let after_one_syn = Duration::from_millis(2900);
     let ways = [
         (ConnectionEnd::ServerCloses, "TIME_WAIT", AT_ONCE),
         (ConnectionEnd::Reset, "CLOSE", AT_ONCE),
-        // The first SYN removes IPVS' entry, and the second SYN opens a new connection.
+        // The first SYN removes the entry of the previous connection in IPVS. Only the second SYN
+        // opens a new connection.
         (ConnectionEnd::Silently, "ESTABLISHED", after_one_syn),
     ];
     for (going, state, limit) in ways {
@@ -230,8 +232,8 @@ fn ask(c: &Cluster, port: u16) -> Result<String> {
     Ok(c.client.enter(ask)?)
 }
 
-/// Sends one request from a source port on a connection with this end. Returns the name of the
-/// server.
+/// Sends one request from a source port. Then ends the connection in this way. Returns the name of
+/// the server.
 fn ask_and_go(c: &Cluster, going: ConnectionEnd, port: u16) -> Result<String> {
     if matches!(going, ConnectionEnd::ServerCloses) {
         return ask(c, port);
@@ -277,8 +279,8 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     };
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
-    // Affinity must not send new connections to the removed endpoint (k/k#81587). Open connections
-    // stay with it.
+    // The first endpoint is removed. Affinity must not send new connections to it (k/k#81587), but
+    // open connections stay with it.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
     // The first endpoint is back, but the client now has affinity to the second endpoint.

@@ -14,8 +14,8 @@ use crate::web::{SLOW, Web};
 
 /// Number of pods that serve at a time.
 const PODS: usize = 4;
-/// Time after which a terminating pod must get no new connection. The daemon collects changes for
-/// up to a second.
+/// Time after a change until a terminating pod must get no new connection. The daemon collects
+/// changes for up to a second.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Timeout for the shutdown of a pod after its removal from the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
@@ -31,14 +31,14 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods. New pods reuse the addresses of removed pods, the oldest first.
+/// The Service `web` and its pods. A new pod reuses the address of the pod that was removed first.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,
     pods: VecDeque<Pod>,
     free: Vec<(Node, VecDeque<String>)>,
     made: usize,
-    /// Longest time that a pod took until its last connection ended.
+    /// Longest time from the removal of a pod's endpoint until the pod's last connection ended.
     longest_end: Duration,
 }
 
@@ -77,12 +77,13 @@ impl Rollout {
         })
     }
 
-    /// Replaces the oldest pod. Both pods pass through their whole lifecycle.
+    /// Replaces the oldest pod by a new pod. Both pods go through all steps of their lifecycle.
     fn replace(&mut self, c: &mut Cluster) -> Result<()> {
         let new = self.pod(c)?;
         let old = self.pods.pop_front().context("there are no pods")?;
         self.pods.push_back(new);
-        // The kubelet sends SIGTERM at about the time when the endpoint becomes terminating.
+        // The kubelet sends SIGTERM to the pod at about the time when the endpoint becomes
+        // terminating.
         self.publish(Some(&old))?;
         old.web.leave();
         std::thread::sleep(SETTLED);
@@ -183,7 +184,8 @@ pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
     let mut traffic = Traffic::default();
     start_clients(c, &mut traffic);
     let started = Instant::now();
-    // Two generations of pods reuse addresses. On lane B, `make test-full` replaces twice as many.
+    // Replaces each pod twice, so that pods reuse addresses. On lane B (`make test-full`), replaces
+    // each pod four times.
     let generations = if lab::iptables_backend() == "nft" {
         4
     } else {

@@ -1,9 +1,9 @@
-//! A web server in a pod with a graceful shutdown: it finishes open requests and then closes its
-//! connections.
+//! A web server in a pod with a graceful shutdown. The server finishes open requests, and then
+//! closes its connections.
 //!
 //! ```text
-//!   serves ── leave() ──▶ responds with `Connection: close` ── end() ──▶ waits for the last connection,
-//!                                                                        and stops listening
+//!   serves ── leave() ──▶ responds with       ── end() ──▶ waits for the last connection,
+//!                         `Connection: close`              and stops listening
 //! ```
 
 use std::io::{self, Read as _, Write as _};
@@ -23,7 +23,7 @@ pub(crate) const SLOW_PATH: &str = "/slow";
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
 /// Interval between two checks in a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Time without a new connection after which the server expects no more.
+/// Time without a new connection after which the server expects no further connection.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// The server. Dropping it cuts its open connections.
@@ -84,8 +84,9 @@ impl Web {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits until all connections are closed and no new one arrives, but at most for `grace`. Then
-    /// stops the server. Returns the number of connections that it had to cut.
+    /// Waits until all connections are closed and no new connection arrives, but at most for
+    /// `grace`. Then stops the server. Returns the number of connections that the server had to
+    /// cut.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());
@@ -123,7 +124,7 @@ impl PodState {
         self.open.fetch_add(1, Ordering::SeqCst);
         let state = Arc::clone(self);
         let serve = move || {
-            // The client counts a broken connection as a failure.
+            // Ignores the error, because the client counts a broken connection as a failure.
             let _ = state.serve_connection(socket);
             state.open.fetch_sub(1, Ordering::SeqCst);
         };

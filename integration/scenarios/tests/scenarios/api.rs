@@ -1,4 +1,4 @@
-//! Tests an API server as the source of objects: lists, watches, an absent server, invalid
+//! Tests an API server as the source of objects: lists, watches, an unreachable server, invalid
 //! responses.
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub(crate) fn services_from_cached_lists_are_served(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Returns the requests that the server received.
+/// Runs the daemon with an API server. Returns the requests that the server received.
 fn served_from_an_api_server(c: &mut Cluster, flags: &[&str]) -> anyhow::Result<Vec<String>> {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
@@ -91,7 +91,7 @@ pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Out
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Repeats this with state in the kernel, which must stay.
+    // Starts the daemon again without an API server. The kernel now has state, which must stay.
     let before = c.state()?;
     c.stop()?;
     api.stop();
@@ -121,7 +121,8 @@ pub(crate) fn services_stay_while_the_api_server_is_unreachable(c: &mut Cluster)
     let moved = web().endpoints("10.244.2.10");
     api.apply(&moved)?;
     api.delete_service("dns")?;
-    // The reconnecting daemon cannot resume its watch. A new list must reveal the deletions.
+    // After the compaction, the reconnecting daemon cannot resume its watch. The daemon must learn
+    // of the deletions from a new list.
     api.compact();
     c.until_served(&web())?;
     c.until_served(&dns())?;

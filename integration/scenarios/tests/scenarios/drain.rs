@@ -12,8 +12,8 @@ use scenarios::{Cluster, Outcome, Service, Tally, ask, ask_json, at, tally, tcp,
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
-/// Opens a connection to the pod `who`. This connection and all connections to other pods end with
-/// a reset, because IPVS keeps a regularly closed connection for two minutes.
+/// Opens a connection to the pod `who`. All connections of this function end with a reset, because
+/// IPVS keeps a regularly closed connection for two minutes.
 fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
     for _ in 0..4 {
         let mut connection = from
@@ -27,7 +27,7 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// Checks that `kube-proxy services` reports a removed endpoint.
+/// Checks that `kube-proxy services` still reports a removed endpoint.
 fn is_told(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
@@ -86,8 +86,8 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     );
     is_told(c)?;
 
-    // The endpoint returns with its open connection. The test then removes it again and restarts
-    // the daemon.
+    // The endpoint returns while its connection is open. The test then removes the endpoint again,
+    // and restarts the daemon.
     c.apply(&web)?;
     c.until_served(&web)?;
     assert_eq!(kept.ask()?.who, "far");
@@ -136,13 +136,15 @@ pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> O
     let moved = dns.endpoints(left);
     c.apply(&moved)?;
     c.until_served(&moved)?;
-    // The kernel may lose one datagram to the removed destination, but not the next.
+    // The kernel may lose one datagram to the removed destination. The next datagram must reach the
+    // other endpoint.
     let answer = flow.ask().or_else(|_| flow.ask())?;
     assert_eq!(answer.who, next);
     Ok(())
 }
 
-/// Removes and adds one endpoint while the other stays. Meanwhile, adds and removes other Services.
+/// Removes and adds one endpoint while the other endpoint stays. In the meantime, adds and removes
+/// other Services.
 pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (

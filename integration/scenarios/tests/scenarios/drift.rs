@@ -30,10 +30,11 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {
-        // Stops the daemon. Otherwise it could repair the damage before the test sees it.
+        // Stops the daemon, because it could repair the damage before the test sees the damage.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
-        // Reading the state starts a dozen programs, which is slow on a busy machine.
+        // Measures the time of a read of the state. A read starts a dozen programs, which is slow
+        // on a busy machine.
         let looked = Instant::now();
         assert_ne!(c.state()?, whole, "{damage} has damaged something");
         let look = looked.elapsed();
@@ -41,8 +42,8 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // The repair starts as many programs as one read of the state, so one read may come too
-        // early.
+        // The limit includes the time of three reads. The repair starts as many programs as one
+        // read of the state, and one read may come too early.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"

@@ -8,8 +8,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
-    // This Service has an endpoint on this node, so the hairpin set (packets of a pod to itself)
-    // always has a member.
+    // This Service has an endpoint on this node, so the hairpin set always has a member. The
+    // hairpin set is for packets of a pod to itself.
     let near = Service::new("near", "10.96.0.12 fd96::12")
         .port(tcp(80, 8081))
         .endpoints("10.244.1.10 fd44:1::10");
@@ -21,7 +21,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // The kernel has no rules, so the daemon neither reads rules nor tests the backends by a write.
+    // The kernel has no rules yet. The daemon therefore does not read rules, and does not test the
+    // iptables backends by a write.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
@@ -45,7 +46,7 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(programs.take()?, [""; 0], "idle");
 
-    // The first external IP needs new rules. The second one only needs set members.
+    // The first external IP needs new rules. The second external IP needs only set members.
     c.apply(&web.clone().external("192.0.2.20"))?;
     c.until("it is there", || {
         Ok(c.servers()?.contains_key("TCP 192.0.2.20:80"))
@@ -62,8 +63,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // If the kernel's state is right, a starting daemon reads each family once. After another
-    // program has changed a rule, the daemon reads again.
+    // If the kernel's state is right, a starting daemon reads the rules of each family once. The
+    // daemon reads the rules again only after another program has changed a rule.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));
@@ -71,7 +72,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.sh("iptables-$backend -N NOT-OURS")?;
     std::thread::sleep(Duration::from_millis(2500));
     let read = sorted(programs.take()?);
-    // All nftables tables share one generation number.
+    // All nftables tables share one generation number. With iptables-nft, the daemon may therefore
+    // also read the rules of the other family.
     let own = [program(4, backend, "save")];
     assert!(read == own || read == of_both("save"), "{read:?}");
     std::thread::sleep(Duration::from_millis(2500));
@@ -79,13 +81,13 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns a program's name in [`Programs`].
+/// Returns a program's name as [`Programs`] records it.
 fn program(family: u8, backend: &str, verb: &str) -> String {
     let stem = if family == 4 { "iptables" } else { "ip6tables" };
     format!("{stem}-{backend}-{verb}")
 }
 
-/// Sorts the calls, IPv4 first.
+/// Sorts the calls of programs, IPv4 first.
 fn sorted(mut calls: Vec<String>) -> Vec<String> {
     calls.sort_unstable_by(|one, next| next.cmp(one));
     calls

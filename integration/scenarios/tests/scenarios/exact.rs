@@ -1,5 +1,5 @@
-//! Tests `--ipvs-semantics=exact` with ipsets and iptables rules. The packet matrix tests the
-//! packets.
+//! Tests the rules and ipsets of `--ipvs-semantics=exact` with an iptables shim. The packet matrix
+//! tests the packets.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints the table mangle and the sets of marks, which exist only with exact
-/// semantics.
+/// Script that prints the table mangle and the sets of marks. They exist only with
+/// `--ipvs-semantics=exact`.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
 /// Scripts that add rules of another program, and that print these rules.
@@ -30,7 +30,8 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
     for to in ["192.0.2.20:80", "[2001:db8::20]:80", "172.35.0.100:30080"] {
         c.until_answered(&c.outside, to)?;
     }
-    // An exception that the packet matrix lists.
+    // With `--ipvs-semantics=exact`, node ports do not work at 127.0.0.1. The packet matrix lists
+    // this exception.
     c.refuses(&c.node1, "127.0.0.1:30080")?;
     let marks = c.sh(MARKS)?;
     for part in [
@@ -42,7 +43,7 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
         ensure!(marks.contains(part), "no {part:?}:\n{marks}");
     }
 
-    // A restarted daemon adopts all entries.
+    // A restarted daemon adopts all entries, so it writes none.
     c.stop()?;
     let preview = c.check(&LEAN)?;
     ensure!(!preview.contains("KUBE-"), "{preview}");
@@ -61,7 +62,7 @@ pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> O
     c.start(&LEAN)?;
     ensure!(same(&c.sh(MARKS)?) == same(&marks), "{}", c.sh(MARKS)?);
 
-    // Upstream's semantics need no rules in table mangle.
+    // `--ipvs-semantics=upstream` needs no rules in table mangle.
     c.stop()?;
     c.start(&["--ipvs-shim=lean"])?;
     let left = c.sh(MARKS)?;
@@ -92,7 +93,7 @@ pub(crate) fn a_missing_target_for_marks_is_reported(c: &mut Cluster) -> Outcome
     let (bin, folder) = (c.folder().join("bin"), c.folder().join("xtables"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&folder)?;
-    // The iptables programs find their extensions in this folder.
+    // The iptables programs find their extensions in this folder, which lacks the extension SET.
     c.sh(&format!(
         "cp -rs $(dirname $(find /usr/lib -name libxt_SET.so | head -n 1))/*.so {folder} && rm {folder}/libxt_SET.so; \
          for program in iptables-legacy-restore iptables-nft-restore; do printf '#!/bin/sh\\nXTABLES_LIBDIR={folder} exec %s \"$@\"\\n' \

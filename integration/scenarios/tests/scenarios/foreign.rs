@@ -4,9 +4,12 @@ use anyhow::{Context as _, ensure};
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp};
 
-/// Script that adds state of another program: virtual servers (one on a node address, one that
-/// collides with a Service, one by firewall mark), sets, chains and rules between ours, addresses,
-/// a device.
+/// Script that adds state of another program:
+///
+/// - virtual servers: one on a node address, one that collides with a Service, one by firewall
+///   mark;
+/// - sets, and chains and rules between the daemon's rules;
+/// - addresses and a device.
 const FOREIGN: &str = "
     ipvsadm -A -t 172.35.0.100:8443 -s wlc; ipvsadm -a -t 172.35.0.100:8443 -r 10.244.1.10:8080 -m -w 7
     ipvsadm -A -t 192.0.2.50:80 -s wlc; ipvsadm -a -t 192.0.2.50:80 -r 10.244.1.10:8080 -m -w 7
@@ -32,8 +35,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Returns a Service whose external address and port belong to another program. That program has
-/// another endpoint.
+/// Returns a Service whose external address and port belong to another program. The other program
+/// serves them with another endpoint.
 fn taken() -> Service {
     Service::new("taken", "10.96.0.21")
         .port(tcp(80, 8080))
@@ -81,8 +84,8 @@ pub(crate) fn foreign_kernel_state_stays(c: &mut Cluster) -> Outcome {
     c.start(&flags)?;
     c.until_served(&web())?;
     remains(c, "the first sync")?;
-    // The other ports of the Service work. At the taken address, clients reach the other program's
-    // endpoint.
+    // The other ports of the Service work. At the address and port of the other program, clients
+    // reach that program's endpoint.
     c.until_answered(&c.client, "10.96.0.21:80")?;
     until_answered_by(c, "near")?;
     let said = c.said();

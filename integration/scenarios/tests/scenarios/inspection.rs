@@ -127,7 +127,8 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Only root may use the daemon's local socket. Every user of the node may use the metrics address.
+/// Rules of other programs are quoted only to root. Only root may use the daemon's local socket,
+/// but every user of the node may use the metrics address.
 fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
     let program = format!("iptables-{}", lab::iptables_backend());
@@ -158,8 +159,8 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// A load balancer probes a node port, with its Service's address as the source. In IPVS mode, that
-/// address is local to the node, so the kernel drops the probes.
+/// A load balancer probes a node port. Its source address is the address of the Service. In IPVS
+/// mode, this address is local to the node, so the kernel drops the probes.
 pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
     let lb = |mode: &str| {
@@ -211,8 +212,8 @@ pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -
     c.stop()
 }
 
-/// A Service claims another node's address as its external IP. The other node's remaining ports
-/// become unreachable, and the output must explain the reason.
+/// A Service claims another node's address as its external IP. The remaining ports of the other
+/// node become unreachable, and the output must explain the reason.
 pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

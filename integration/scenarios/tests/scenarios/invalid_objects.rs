@@ -1,5 +1,5 @@
-//! Tests invalid objects, and objects that the kernel rejects. The daemon logs each with the next
-//! step, and programs all other objects.
+//! Tests invalid objects, and objects that the kernel rejects. The daemon logs each such object
+//! with the next step, and programs all other objects.
 
 use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
@@ -96,7 +96,7 @@ pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> 
     c.until_served(&corrected).map(drop)
 }
 
-/// A set of another program has the name of one of our sets, and another type.
+/// Another program has a set with the name of one of the daemon's sets, but of another type.
 pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;
@@ -121,8 +121,8 @@ pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outc
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The operator removes the set and its rule. The daemon then completes its state without a
-    // restart.
+    // The operator removes the other program's set and its rule. The daemon then completes its own
+    // state without a restart.
     c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))
