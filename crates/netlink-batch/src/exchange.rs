@@ -207,7 +207,7 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // This message replies to an earlier send, or to no message of the batch.
+                        // Ignores a reply to an earlier send, or to no message of the batch.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -275,7 +275,7 @@ impl<L: Link> Exchange<L> {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
                         if index >= batch.len() {
-                            // This message replies to an earlier send.
+                            // Ignores a reply to an earlier send.
                             continue;
                         }
                         if message.kind != NLMSG_ERROR {

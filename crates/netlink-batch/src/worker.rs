@@ -82,7 +82,7 @@ impl<T: 'static> Worker<T> {
                     Ok(value) => value,
                     Err(error) => return drop(built.send(Err(error))),
                 };
-                // The caller waits for this message, so its receiver still exists.
+                // Cannot fail, because the caller waits for this message.
                 let _ = built.send(Ok(()));
                 for job in queue {
                     job(&mut value);
@@ -147,7 +147,7 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has already been reported.
+            // Ignores a panic of the thread: the panic hook has already reported it.
             let _ = thread.join();
         }
     }

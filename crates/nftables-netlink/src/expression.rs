@@ -313,7 +313,7 @@ pub enum Direction {
     Reply = 1,
 }
 
-/// Sense of a membership test.
+/// Condition of a membership test: inside or outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Membership {
     /// Matches values in the set or range.

@@ -56,7 +56,7 @@ const PREFIXES: [(Table, &str); 6] = [
     (Table::Nat, "KUBE-XLB-"),
 ];
 
-/// Footprint of this mode.
+/// Footprint of this mode: all entries that it creates in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     prefixes: &PREFIXES,

@@ -279,7 +279,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
-        // This mode has no link with service addresses.
+        // Ignores notices about links, because this mode has no link with service addresses.
         false
     }
 

@@ -693,7 +693,7 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
 }
 
 #[test]
-fn unreadable_rules_are_reported_once_and_block_no_change() {
+fn unreadable_rules_are_reported_with_back_off_and_block_no_change() {
     let mut world = serving(3);
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
     let first = world.tick(Duration::from_secs(30)).unreadable;
@@ -708,7 +708,8 @@ fn unreadable_rules_are_reported_once_and_block_no_change() {
     }
     assert!((1..12).contains(&tries), "with back-off: {tries} in 100 s");
     assert_eq!(world.restores().len(), 20);
-    // Another program changes a chain. The rules can be read again.
+    // Another program deletes all rules. From now on, the rules can be read again, so the mode
+    // repairs them.
     let held = world.holds();
     world.kernel.flush();
     world.kernel.state().unreadable = None;

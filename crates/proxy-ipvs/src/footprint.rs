@@ -34,7 +34,7 @@ pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     Protocol::Tcp,
 );
 
-/// Footprint of this mode in the kernel.
+/// Footprint of this mode: all entries that it creates in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &ALL_CHAINS,
     jumps: &JUMPS,

@@ -220,7 +220,7 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    // The former shim marks packets until its table or its rules are removed.
+    // The shim of an earlier run marks packets until its table or its rules are removed.
     let mut leftovers = tables.leftovers.iter_actual();
     let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
     if leftovers.any(|(place, _)| marks_packets(*place)) {

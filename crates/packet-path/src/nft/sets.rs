@@ -79,7 +79,7 @@ mod tests {
         let is_in = |key: [u8; 2]| find(&ports, &key).is_some();
         assert!(is_in([1, 0]) && is_in([1, 255]) && is_in([255, 255]));
         assert!(!is_in([0, 0]) && !is_in([0, 255]) && !is_in([2, 0]) && !is_in([8, 255]));
-        // One range begins at the end of another.
+        // One range begins where another range ends.
         let joined = [
             element(&[1, 0]),
             end(&[2, 0]),

@@ -48,7 +48,7 @@ pub(super) fn read(words: Words<'_>) -> Rule {
                 target = Target::Goto(words.next().unwrap_or_default().into_owned());
                 break;
             }
-            // Counters in the format of `iptables -S -v`.
+            // Skips counters in the format of `iptables -S -v`.
             "-c" => {
                 words.next();
                 words.next();

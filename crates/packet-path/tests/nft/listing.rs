@@ -41,7 +41,7 @@ fn ours(nftables: &mut Nftables) -> BTreeSet<String> {
 fn compare(name: &str, ruleset: &str) {
     node::with_rules(ruleset, |nftables| {
         let theirs = rules(&node::nft(&["-y", "list", "ruleset"], ""));
-        // Skips long lines, because our text omits elements of long maps.
+        // Skips long lines, because this crate's text omits elements of long maps.
         let theirs: BTreeSet<_> = theirs.iter().filter(|of| of.len() < 400).collect();
         let ours = ours(nftables);
         let missing: Vec<_> = theirs

@@ -152,7 +152,7 @@ impl State {
                 self.snapshot.sets.entry(*set).or_default();
                 let room = match set.kind() {
                     _ if self.shim.is_native() => u32::MAX,
-                    // The bitmap has room for every port.
+                    // A set of ports is a bitmap, which has room for every port.
                     SetKind::Port => u32::MAX,
                     _ => *size,
                 };
