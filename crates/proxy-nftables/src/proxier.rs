@@ -34,21 +34,22 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Number of Service ports in a plan above which the process returns free memory to the system.
+/// Number of Service ports in a plan above which the process then returns free memory to the
+/// system.
 const MANY: usize = 1_000;
 
 /// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
-/// The mode writes nothing during a read.
+/// Pauses are necessary because the mode writes nothing during a read.
 const READING_SHARE: u32 = 10;
 
-/// Delay between a change by another program and the read of the table. The other program usually
-/// makes several changes.
+/// Delay between a change by another program and the read of the table. In this time, the other
+/// program can complete its changes.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
 pub type Proxier<K> = Engine<Nftables, K>;
 
-/// Worker threads of this mode: one for [the table, one for addresses](Lane).
+/// Worker threads of this mode: [one for the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
 /// State of nftables mode: wanted objects, actual objects, and observed properties of the kernel.
@@ -56,54 +57,55 @@ pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// Numbers of endpoints for which a chooser chain exists. An unneeded chooser stays until the
-    /// next start, because a new chooser would cost the kernel as much time as a Service's chain.
+    /// Chooser chains that exist. A chooser that no Service needs stays until the next start:
+    /// creating it again would cost the kernel as much time as creating a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// True if chooser chains that Services need are missing in the wanted base.
+    /// True if the wanted base lacks chooser chains that Services need.
     lacks_choosers: bool,
     /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
-    /// Method of deleting unwanted chains that this kernel needs, as observed.
+    /// Method that this kernel needs for deleting unwanted chains, as far as writes have shown it.
     removal: Removal,
     timeouts: Timeouts,
-    /// Size limit of the next transaction. `None` until all Service ports were written once.
+    /// Size limit of the next transaction, or `None` until the mode has written all Service ports
+    /// once.
     budget: Option<Budget>,
-    /// Time of the table's last read, and its duration.
+    /// Time of the table's last read, and the duration of this read.
     read: Option<(Instant, Duration)>,
-    /// Time of the next read after another program changed the table, if one is planned.
+    /// Time of the next read, if another program has changed the table.
     reread: Option<Instant>,
     /// True if a write of this mode left the table's state unknown. The next read then reports no
     /// drift.
     is_uncertain: bool,
-    /// True if the node's own address is known or was known before.
+    /// True once the mode has known the node's own address, even if the address is now unknown.
     has_own_address: bool,
-    /// Sets of session affinity clients whose reserved memory the kernel has released. Their
-    /// handles still look like the handles of sets that were created with a size.
+    /// Sets of session affinity clients for which the kernel has already released the reserved
+    /// memory. Their handles still show that they were created with a size.
     shrunk: HashSet<Name>,
-    /// Layout chosen by the number of Service ports, or `None` before the table's first read.
+    /// Layout that the number of Service ports determined, or `None` before the table's first read.
     chosen: Option<Layout>,
 }
 
-/// Addresses that serve NodePorts.
+/// Addresses at which NodePorts are served.
 enum ServedAddresses {
     /// All addresses of the node.
     All,
-    /// The addresses in this list.
+    /// Only the addresses in this list.
     At(Vec<IpAddr>),
-    /// Unknown, so the addresses in the kernel stay.
+    /// The addresses are unknown, so those in the kernel stay.
     Unknown,
 }
 
-/// Knowledge about the node's own address.
+/// Knowledge about the node's own address: it exists or may exist, or it is certainly missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
     /// The address is known, was known before, or may still become known.
     Open,
-    /// The address is missing although all data about the node is known.
+    /// The node has no own address: all data about the node is known.
     None,
 }
 
-/// Returns the addresses that serve NodePorts.
+/// Returns the addresses at which NodePorts are served. Two cases are special:
 ///
 /// | `--nodeport-addresses` | addresses that serve |
 /// |---|---|
@@ -133,8 +135,7 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
 }
 
 impl Nftables {
-    /// Returns true if only the node's own address serves NodePorts and an interface still has this
-    /// address.
+    /// Returns true if the node's own address serves NodePorts and is still on an interface.
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();
@@ -145,7 +146,8 @@ impl Nftables {
         ) && served.any(|(address, ())| node.interface_addresses.contains(address))
     }
 
-    /// Claims the objects that do not depend on Services, according to the node's current state.
+    /// Claims the objects that do not depend on Services, according to the current data about the
+    /// node.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         self.has_own_address |= state.node.ip.is_some_and(|ip| !ip.is_loopback());
@@ -155,8 +157,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The interfaces lack the address of the Node object, perhaps only for a moment. So the
-            // addresses in the kernel's set stay.
+            // Keeps the addresses in the kernel's set. No interface has the address of the Node
+            // object now, but this may last only for a moment.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
             }
@@ -173,7 +175,7 @@ impl Nftables {
             ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // The API server sends ServiceCIDRs, so a change of them takes effect at once.
+            // Uses the ServiceCIDRs as soon as they are known: they come from the API server.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };
@@ -217,8 +219,8 @@ impl Nftables {
         state.news.changed(name);
     }
 
-    /// Chooses the layout by the number of Service ports. Until the first choice, and while
-    /// deletion is forbidden, the mode uses the layout of the table in the kernel.
+    /// Chooses the layout by the number of Service ports. Until the first choice, and while the
+    /// mode must not delete objects, it uses the layout of the table in the kernel.
     fn choose_layout(&mut self, state: &mut State) {
         let Some(sizes) = state.config.sizes.filter(|_| state.knows(Part::Table)) else {
             return;
@@ -236,7 +238,7 @@ impl Nftables {
         }
     }
 
-    /// Claims all objects again, in another layout.
+    /// Changes the layout, and claims all objects again in this layout.
     fn lay_out(&mut self, state: &mut State, layout: Layout) {
         Arc::make_mut(&mut state.config).layout = layout;
         self.choosers = match layout {
@@ -248,11 +250,11 @@ impl Nftables {
         let may_delete = state.may_delete();
         self.claims
             .lay_out(&mut self.tables, &state.config, may_delete);
-        // Endpoints may already have other positions in the kernel.
+        // Gives endpoints the positions that they already have in the kernel.
         self.tables.keep_places();
     }
 
-    /// Claims the chooser chains that Services need and the base lacks.
+    /// Claims the chooser chains that Services need but that the base lacks.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
             self.want_base(state);
@@ -319,8 +321,8 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // A single lane (worker thread) makes all writes. So when this lane is idle, no write is in
-    // progress.
+    // Needs no lane here: a single lane (worker thread) makes all writes. When this lane is idle,
+    // no write is in progress.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -366,8 +368,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // The base contains the addresses that serve NodePorts, so the objects of Services do not
-        // depend on these addresses.
+        // Compiles no Service again: only the base contains the addresses that serve NodePorts.
         self.want_base(state);
         false
     }
@@ -378,11 +379,11 @@ impl engine::Scheme for Nftables {
                 && self.chosen.is_none()
                 && model.service_count() > sizes.flat_above
             {
-                // Guesses the layout before the first read of the table, so that Services are
-                // rarely compiled for both layouts.
+                // Guesses the layout before the first read of the table. So Services rarely need to
+                // be compiled for both layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
-            // Checks the base again, because all data about the node may be known by now.
+            // Claims the base again, because all data about the node may be known now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {
@@ -398,12 +399,12 @@ impl engine::Scheme for Nftables {
             let due = earliest.max(state.now + SETTLE);
             self.reread.get_or_insert(due);
         }
-        // No link holds service addresses in this mode.
+        // Requests no read of addresses: in this mode, no link has service addresses.
         false
     }
 
     fn check(&mut self, state: &mut State) {
-        // The kernel reports changes of the table, so a check reads only the addresses.
+        // Reads only the addresses, because the kernel notifies the mode of changes of the table.
         state.ask(Part::Addresses);
     }
 
@@ -421,7 +422,8 @@ impl engine::Scheme for Nftables {
     }
 
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
-        // Without the node's addresses, the base might remove NodePort addresses that still serve.
+        // Waits for the node's addresses. Without them, the plan might remove NodePort addresses
+        // that still serve.
         let is_ready = state.knows(Part::Table) && state.look(Part::Addresses).is_tried();
         if lane != Lane::Table || !is_ready {
             return Step::NONE;

@@ -1,15 +1,17 @@
-//! Interprets the error of a refused transaction.
+//! Interprets the error of a transaction that the kernel refused.
 
 use nftables_netlink::{CommitError, Error, Transaction};
 
 use crate::describe::describe;
 use crate::kernel::{Blame, Refusal};
 
-/// Returns the refused changes of a transaction, or the refusal of the transaction as a whole.
+/// Returns the changes of a transaction that the kernel refused, or the refusal of the whole
+/// transaction.
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // The kernel lacks memory, so the change that its error names may be valid.
+        // Blames no change, because the kernel lacks memory. The change that its error names may be
+        // valid.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -31,7 +33,7 @@ pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refus
                 changes: changes.collect(),
             }
         }
-        // A smaller transaction may succeed, so this refusal names no change as the cause.
+        // Names no change, because a smaller transaction may succeed.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn enomem_blames_no_object() {
+    fn a_kernel_that_lacks_memory_blames_no_object() {
         for error in [
             CommitError::Whole(errno(libc::ENOMEM)),
             changes(&[(1, libc::ENOMEM)]),
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_refused_as_a_whole_is_split() {
+    fn a_transaction_that_the_kernel_refused_as_a_whole_is_split() {
         let too_large = io::Error::from_raw_os_error(libc::EMSGSIZE);
         for error in [
             CommitError::Whole(errno(libc::EINVAL)),

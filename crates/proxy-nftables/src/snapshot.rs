@@ -1,7 +1,7 @@
 //! Reads the table object by object. Recognizes objects of this mode by their names, and ignores
 //! all other objects.
 //!
-//! Stores chains as digests of their rules, and elements as verdicts by address and port.
+//! Stores chains as digests of their rules, and stores elements as verdicts by address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use crate::unknown_objects::UnknownObjects;
 use kube_rules::nft::address_type;
 
-/// Objects of this mode in the kernel, for one family.
+/// Objects of this mode that the kernel has, for one IP family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Objects that do not depend on Services.
@@ -37,7 +37,7 @@ pub struct Snapshot {
     pub(crate) node_ports: HashSet<IpAddr>,
     pub(crate) slots: HashMap<Slot, Route>,
     pub(crate) members: HashSet<Member>,
-    /// Chains of Service ports, as digests.
+    /// Chains of Service ports, with the digests of their rules.
     pub(crate) chains: HashMap<Name, Content>,
     /// Sets of session affinity clients.
     pub(crate) affinity: HashMap<Name, Clients>,
@@ -56,8 +56,9 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Two maps of handles: of the sets of clients, and of the chains that add clients to these
-    /// sets. The key of both maps is the name of the set.
+    /// Two maps of handles. The first has the handles of the sets of clients. The second has the
+    /// handles of the chains that add clients to these sets. In both maps, the key is the name of
+    /// the set.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }
@@ -81,8 +82,8 @@ impl SnapshotBuilder {
                 clients.room = SetMemory::of(*set, *chain);
             }
         }
-        // Upstream's objects for NodePorts on localhost are never wanted. The mode deletes them
-        // like unwanted chains and sets of Services.
+        // Adds upstream's objects for NodePorts on localhost as chains and sets of Services. They
+        // are never wanted, so the mode deletes them.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -92,7 +93,7 @@ impl SnapshotBuilder {
         self.snapshot
     }
 
-    /// Adds an object that was read.
+    /// Adds an object that was read from the kernel.
     pub(crate) fn take(&mut self, object: Object) {
         match object {
             Object::Begin => *self = Self::new(self.family),
@@ -127,7 +128,7 @@ impl SnapshotBuilder {
                     return;
                 };
                 for element in &elements {
-                    // Ignores an element that this mode cannot have written.
+                    // Ignores an element that this mode cannot have written (`None`).
                     let _ = self.element(set, element);
                 }
             }
@@ -232,7 +233,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // The empty name stands for any verdict without a chain.
+        // Uses the empty name for a verdict that leads to no chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),
@@ -252,8 +253,8 @@ impl SnapshotBuilder {
     }
 }
 
-/// Returns the timeout of a set of clients in seconds, or [`OTHER_KIND`] if the set is of another
-/// kind.
+/// Returns the timeout of a set of clients in seconds, or [`OTHER_KIND`] if the set cannot contain
+/// clients.
 pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     let is_of_clients = set.key == [address_type(family)]
         && set.kind == SetKind::Set
@@ -267,7 +268,7 @@ pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     }
 }
 
-/// A reader of the parts of a key. Each part is padded to a multiple of 4 bytes.
+/// A reader of the parts of an element's key. Each part is padded to a multiple of 4 bytes.
 struct Parts<'a>(&'a [u8]);
 
 impl Parts<'_> {

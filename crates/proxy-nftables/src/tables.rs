@@ -1,7 +1,7 @@
 //! Tables of this mode: wanted, actual and pending objects.
 //!
 //! The wanted objects may change while the kernel executes a plan. So the tables record each
-//! outcome for the value in the plan, not for the value that is wanted now.
+//! outcome for the value that the plan wrote, even if another value is wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,10 +21,12 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcomes, Plan, PortChanges, StaleObject, Timeouts, UnitOutcome};
 use crate::port::{Member, Route, Slot};
 
-/// Set of addresses that serve NodePorts. Both layouts have this set, unless all addresses serve.
+/// Key of the set of addresses that serve NodePorts. Both layouts have this set, unless all
+/// addresses serve NodePorts.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
-/// Returns true for an object that both layouts have if the rules reject NodePorts on localhost.
+/// Returns true for an object that exists, in both layouts, only if the rules reject NodePorts on
+/// localhost.
 fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
         key,
@@ -39,14 +41,14 @@ pub(crate) struct Tables {
     /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
-    /// Elements of shared sets. If several Service ports want the same element, each of them is its
-    /// owner.
+    /// Elements of shared sets. An element that several Service ports want has several owners.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost. Their actual state is always known, because the
-    /// relay is part of this process. These NodePorts never count as late, because another program
-    /// may have taken the port.
+    /// NodePorts that a relay serves on localhost.
+    ///
+    /// - Their actual state is always known, because the relay is part of this process.
+    /// - They never count as late, because another program may have opened the port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
@@ -61,7 +63,7 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted entries of Services count as late.
+    /// Sets whether unwanted objects of Services count as late.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -72,13 +74,14 @@ impl Tables {
     /// Returns true if the kernel has all objects that Services share.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
-        // Unwanted objects of another layout do not affect packets.
+        // Ignores unwanted objects, such as those of another layout, because they do not affect
+        // packets.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
     /// Returns the layout of the table in the kernel, or `None` if the table has no layout. Maps of
-    /// the layout `flat` alone are no evidence of this layout, because upstream's kube-proxy does
-    /// not delete them.
+    /// the layout `flat` do not prove that the table has this layout, because upstream's kube-proxy
+    /// does not delete them.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
@@ -93,7 +96,7 @@ impl Tables {
     }
 
     /// Returns true for an object that only the other layout uses. Returns false for a chooser
-    /// chain, because even an unneeded chooser may belong to the wanted layout.
+    /// chain: a chooser that no Service needs may belong to the wanted layout.
     fn is_of_other_layout(&self, key: &BaseKey) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, BaseKey::Table | BaseKey::Chooser(_))
@@ -101,7 +104,7 @@ impl Tables {
             && !is_of_localhost(key)
     }
 
-    /// Returns true if the kernel has all objects of an owner.
+    /// Returns true if the kernel has all objects that an owner wants.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         fn has<K, V>(entries: &Entries<K, V, Arc<Owner>>, owner: &Arc<Owner>) -> bool
         where
@@ -117,8 +120,8 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Gives endpoints the same positions as in the kernel. The order of endpoints has no effect on
-    /// packets.
+    /// Gives endpoints in shared maps the positions that they have in the kernel. This saves
+    /// writes, because the order of endpoints has no effect on packets.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
             let (wanted, there) = (self.slots.wanted(slot)?, self.slots.actual(slot)?);
@@ -133,7 +136,7 @@ impl Tables {
 
     // ---- outcome of a plan ----
 
-    /// Records the outcome of each object in a plan, and adds refusals to the report.
+    /// Records the outcome of each object of a plan, and adds refusals to the report.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -177,7 +180,7 @@ impl Tables {
         if outcomes.base == UnitOutcome::Done
             && plan.base_changes.contains_key(&BaseKey::Set(NODE_PORT_IPS))
         {
-            // The set is new, so it has no elements except those of this plan.
+            // The plan created this set, so the set has no elements except those of the plan.
             self.node_ports.observe([]);
         }
         for (address, is_wanted) in &plan.node_ports {
@@ -191,8 +194,8 @@ impl Tables {
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
-                // The kernel reported success, but the set still has its old timeout. So the mode
-                // must replace the set.
+                // The kernel reported success, but kept the old timeout. So the mode must replace
+                // the set.
                 if *outcome == UnitOutcome::Done
                     && is_kept
                     && clients.is_change()
@@ -204,8 +207,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // Does not report the first refusal: rules that were just deleted may keep the chain in
-            // use for a moment.
+            // Does not report the first refusal of a deletion: rules that the transaction deleted
+            // may keep the object in use for a moment.
             let is_first = match stale {
                 StaleObject::Chain(name) => !self.chains.is_failing(name),
                 StaleObject::Set(name) => !self.affinity.is_failing(name),
@@ -241,8 +244,8 @@ impl Tables {
         }
     }
 
-    /// Records the outcomes of NodePorts on localhost. Adds failures to the report, and returns
-    /// their number.
+    /// Records the outcomes of NodePorts on localhost. Adds failures to the report, and returns the
+    /// number of failures.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
@@ -282,7 +285,8 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The kernel refused this unit in a transaction of its own, so the unit is at fault.
+            // Excuses the entries: the kernel refused this unit in a transaction of its own, so the
+            // unit itself is at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
@@ -291,7 +295,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // No rule or element needs the content of this unwanted chain any more.
+            // The plan flushed this unwanted chain.
             if *outcome == UnitOutcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
@@ -308,14 +312,14 @@ impl Tables {
     }
 }
 
-/// Effect of a refusal on the lateness of its entries.
+/// Effect of a refusal on its entries: they count as late, or are excused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,
     Excused,
 }
 
-/// Outcome to record for several entries.
+/// Outcome that several entries have in common.
 struct Booking<'a> {
     outcome: &'a UnitOutcome,
     now: Instant,

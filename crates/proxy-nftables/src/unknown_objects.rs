@@ -1,8 +1,9 @@
-//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name:
+//! Recognizes upstream's objects for NodePorts on localhost by their content, whatever their names
+//! are:
 //!
 //! * a chain that uses one of [the counters](crate::name::localhost_counter);
 //! * a chain that leads to such a chain, directly or through a map;
-//! * this map.
+//! * a map that leads to such a chain.
 //!
 //! An earlier kube-proxy left these objects, and no other program would remove them.
 
@@ -12,17 +13,17 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets with names that this mode does not use.
+/// Chains and sets whose names this mode does not use.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,
-    /// Chains to which the elements of each map refer.
+    /// Chains to which each map's elements lead.
     maps: HashMap<Name, HashSet<Name>>,
 }
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// True if the chain uses a counter of packets that are rejected on localhost.
+    /// True if the chain uses a counter of packets that rules reject on localhost.
     counts: bool,
     leads_to: HashSet<Name>,
     asks: HashSet<Name>,
@@ -74,7 +75,7 @@ impl UnknownObjects {
         }
     }
 
-    /// Returns upstream's chains for NodePorts on localhost, and its maps and sets.
+    /// Returns upstream's chains for NodePorts on localhost, and upstream's maps and sets for them.
     pub(crate) fn of_localhost(&self) -> (HashSet<Name>, HashSet<Name>) {
         let counts = self.chains.iter().filter(|(_, chain)| chain.counts);
         let mut chains: HashSet<Name> = counts.map(|(name, _)| name.clone()).collect();
