@@ -1,5 +1,5 @@
-//! Compares two tables for the objects of each golden case: the table that this mode writes, and
-//! upstream's. The same `nft` lists both, each in its own network namespace.
+//! Compares the table that this mode writes with upstream's table, for the objects of each golden
+//! case. The same `nft` program lists both tables, each in its own network namespace.
 //!
 //! The environment variable `GOLDEN` may name another folder of cases. If that folder does not
 //! exist, the test compares no tables.
@@ -44,7 +44,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Returns the blocks of a listing. Sorts elements and flags.
+/// Returns the blocks of a listing by `nft`. Sorts elements and flags.
 fn blocks(listing: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();
@@ -163,18 +163,20 @@ impl Case {
     }
 }
 
-/// Intended differences from upstream (docs/nftables-mode-differences.md).
+/// Cases in which the table intentionally differs from upstream's
+/// (docs/nftables-mode-differences.md).
 const DIFFERENCES: [&str; 2] = [
-    // IPv4 networks in `--nodeport-addresses` do not make IPv6 addresses serve NodePorts.
+    // Unlike in upstream, IPv4 networks in `--nodeport-addresses` do not make IPv6 addresses serve
+    // NodePorts.
     "flag-nodeport-addresses-cidr IPv6",
-    // This mode deletes an unwanted chain at once.
+    // Unlike upstream, this mode deletes an unwanted chain at once.
     "restart-leftovers IPv4",
 ];
 
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
-/// Returns the listing after `lives` starts of the daemon, and the number of changes in the last
-/// start. The kernel has the ruleset of the file `there` before the first start.
+/// Starts the daemon `lives` times, and returns `nft`'s listing and the number of changes in the
+/// last start. Before the first start, the kernel has the ruleset of the file `there`.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();
     in_namespace(|| {

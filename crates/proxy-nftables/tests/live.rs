@@ -1,4 +1,4 @@
-//! Tests nftables mode on the real nf\_tables. Each test has its own network namespace.
+//! Tests of nftables mode on the real nf\_tables. Each test has its own network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real kernel, which measures the duration of its calls.
+/// The real kernel. Measures the duration of the kernel's calls.
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
 /// Duration of the longest kernel call, in microseconds.
@@ -72,7 +72,7 @@ impl Kernel for TimedKernel {
     }
 }
 
-/// A proxier for one IP family on the real kernel, with its model.
+/// A simulated node: a proxier for one IP family on the real kernel, with its model.
 struct World {
     /// Time that reads and writes of the kernel took, in microseconds.
     kernel: Arc<AtomicU64>,
@@ -106,7 +106,7 @@ impl World {
         Self::of(IpFamily::V4, layout)
     }
 
-    /// Restarts the daemon with the same objects, in this layout.
+    /// Restarts the daemon with this layout and the same objects.
     fn again(self, layout: Layout) -> Self {
         let mut again = Self::of(self.family, layout);
         again.model = self.model;
@@ -133,8 +133,8 @@ impl World {
         }
     }
 
-    /// Runs the daemon's loop until no work is due within `within`. Returns the number of changes
-    /// that the daemon wrote, and the failures.
+    /// Runs the daemon's loop until no work is due within the time `within`. Returns the number of
+    /// changes that the daemon wrote, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
         let end = self.now + within;
@@ -224,7 +224,7 @@ fn generation() -> Generation {
     Nftables::open().unwrap().generation().unwrap()
 }
 
-/// Returns the content of the table, without handles and generation.
+/// Returns the content of the table, without handles and without the generation of the ruleset.
 fn content(whole: &TableDump) -> Vec<String> {
     let chains = whole.chains.iter().map(|chain| format!("{chain:?}"));
     let rules = whole
@@ -255,7 +255,7 @@ fn change(changes: Vec<Change>) {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn the_feature_probe_succeeds_and_leaves_the_kernel_unchanged() {
+fn the_probe_of_features_succeeds_and_leaves_the_kernel_unchanged() {
     in_namespace(|| {
         let before = generation();
         let subscription = Subscription::open(1 << 16).unwrap();
@@ -276,7 +276,7 @@ fn the_feature_probe_succeeds_and_leaves_the_kernel_unchanged() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn a_change_is_one_transaction_and_a_restart_writes_none() {
+fn a_changed_endpoint_is_one_transaction_and_a_restart_writes_nothing() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=300 {
@@ -287,10 +287,10 @@ fn a_change_is_one_transaction_and_a_restart_writes_none() {
         assert_eq!(generation(), before.next());
         world.service(7, None, &[1, 3]);
         let before = generation();
-        // The transaction flushes the chain and adds its only rule.
+        // The only transaction flushes the chain and adds its only rule.
         assert_eq!(world.sync(), 2);
         assert_eq!(generation(), before.next());
-        // The restarted daemon adopts the table unchanged.
+        // The restarted daemon adopts the table without a change.
         let before = (generation(), content(&whole()));
         let mut other = world.again(Layout::Upstream);
         other.sync();
@@ -332,7 +332,7 @@ fn removed_endpoints_and_their_affinity_clients_are_deleted() {
     });
 }
 
-/// Returns true if this kernel can change the timeout of an existing set.
+/// Returns true if this kernel can change the timeout of a set that exists.
 fn changes_timeouts() -> bool {
     let table = nftables_netlink::Table::new(Family::Ip, "timeouts".into());
     let set = |seconds| {
@@ -366,7 +366,7 @@ fn changes_timeouts() -> bool {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
+fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_can_change_timeouts() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         world.service(1, Some(300), &[1, 2]);
@@ -389,7 +389,7 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
         let sets = affinity();
         assert_eq!(sets.len(), 4);
         assert!(sets.iter().all(|(found, _)| found.set.timeout == wanted));
-        // A read of the table omits the clients in its sets.
+        // Reads the sets one by one, because a read of the table omits the clients in its sets.
         let has_clients = |name: &str| {
             let found = Nftables::open().unwrap().elements(Family::Ip, TABLE, name);
             !found.unwrap().is_empty()
@@ -397,7 +397,7 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
         let names = sets.iter().map(|(found, _)| &found.set.name);
         let kept = names.filter(|name| has_clients(name)).count();
         // If the kernel can change the timeout of a set (Linux 6.5 and current 6.1), all clients
-        // stay. Otherwise, the proxier replaces the set by an empty set.
+        // stay. Otherwise, the proxier replaces the set with an empty set.
         let expected = if changes_timeouts() { 4 } else { 0 };
         println!("clients stayed in {kept} of 4 sets");
         assert_eq!(kept, expected);
@@ -408,7 +408,7 @@ fn a_changed_affinity_timeout_keeps_clients_if_the_kernel_supports_that() {
     });
 }
 
-/// Returns the kernel's memory in use, in megabytes.
+/// Returns the memory that the kernel and all programs use, in megabytes.
 fn kernel_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kilobytes = |name: &str| -> f64 {
@@ -429,7 +429,8 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
                 let mut world = World::new(layout);
                 world.service(11, Some(300), &[1]);
                 world.sync();
-                // The kernel removes the namespaces of earlier tests only after some time.
+                // Waits, because the kernel removes the namespaces of earlier tests only after some
+                // time.
                 thread::sleep(Duration::from_millis(300));
                 let before = kernel_memory();
                 for number in 1..=10 {
@@ -440,7 +441,8 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
             });
             took
         };
-        // Other programs allocate and release memory, too. So the test uses the median.
+        // Uses the median of three measurements, because other programs also allocate and release
+        // memory.
         let mut took = [(); 3].map(|()| measured());
         took.sort_by(f64::total_cmp);
         let [_, took, _] = took;
@@ -449,7 +451,7 @@ fn a_thousand_endpoints_with_affinity_need_at_most_ten_megabytes() {
     }
 }
 
-/// Builds a table like that of a version that gave sets of clients a size.
+/// Builds a table as an earlier version of this program did, which gave sets of clients a size.
 fn make_with_sizes(whole: &TableDump) {
     let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
         size: set.dynamic.then_some(65_535).or(set.size),
@@ -473,7 +475,7 @@ fn make_with_sizes(whole: &TableDump) {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn old_sized_affinity_sets_free_memory_and_keep_clients() {
+fn affinity_sets_of_an_earlier_version_release_memory_and_keep_clients() {
     in_namespace(|| {
         let hosts: Vec<u16> = (1..=50).collect();
         let mut world = World::new(Layout::Upstream);
@@ -494,11 +496,12 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
         again.sync();
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
-        // The sets need about 100 MB. The test only checks that the kernel frees more than 50 MB,
-        // because other programs and the removal of earlier namespaces change the memory in use by
-        // tens of megabytes.
+        // The sets need about 100 MB. The test only checks that the kernel releases more than 50
+        // MB: other programs and the removal of earlier namespaces change the memory in use by tens
+        // of megabytes.
         let most = 50.0;
-        // A kernel thread (kworker) shrinks the sets after some time.
+        // Repeats the check, because a kernel thread (kworker) shrinks the sets only after some
+        // time.
         let freed = || with_sizes - kernel_memory();
         let is_freed = (0..50).any(|_| {
             thread::sleep(Duration::from_millis(100));
@@ -514,7 +517,7 @@ fn old_sized_affinity_sets_free_memory_and_keep_clients() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn drift_is_repaired_and_foreign_objects_stay() {
+fn drift_is_repaired_and_objects_of_other_programs_stay() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=5 {
@@ -558,8 +561,8 @@ fn a_refused_object_does_not_affect_other_objects() {
         for number in 1..=50 {
             world.service(number, None, &[1]);
         }
-        // Another program deletes the table, and creates a base chain with the name of one
-        // Service's chain. The kernel refuses a jump to a base chain.
+        // Another program deletes the table, and creates a base chain with the name of a Service's
+        // chain. The kernel refuses a jump to a base chain.
         world.sync();
         let chains = whole().chains.into_iter();
         let own = chains.filter(|chain| chain.name.contains("/web-7/"));
@@ -625,7 +628,7 @@ fn nft_lists_and_restores_the_flat_layout() {
                 .map(str::to_owned)
                 .collect();
             let mut before: Vec<String> = listed.lines().map(str::to_owned).collect();
-            // The order of elements is not significant.
+            // Sorts elements, because their order has no meaning.
             let sorted = |lines: &mut Vec<String>| {
                 for line in lines.iter_mut() {
                     *line = line
@@ -642,7 +645,7 @@ fn nft_lists_and_restores_the_flat_layout() {
                 words
             };
             assert_eq!(sorted(&mut again), sorted(&mut before));
-            // The proxier adopts a table that nft has written, without a change.
+            // The proxier adopts a table that `nft` has written, without a change.
             let at = generation();
             assert_eq!(world.again(Layout::Flat).sync(), 0);
             assert_eq!(generation(), at);
@@ -655,11 +658,11 @@ fn ip(arguments: &str) {
     assert!(done.unwrap().success(), "ip {arguments}");
 }
 
-/// The rules reject packets without an endpoint before the kernel creates a conntrack entry. So the
-/// flow reaches an endpoint once the map has an element for the Service again.
+/// The rules reject a packet without an endpoint before the kernel creates a conntrack entry. So
+/// later packets of the flow reach an endpoint, once the map has an element for the Service again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
-fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
+fn a_flow_that_was_rejected_without_an_endpoint_is_translated_once_an_endpoint_exists() {
     in_namespace(|| {
         ip("link set lo up");
         for host in 1..=4 {
@@ -695,7 +698,7 @@ fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
             world.proxier.notice(&Notice::Ruleset, world.now);
             let (_, failures) = world.settle(Duration::from_secs(2));
             assert_eq!(failures, [""; 0]);
-            // The first call may return the ICMP error for an earlier packet.
+            // Tries twice: the first call may return the ICMP error for an earlier packet.
             assert!((0..2).any(|_| client.send(b"found").is_ok()));
             let has_come = |server: &UdpSocket| {
                 server.set_nonblocking(true).unwrap();
@@ -710,7 +713,7 @@ fn a_flow_rejected_without_endpoint_is_translated_once_one_exists() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
+fn with_the_flat_layout_a_change_is_one_transaction_and_a_restart_writes_nothing() {
     in_namespace(|| {
         let mut world = World::new(Layout::Flat);
         for number in 1..=300 {
@@ -727,7 +730,7 @@ fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
         }
         assert!(whole().chains.iter().all(|chain| !chain.name.contains('/')));
         // The restarted proxier deletes the chooser chain for four endpoints, because no Service
-        // has four endpoints.
+        // has four endpoints any more.
         let mut other = world.again(Layout::Flat);
         assert_eq!(other.sync(), 2);
         let before = (generation(), content(&whole()));
@@ -738,7 +741,7 @@ fn flat_layout_changes_are_one_transaction_and_restarts_write_none() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn layouts_switch_both_ways_with_few_transactions() {
+fn the_layout_changes_in_both_directions_with_few_transactions() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 0..300 {
@@ -765,8 +768,8 @@ fn layouts_switch_both_ways_with_few_transactions() {
     });
 }
 
-/// In both layouts, a changed endpoint changes only some rules of the chain that chooses among many
-/// endpoints.
+/// In both layouts, a changed endpoint of a Service with session affinity and many endpoints
+/// changes only some rules of the chain that chooses an endpoint.
 #[test]
 #[ignore = "needs nf_tables"]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
@@ -821,7 +824,7 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// Measures a Service with session affinity: its cold start, and an endpoint change. Prints the
+/// Measures the cold start and an endpoint change of a Service with session affinity. Prints the
 /// kernel's share of both times. Usage: `ENDPOINTS=5000 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]

@@ -1,5 +1,5 @@
-//! Compares the strict fake with the kernel. The same transactions must fail with the same errors
-//! on both, and leave the same table.
+//! Compares the strict fake kernel with the real kernel. The same transactions must fail with the
+//! same errors on both kernels, and leave the same table.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -74,7 +74,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
             Change::DeleteElements(name("set", of), elements)
         }
         17 => table(family),
-        // Jumps lead only to chains with higher numbers, so that no loop exists.
+        // Adds only jumps to chains with higher numbers, so that no loop exists.
         _ => {
             let to = chain + 1 + chance.index(3);
             let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
@@ -87,7 +87,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
     }
 }
 
-/// Returns only the first refused change, with its error.
+/// Returns the index and error number of the first refused change.
 fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
     done.map_err(|refusal| match refusal {
         Refusal::Refused { changes, .. } => {
@@ -129,8 +129,8 @@ fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns true if the kernel keeps a chain in use until the end of the transaction that deletes
-/// the last element with this chain.
+/// Returns true for a kernel before Linux 6.2. Such a kernel keeps a chain in use until the end of
+/// the transaction that deletes the last element with this chain.
 fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),
@@ -191,6 +191,6 @@ fn compare(family: IpFamily) {
             .commit(&transaction(family, vec![Change::DeleteTable]))
             .unwrap();
     }
-    // Some of the transactions must succeed, and some fail.
+    // Checks that some transactions succeeded and some failed.
     assert!((40..680).contains(&refused), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Tests NodePorts on localhost with real packets. Each test has its own network namespace.
+//! Tests of NodePorts on localhost with real packets. Each test has its own network namespace.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use relay::{AllowedClients, Dial, Limits, Pin, Relay};
 const NODE_PORT: u16 = 30_080;
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
-/// A node with a proxier on the real kernel, a model, a relay, and endpoints that reply.
+/// A simulated node: a proxier on the real kernel, a model, a relay, and endpoints that reply.
 struct World {
     family: IpFamily,
     layout: Layout,
@@ -37,7 +37,7 @@ fn sh(script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// Starts an endpoint that replies with a name. Returns its address and port.
+/// Starts an endpoint that replies with its name. Returns the address and port of the endpoint.
 fn named(at: IpAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -177,8 +177,8 @@ impl World {
             std::mem::replace(&mut self.proxier, proxier),
             std::mem::replace(&mut self.relay, relay),
         ));
-        // Waits until the relay of the previous process has closed its ports. The test has dropped
-        // the last handle to this relay.
+        // Waits until the relay of the previous process has closed its ports. The relay ends,
+        // because the test has dropped the last handle to it.
         let start = Instant::now();
         while TcpListener::bind(at).is_err() {
             assert!(
@@ -194,7 +194,7 @@ impl World {
         SocketAddr::new(self.family.localhost(), NODE_PORT)
     }
 
-    /// Returns the name of the endpoint that replies over TCP at the NodePort.
+    /// Connects to the NodePort over TCP. Returns the name of the endpoint that replies.
     fn who(&self) -> Result<String, ErrorKind> {
         let connected = TcpStream::connect_timeout(&self.at(), Duration::from_secs(3));
         let mut client = connected.map_err(|error| error.kind())?;
@@ -210,7 +210,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Returns true if a datagram to the NodePort is rejected at once.
+    /// Returns true if the rules reject a datagram to the NodePort at once.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();
@@ -218,7 +218,8 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // A local sender gets the error of the firewall before the ICMP message arrives.
+        // Accepts either error: a local sender gets the error of the firewall before the ICMP
+        // message arrives.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }
@@ -264,7 +265,7 @@ fn localhost_serves_tcp_node_ports_and_rejects_udp() {
         });
         world.sync();
         assert_eq!(world.all().len(), 1);
-        // No endpoint is on this node.
+        // No endpoint is on this node, so the relay closes the NodePort.
         world.serve(Service {
             external_local: true,
             ..world.service()
@@ -290,7 +291,7 @@ fn localhost_serves_tcp_node_ports_and_rejects_udp() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn localhost_node_ports_are_rejected_until_localhost_is_added() {
+fn node_ports_on_localhost_are_rejected_until_localhost_is_added() {
     everywhere(|family, layout| {
         let mut world = World::new(family, layout, LocalhostNodePorts::Refused);
         let start = Instant::now();
@@ -298,7 +299,7 @@ fn localhost_node_ports_are_rejected_until_localhost_is_added() {
         assert!(start.elapsed() < Duration::from_secs(1), "at once");
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(1, 1), "{family} {layout:?}");
-        // The counters survive the restart (k/k#142183).
+        // The counters of rejected packets survive the restart (k/k#142183).
         world.again(LocalhostNodePorts::Served);
         assert_eq!(world.all().len(), 2);
         assert_eq!(world.counted(), counts(1, 1), "they go on to count");
@@ -310,7 +311,7 @@ fn localhost_node_ports_are_rejected_until_localhost_is_added() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn another_program_keeps_its_localhost_port() {
+fn a_node_port_that_another_program_uses_on_localhost_is_reported() {
     in_namespace(|| {
         sh("ip link set lo up");
         let other = named("127.0.0.1".parse().unwrap(), "x");

@@ -1,6 +1,7 @@
-//! Checks the packet matrix (docs/packet-matrix.md) against the rules alone. The interpreter of the
-//! program `explain` evaluates the rules of each Service of the matrix, in each layout. Scenarios
-//! in the lab check the same matrix with real packets.
+//! Checks the packet matrix (docs/packet-matrix.md) against the rules, without packets.
+//!
+//! The interpreter of the program `explain` evaluates the rules of each Service of the matrix, in
+//! each layout. Scenarios in the lab check the same matrix with real packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "../../packet-path/tests/nft/node.rs"]
@@ -24,7 +25,7 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of modes of pod detection. Each is a column of the matrix.
+/// Number of ways to detect pods. Each is a column of the matrix.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -41,7 +42,7 @@ fn config(layout: Layout, detection: usize) -> Config {
     }
 }
 
-/// Configuration of a section of the matrix.
+/// A section of the matrix, which describes a Service.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     title: &'a str,
@@ -121,7 +122,7 @@ impl Section<'_> {
     }
 }
 
-/// Describes the outcome of a packet in the words of the matrix.
+/// Evaluates the rules for a packet, and describes the outcome in the words of the matrix.
 fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     let from = match from {
         "pod" => "10.244.1.77",
@@ -154,8 +155,7 @@ fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     told.to_owned()
 }
 
-/// Returns the outcomes that the matrix lists for nftables mode, one for each mode of pod
-/// detection.
+/// Returns the outcomes that the matrix lists for nftables mode, one for each way to detect pods.
 fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
     let [detected, not_detected, all, would, ..] = columns else {
         panic!("{columns:?}");

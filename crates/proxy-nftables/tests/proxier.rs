@@ -1,4 +1,4 @@
-//! Tests nftables mode on the strict fake kernel.
+//! Tests of nftables mode on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/localhost.rs"]
@@ -28,7 +28,7 @@ use proxy::{
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, LayoutSizes, Proxier};
 
-/// A node with a proxier, a model and a fake kernel.
+/// A simulated node: a proxier, a model and a fake kernel.
 struct World {
     kernel: FakeKernel,
     proxier: Proxier<FakeKernel>,
@@ -125,7 +125,8 @@ impl World {
         settle_until_due(&mut self.proxier, model, now, &mut self.conflicts)
     }
 
-    /// Changes the table as another program would, notifies the proxier and runs the loop.
+    /// Changes the table as another program would, notifies the proxier, and runs the daemon's
+    /// loop.
     fn damage(&mut self, change: impl FnOnce(&mut Content)) -> SyncOutcome {
         change(self.kernel.state().table.as_mut().unwrap());
         self.proxier.notice(&Notice::Ruleset, self.now);
@@ -147,7 +148,8 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns the numbers of served and of rejected addresses and ports, in either layout.
+    /// Returns the numbers of addresses and ports that are served and that are rejected, in either
+    /// layout.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -177,7 +179,7 @@ impl World {
         (served.len(), refused.len())
     }
 
-    /// Returns the number of chains that `services` Services with only a ClusterIP need.
+    /// Returns the number of chains of this many Services with only a ClusterIP.
     fn of_plain(&self, services: usize) -> usize {
         match self.layout {
             Layout::Upstream => services,
@@ -203,7 +205,7 @@ fn with_affinity(number: u16, seconds: u32) -> Event {
 }
 
 #[test]
-fn a_cold_start_is_one_transaction_and_a_restart_writes_none() {
+fn a_cold_start_is_one_transaction_and_a_restart_writes_nothing() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=20 {
@@ -225,7 +227,7 @@ fn a_cold_start_is_one_transaction_and_a_restart_writes_none() {
 }
 
 #[test]
-fn a_changed_endpoint_does_not_wait_for_another_namespace() {
+fn a_changed_endpoint_does_not_wait_for_many_changes_in_another_namespace() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.sync();
@@ -262,7 +264,7 @@ fn a_changed_endpoint_does_not_wait_for_another_namespace() {
 }
 
 #[test]
-fn a_changed_endpoint_writes_only_its_own_objects() {
+fn a_changed_endpoint_writes_only_objects_of_its_service() {
     let mut world = World::new(Layout::Upstream);
     for number in 1..=20 {
         web(&mut world, number, [1]);
@@ -282,7 +284,7 @@ fn a_changed_endpoint_writes_only_its_own_objects() {
         format!("add a rule to chain {chain}"),
     ];
     assert_eq!(made, [wanted]);
-    // An endpoint on this node also adds a hairpin connection.
+    // A new endpoint on this node also needs an element that allows it to connect to itself.
     world.apply(slice_of(7, [1, 2]));
     world.sync();
     assert_eq!(
@@ -339,7 +341,7 @@ fn no_object_is_deleted_before_the_lists_are_complete() {
 }
 
 #[test]
-fn chains_in_use_are_deleted_in_a_second_transaction() {
+fn old_kernels_delete_chains_in_a_second_transaction() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().is_old = true;
     web(&mut world, 1, [1]);
@@ -351,7 +353,8 @@ fn chains_in_use_are_deleted_in_a_second_transaction() {
     assert_eq!((synced.failures.len(), synced.pending), (0, 0));
     assert_eq!((world.made().len(), world.chains().len()), (2, 1));
     assert_eq!(world.kernel.state().refusals, 1);
-    // The proxier remembers that this kernel needs a second transaction to delete chains.
+    // The proxier remembers that this kernel needs a second transaction for deleting chains, so it
+    // causes no further refusal.
     world.apply(slice_of(2, []));
     world.sync();
     assert_eq!((world.made().len(), world.chains().len()), (2, 0));
@@ -388,7 +391,7 @@ fn a_refused_object_does_not_affect_other_objects() {
             assert_eq!(world.chains().len(), world.of_plain(18));
             let refusals = world.kernel.state().refusals;
             assert!(refusals <= 16, "{refusals}");
-            // The proxier retries the refused Services later.
+            // Once the kernel accepts the Services, the proxier's retry writes them.
             world.kernel.state().refused.clear();
             world.kernel.state().refused_as_whole.clear();
             world.now = world.proxier.next_due(world.now).unwrap();
@@ -398,7 +401,7 @@ fn a_refused_object_does_not_affect_other_objects() {
 }
 
 #[test]
-fn services_wait_until_the_base_chains_are_accepted() {
+fn services_wait_until_the_kernel_accepts_the_base_chains() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["chain masquerading".to_owned()];
@@ -423,7 +426,8 @@ fn a_lost_reply_causes_a_read_of_the_table() {
         world.made();
         world.apply(slice_of(1, [1, 3]));
         let synced = world.sync();
-        // The kernel applied the transaction, but its reply was lost.
+        // The kernel applied the transaction although its reply was lost, so the proxier writes
+        // nothing more.
         assert_eq!((synced.pending, world.made().len()), (0, 1));
         assert_eq!(world.kernel.state().reads, 2);
         assert!(synced.drift.is_empty());
@@ -481,7 +485,7 @@ fn drift_is_repaired_after_a_kernel_notification() {
         world.now += Duration::from_secs(1);
         world.damage(|table| *table = Content::default());
         assert_eq!(world.content(), before);
-        // A notification without a change of the table causes no write.
+        // A notification causes no write if the table has not changed.
         world.made();
         world.now += Duration::from_secs(1);
         world.damage(|_| {});
@@ -490,7 +494,7 @@ fn drift_is_repaired_after_a_kernel_notification() {
 }
 
 #[test]
-fn many_foreign_changes_cause_one_read() {
+fn many_changes_by_other_programs_cause_one_read() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -506,7 +510,7 @@ fn many_foreign_changes_cause_one_read() {
 }
 
 #[test]
-fn foreign_objects_in_the_table_stay() {
+fn objects_of_other_programs_in_the_table_stay() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -534,7 +538,7 @@ fn foreign_objects_in_the_table_stay() {
 }
 
 #[test]
-fn a_base_chain_at_a_wrong_hook_is_repaired() {
+fn a_base_chain_with_a_wrong_priority_is_repaired() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -561,7 +565,8 @@ fn a_dormant_table_is_activated() {
         world.damage(|table| table.activity = nftables_netlink::Activity::Dormant);
         assert_eq!(world.content(), before);
 
-        // The kernel refuses a new base chain in the transaction that activates the table.
+        // The table also lacks a base chain. The proxier needs two transactions, because the kernel
+        // refuses a new base chain in a transaction that activates the table.
         world.now += Duration::from_secs(1);
         let synced = world.damage(|table| {
             table.activity = nftables_netlink::Activity::Dormant;
@@ -576,7 +581,7 @@ fn a_dormant_table_is_activated() {
 }
 
 #[test]
-fn a_set_of_another_type_is_replaced() {
+fn a_set_with_our_name_and_another_type_is_replaced() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -608,7 +613,7 @@ fn the_older_of_two_services_gets_a_shared_address() {
         world.apply(slice_of(2, [1]));
         world.sync();
         world.apply(Event::ServiceApplied(same(1)));
-        // The older Service has no endpoints, but owns the address.
+        // The older Service owns the address, although it has no endpoints.
         world.sync();
         assert_eq!(world.served_and_refused(), (0, 1));
         assert_eq!(world.conflicts.len(), 1);
@@ -630,8 +635,8 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
-/// The older Service owns the shared address. The source ranges and endpoints of the younger
-/// Service do not affect the address, nor does their absence.
+/// The older Service owns the shared address. The younger Service's source ranges and endpoints do
+/// not affect the address.
 #[test]
 fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
     let vip = [198, 51, 100, 7];
@@ -678,7 +683,7 @@ fn only_the_older_load_balancer_has_elements_for_a_shared_address() {
 }
 
 #[test]
-fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
+fn source_ranges_also_protect_a_load_balancer_address_that_is_an_external_ip() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         let vip = [203, 0, 113, 1].into();
@@ -689,8 +694,8 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
         world.apply(slice_of(1, [1]));
         world.sync();
         assert_eq!(world.elements("service-ips"), 2);
-        // In upstream's layout, a separate map leads to the firewall chains. In the layout `flat`,
-        // the element of the service address does.
+        // Checks the map that leads to the firewall chain. In upstream's layout, this is a separate
+        // map. In the layout `flat`, it is the map of service addresses.
         let walled = match layout {
             Layout::Upstream => "firewall-ips",
             Layout::Flat => "service-ips",
@@ -701,8 +706,8 @@ fn source_ranges_also_protect_a_load_balancer_address_listed_as_external_ip() {
     }
 }
 
-/// For each written rule with a set, the kernel searches all sets. So the proxier changes only the
-/// affected rules of a long chain.
+/// For each rule that is written and uses a set, the kernel searches all sets. So the proxier
+/// changes only the affected rules of a long chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -731,10 +736,10 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// The proxier writes a Service with session affinity and very many endpoints in steps. Packets
-/// reach the Service only once all its objects exist.
+/// The proxier writes a Service with session affinity and very many endpoints in steps. No packet
+/// reaches the Service before all its objects exist.
 #[test]
-fn many_endpoints_with_affinity_are_written_in_pieces() {
+fn a_service_with_affinity_and_many_endpoints_is_written_in_steps() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, 1..=700);
@@ -755,7 +760,7 @@ fn many_endpoints_with_affinity_are_written_in_pieces() {
         };
         let first = made.iter().position(leads);
         assert_eq!(first, Some(made.len() - 1), "only when it is whole");
-        // Replaces all endpoints. The last rule of the chain exists at all times.
+        // Replaces all endpoints. In the first transactions, the proxier deletes no rule.
         world.apply(slice_of(1, 1_001..=1_700));
         assert_eq!(world.sync().pending, 0);
         let made = world.made();
@@ -781,9 +786,10 @@ fn many_endpoints_with_affinity_are_written_in_pieces() {
     }
 }
 
-/// In the layout `flat`, the removal of an endpoint moves at most one other endpoint.
+/// In the layout `flat`, endpoints are numbered. The removal of an endpoint changes the number of
+/// at most one other endpoint.
 #[test]
-fn removal_of_an_endpoint_moves_at_most_one_element() {
+fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
     let mut world = World::new(Layout::Flat);
     web(&mut world, 1, 1..=40);
     world.sync();
@@ -801,7 +807,7 @@ fn removal_of_an_endpoint_moves_at_most_one_element() {
         of("add to endpoints-tcp:"),
     );
     assert_eq!(counts, (2, 1), "{made:?}");
-    // After a restart, the proxier keeps the endpoints in these positions.
+    // A restarted proxier keeps the endpoints in these positions.
     world.restart();
     assert_eq!(world.sync().pending, 0);
     let made = world.made().concat();
@@ -811,9 +817,10 @@ fn removal_of_an_endpoint_moves_at_most_one_element() {
     );
 }
 
-/// For a set with a size, the kernel reserves 2 MiB immediately.
+/// The kernel reserves 2 MiB at once for a set with a size. An earlier version of this program
+/// created such sets.
 #[test]
-fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
+fn affinity_sets_have_no_size_and_sets_with_a_size_are_shrunk() {
     let layout = Layout::Upstream;
     let mut world = World::new(layout);
     for number in 1..=3 {
@@ -825,12 +832,12 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     let dynamic: Vec<_> = sets.values().filter(|(set, _)| set.dynamic).collect();
     assert_eq!(dynamic.len(), 6);
     assert!(dynamic.iter().all(|(set, _)| set.size.is_none()));
-    // The restarted daemon adopts a table of this version or of upstream without a change.
+    // A restarted daemon adopts a table of this version or of upstream without a change.
     world.restart();
     world.sync();
     assert_eq!(world.made().len(), 0);
-    // In a table whose sets have a size, the proxier adds and removes one element of each set, so
-    // that the kernel releases the memory. The proxier changes no chain.
+    // If the sets have a size, the proxier adds and removes one element of each set. The kernel
+    // then releases the memory. The proxier changes no chain.
     world.kernel.state().handles.sets_first();
     let before = world.content();
     world.restart();
@@ -845,7 +852,7 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
     .map(count);
     assert_eq!((counts, made.len()), ([6, 6, 6], 18), "{made:?}");
     assert_eq!(world.content(), before);
-    // The proxier shrinks the sets only once, and not again after another read.
+    // The proxier shrinks each set only once, even after another read of the table.
     world.damage(|content| {
         let (_, elements) = content.sets.get_mut("cluster-ips").unwrap();
         elements.pop_first();
@@ -854,7 +861,7 @@ fn affinity_sets_have_no_size_and_old_sizes_are_removed() {
 }
 
 #[test]
-fn affinity_clients_stay_with_their_endpoints() {
+fn affinity_clients_of_an_endpoint_stay_when_another_endpoint_is_removed() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.apply(with_affinity(1, 300));
@@ -865,7 +872,7 @@ fn affinity_clients_stay_with_their_endpoints() {
             sets.filter(|name| name.starts_with("affinity-")).collect()
         };
         assert_eq!((world.chains().len(), sets(&world).len()), (4, 3));
-        // The proxier deletes the set of a removed endpoint's clients. The sets of the other
+        // The proxier deletes the set of clients of the removed endpoint. The sets of the other
         // endpoints stay.
         let stays = sets(&world)
             .into_iter()
@@ -881,7 +888,7 @@ fn affinity_clients_stay_with_their_endpoints() {
             "{made:?}"
         );
         assert_eq!(synced.pending, 0);
-        // The Service loses its session affinity.
+        // Removes the session affinity of the Service.
         world.apply(Event::ServiceApplied(service(1)));
         world.sync();
         assert_eq!(
@@ -892,7 +899,7 @@ fn affinity_clients_stay_with_their_endpoints() {
 }
 
 #[test]
-fn a_changed_affinity_timeout_works_on_each_kernel() {
+fn a_changed_affinity_timeout_applies_on_old_and_new_kernels() {
     for layout in LAYOUTS {
         for is_old in [false, true] {
             let mut world = World::new(layout);
@@ -916,7 +923,7 @@ fn a_changed_affinity_timeout_works_on_each_kernel() {
 }
 
 #[test]
-fn an_unrelated_refusal_does_not_disable_timeout_changes() {
+fn a_refused_service_does_not_disable_timeout_changes_of_sets() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in [1, 2] {
@@ -940,7 +947,7 @@ fn an_unrelated_refusal_does_not_disable_timeout_changes() {
 }
 
 #[test]
-fn a_timeout_and_a_policy_change_together_on_each_kernel() {
+fn an_affinity_timeout_and_a_traffic_policy_can_change_on_old_and_new_kernels() {
     for layout in LAYOUTS {
         for is_old in [false, true] {
             let mut world = World::new(layout);
@@ -961,7 +968,7 @@ fn a_timeout_and_a_policy_change_together_on_each_kernel() {
 }
 
 #[test]
-fn service_networks_apply_at_once_and_stay_while_unknown() {
+fn service_cidrs_apply_at_once_and_stay_after_a_restart_until_they_are_known() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -981,7 +988,7 @@ fn service_networks_apply_at_once_and_stay_while_unknown() {
         });
         world.sync();
         assert_eq!(rules(&world), 2);
-        // The restarted daemon does not know the ServiceCIDRs.
+        // The restarted daemon does not know the ServiceCIDRs yet.
         let kernel = world.kernel.clone();
         let mut world = World::on(kernel, layout);
         web(&mut world, 1, [1]);
@@ -998,12 +1005,12 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
         world.sync();
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(world.proxier.node_ports().unwrap().addresses.len(), 1);
-        // The node loses its own address and then gets it back.
+        // The interface loses the node's own address.
         world.kernel.state().addresses.clear();
         world.proxier.notice(&Notice::Anything, world.now);
         world.settle();
         assert_eq!(world.elements("nodeport-ips"), 0);
-        // All addresses serve NodePorts, so the rules need no set of addresses.
+        // If all addresses serve NodePorts, the rules need no set of addresses.
         let kernel = world.kernel.clone();
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1024,7 +1031,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
 }
 
 #[test]
-fn a_new_node_address_is_served_once_an_interface_has_it() {
+fn a_new_address_of_the_node_object_serves_once_an_interface_has_it() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1048,7 +1055,7 @@ fn a_new_node_address_is_served_once_an_interface_has_it() {
 }
 
 #[test]
-fn the_primary_address_serves_in_addition_to_networks() {
+fn the_nodes_primary_address_serves_in_addition_to_networks() {
     for layout in LAYOUTS {
         let serving = |nets: &[&str]| {
             let addresses = ["127.0.0.1", "192.168.0.10", "10.9.0.1", "10.9.0.2"];
@@ -1071,7 +1078,7 @@ fn the_primary_address_serves_in_addition_to_networks() {
 }
 
 #[test]
-fn networks_without_a_node_address_serve_no_node_ports() {
+fn networks_that_contain_no_node_address_serve_no_node_ports() {
     for layout in LAYOUTS {
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1108,7 +1115,7 @@ fn a_cluster_ip_that_equals_a_load_balancer_address_keeps_source_ranges() {
 }
 
 #[test]
-fn a_set_used_by_a_foreign_rule_may_stay() {
+fn a_set_that_another_programs_rule_uses_may_stay() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1138,7 +1145,7 @@ fn a_set_used_by_a_foreign_rule_may_stay() {
         world.apply(Event::ServiceDeleted(name("web-1")));
         world.sync();
         assert_eq!(world.served_and_refused(), (1, 0));
-        // The proxier deletes the set once no rule uses it.
+        // Once the other program's rule is removed, the proxier deletes the set.
         world.damage(|table| drop(table.chains.remove("other-chain")));
         world.now += Duration::from_secs(40);
         world.settle();
@@ -1147,7 +1154,7 @@ fn a_set_used_by_a_foreign_rule_may_stay() {
 }
 
 #[test]
-fn a_removed_address_is_missing_from_the_replaced_set() {
+fn a_replaced_set_does_not_contain_an_address_that_the_node_lost() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1165,7 +1172,7 @@ fn a_removed_address_is_missing_from_the_replaced_set() {
 }
 
 #[test]
-fn an_element_is_written_once_its_refused_chain_is_accepted() {
+fn an_element_is_written_once_the_kernel_accepts_its_chain() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["to chain external-".to_owned()];
@@ -1180,7 +1187,7 @@ fn an_element_is_written_once_its_refused_chain_is_accepted() {
         world.apply(slice_of(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
-        // Another address of the Service uses the same chain.
+        // Adds an external IP, whose element leads to the refused chain, too.
         world.apply(with(&[1, 2]));
         world.sync();
         world.now += Duration::from_secs(10);
@@ -1237,8 +1244,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
     ];
     assert_eq!(world.made(), [wanted]);
-    // If the number of endpoints changes, one transaction moves the endpoints to another map. The
-    // first Service with four endpoints also needs a chooser chain.
+    // The number of endpoints changes. One transaction moves the Service's endpoints to another
+    // map. It also adds a chooser chain, because no other Service has four endpoints.
     world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
     let made = world.made();
@@ -1248,8 +1255,8 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
         has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
     );
     assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
-    // The second Service with four endpoints needs no new chain. The transaction contains only
-    // changed endpoints.
+    // A second Service with four endpoints needs no new chain. A changed endpoint then changes only
+    // elements.
     world.apply(slice_of(8, [1, 3, 5, 7]));
     world.sync();
     world.apply(slice_of(7, [1, 3, 5, 9]));
@@ -1263,7 +1270,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert!(world.chains().is_empty());
     assert_eq!(world.served_and_refused(), (20, 0));
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
-    // The proxier deletes an unneeded chooser chain at its next start.
+    // The proxier keeps a chooser chain that no Service needs until its next start.
     for number in [7, 8] {
         world.apply(slice_of(number, [1]));
     }
@@ -1295,7 +1302,8 @@ fn all_kinds(world: &mut World) {
         };
         world.apply(Event::ServiceApplied(shaped(number, shape)));
         let hosts = if is(5) { 0 } else { number % 7 };
-        // If `is(1)`, the endpoints have odd numbers, so they are on another node.
+        // Endpoints with odd numbers are on another node. If `is(1)`, all endpoints have odd
+        // numbers.
         let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
         world.apply(slice_of(number, hosts));
     }
@@ -1318,8 +1326,8 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
             world.lay_out(layout);
             let synced = world.sync();
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
-            // An old kernel keeps chains in use until the transaction ends, so their deletion needs
-            // a second transaction.
+            // An old kernel keeps chains in use until the transaction ends, so a second transaction
+            // deletes them.
             assert_eq!(world.made().len(), if is_old { 2 } else { 1 });
             assert!(uncommented(&world) == wanted, "{layout:?}");
             world.restart();
@@ -1329,15 +1337,15 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
     }
 }
 
-// ---- the layout by the number of Service ports ----
+// ---- layout that depends on the number of Service ports ----
 
-/// Layout sizes that a test can reach.
+/// Numbers of Service ports at which the layout changes, small enough for a test.
 const SIZES: LayoutSizes = LayoutSizes {
     flat_above: 6,
     upstream_below: 3,
 };
 
-/// Creates a world without objects, whose layout depends on the number of Service ports.
+/// Creates a node without listed objects. Its layout depends on the number of Service ports.
 fn by_size(kernel: FakeKernel) -> World {
     let mut world = World::unlisted(kernel, Layout::Upstream);
     world.sizes = Some(SIZES);
@@ -1350,7 +1358,7 @@ fn empty_kernel() -> FakeKernel {
 }
 
 #[test]
-fn the_layout_follows_the_number_of_service_ports_in_one_transaction() {
+fn the_layout_changes_with_the_number_of_service_ports_in_one_transaction() {
     let content_of = |layout, services: u16| {
         let mut fresh = World::new(layout);
         (1..=services).for_each(|number| web(&mut fresh, number, [1, 2, 3, 4]));
@@ -1379,8 +1387,8 @@ fn the_layout_follows_the_number_of_service_ports_in_one_transaction() {
         assert_eq!(world.proxier.form(), Some(layout.form()));
         let wanted = content_of(layout, services);
         assert!(uncommented(&world) == wanted, "{services} {layout:?}");
-        // The restarted daemon adopts the layout, even if the number of ports is between both
-        // limits.
+        // A restarted daemon adopts the layout, even if the number of Service ports is between the
+        // two numbers.
         world.restart();
         world.sync();
         assert!(world.made().is_empty(), "{services} {layout:?}");
@@ -1390,7 +1398,7 @@ fn the_layout_follows_the_number_of_service_ports_in_one_transaction() {
 }
 
 #[test]
-fn an_empty_node_gets_the_layout_for_its_size_in_the_first_transaction() {
+fn on_an_empty_node_the_first_transaction_has_the_layout_for_the_number_of_services() {
     for (services, layout) in [(6, Layout::Upstream), (7, Layout::Flat)] {
         let mut world = by_size(empty_kernel());
         world.list(true);
@@ -1427,7 +1435,7 @@ fn the_layout_stays_while_the_lists_are_incomplete() {
 }
 
 #[test]
-fn a_deleted_table_keeps_the_layout() {
+fn the_layout_stays_after_another_program_deleted_the_table() {
     let mut world = by_size(empty_kernel());
     world.list(true);
     (1..=7).for_each(|number| web(&mut world, number, [1]));
@@ -1457,7 +1465,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
         web(&mut world, 2, [3]);
         world.sync();
         assert_eq!(world.served_and_refused(), (2, 0));
-        // The `services` chain leads to the objects of both layouts meanwhile.
+        // Until the lists are complete, the `services` chain leads to objects of both layouts.
         let services = world.content().chains["services"].1.clone();
         let leads = |to: &str| format!("{services:?}").contains(to);
         assert!(leads("endpoints-tcp-1") && leads("service-ips"));
@@ -1473,7 +1481,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
     }
 }
 
-/// After an invalid change, the kernel refuses all further changes of the transaction, too.
+/// After an invalid change, the kernel also refuses all further changes of the transaction.
 #[test]
 fn valid_changes_after_an_invalid_one_are_written() {
     for layout in LAYOUTS {
@@ -1505,11 +1513,11 @@ fn valid_changes_after_an_invalid_one_are_written() {
     }
 }
 
-/// Unwanted chains still use the set, which would prevent its deletion.
+/// The kernel does not delete a set while unwanted chains use it.
 #[test]
-fn a_set_of_another_type_is_replaced_despite_leftover_users() {
-    // Unwanted objects that the kernel still has: chains of the other layout, and a chooser chain
-    // for a number of endpoints that no Service has.
+fn a_set_of_another_type_is_replaced_although_unwanted_chains_use_it() {
+    // In the first case, chains of the other layout use the set. In the second case, a chooser
+    // chain uses it, for a number of endpoints that no Service has.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),
@@ -1533,7 +1541,7 @@ fn a_set_of_another_type_is_replaced_despite_leftover_users() {
     }
 }
 
-/// Returns a Service with a load balancer and source ranges.
+/// Returns a Service with a load-balancer address and source ranges.
 fn walled(number: u16) -> Event {
     Event::ServiceApplied(shaped(
         number,
@@ -1549,10 +1557,11 @@ fn walled(number: u16) -> Event {
     ))
 }
 
-/// The chain that checks source ranges stays until its replacement in the other layout exists.
+/// During a change of the layout, the chain that checks source ranges stays until its replacement
+/// exists.
 #[test]
-fn a_protecting_chain_stays_until_its_replacement_is_written() {
-    // `is_late`: some objects are listed only after the first writes.
+fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
+    // If `is_late`, the lists become complete only after the first writes.
     for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
         for (before, after, guards) in [
             (
@@ -1601,13 +1610,13 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
                     }
                 };
                 if world.sync().pending == 0 {
-                    // The external chain may be equal in both layouts. Then it needs no write, so
-                    // the kernel cannot refuse it. No other chain may be equal.
+                    // The external chain may be equal in both layouts. In that case, the proxier
+                    // does not write it, so the kernel cannot refuse it. All other chains differ.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }
                 is_refused(&world);
-                // The chain also stays while its replacement waits for a retry.
+                // The guarding chain also stays while its replacement waits for a retry.
                 for _ in 0..20 {
                     world.now += Duration::from_secs(3);
                     world.settle();
@@ -1628,8 +1637,8 @@ fn a_protecting_chain_stays_until_its_replacement_is_written() {
     }
 }
 
-/// Number of Services whose changes exceed one transaction, so that a plan contains only some of
-/// them.
+/// Number of Services whose changes do not fit into one transaction, so that a plan contains only
+/// some of them.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1659,7 +1668,7 @@ fn many_failed_writes_are_all_retried() {
 }
 
 #[test]
-fn a_start_is_one_transaction_and_many_changes_are_split() {
+fn a_cold_start_is_one_transaction_and_many_later_changes_are_split() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1667,7 +1676,7 @@ fn a_start_is_one_transaction_and_many_changes_are_split() {
         }
         world.sync();
         let start = world.made().len();
-        // No change waits longer than one transaction of the smallest size.
+        // Later changes are divided into smaller transactions, so that no change waits long.
         for number in 301..=600 {
             web(&mut world, number, [1]);
         }
@@ -1694,7 +1703,7 @@ fn a_transaction_too_large_for_one_send_is_split() {
 }
 
 #[test]
-fn a_transaction_has_a_limit_of_sets_and_endpoints() {
+fn a_transaction_has_a_largest_number_of_sets() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1720,7 +1729,7 @@ enum Step {
     Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// Step in which the kernel notifies the proxier, which then reads the table.
+    /// The kernel notifies the proxier of a change, and the proxier reads the table.
     Told,
     Refuse(u16),
     Forgive,
@@ -1755,7 +1764,7 @@ fn shaped(number: u16, shape: Shape) -> Service {
     }
     if shape.is_balanced {
         service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
-        // Other Services have this address, too.
+        // Several Services have this load-balancer address.
         if number.is_multiple_of(2) {
             service.ingress_ips.push([198, 51, 100, 1].into());
         }
@@ -1811,13 +1820,13 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts the endpoints of each Service port over its positions. The test compares content from
-/// different orders of events, in which endpoints have different positions.
+/// Sorts the endpoints of each Service port over its positions. Different orders of events give
+/// endpoints different positions, and the test compares the contents after such orders.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
     for (_, (_, elements)) in maps {
-        // A key begins with the position, a number of four bytes.
+        // Groups elements by key without its first four bytes, which are the position.
         let mut of_ports: BTreeMap<Bytes, Vec<_>> = BTreeMap::new();
         for (key, element) in elements.iter() {
             let port = of_ports.entry(key[4..].into()).or_default();
@@ -1833,7 +1842,8 @@ fn sort_places(content: &mut Content) {
     }
 }
 
-/// Removes and returns the chooser chains, because they stay until the next start.
+/// Removes the chooser chains from the content, and returns them. They may differ, because unneeded
+/// chains stay until the next start.
 fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
     let names = content.chains.keys().filter(|name| is_chooser(name));
     let names: Vec<Name> = names.cloned().collect();
@@ -1873,8 +1883,8 @@ fn harm(table: &mut Content, which: u8) {
     }
 }
 
-/// Returns the table's content without comments, which the proxier writes but, as upstream, does
-/// not compare.
+/// Returns the table's content without comments. The proxier writes comments but, like upstream,
+/// does not compare them.
 fn uncommented(world: &World) -> Content {
     let mut content = world.content();
     for (chain, _) in content.chains.values_mut() {
@@ -1890,7 +1900,8 @@ fn uncommented(world: &World) -> Content {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// After any sequence of events, the table's content equals that of a fresh start.
+    /// After any sequence of events, the content of the table equals the content after a fresh
+    /// start.
     #[test]
     fn any_event_sequence_ends_in_the_state_of_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),
@@ -1941,7 +1952,7 @@ proptest! {
         sort_places(&mut wanted);
         let (ended_choosers, choosers) = (take_choosers(&mut ended), take_choosers(&mut wanted));
         prop_assert!(choosers.iter().all(|of| ended_choosers.contains(of)), "a chooser is missing");
-        // A failed assertion does not print the contents, because they are very long.
+        // Compares without printing, because the contents are very long.
         prop_assert!(ended.chains == wanted.chains, "chains differ");
         prop_assert!(ended.sets == wanted.sets, "sets differ");
     }

@@ -1,4 +1,4 @@
-//! Tests NodePorts on localhost in nftables mode.
+//! Tests of NodePorts on localhost in nftables mode, on the strict fake kernel.
 
 use proxy::ServicePort;
 use proxy_nftables::{LocalhostNodePorts, localhost_counter};
@@ -14,14 +14,14 @@ fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
         localhost,
         ..config(world.layout, None)
     };
-    // The relay of the previous process has ended with its process.
+    // Closes the open ports, because the relay of the previous process ended with that process.
     kernel.state().listening.clear();
     let lanes = Lanes::inline(|| kernel.clone());
     world.proxier = Proxier::new(config, node1(), lanes, world.now);
     world.made();
 }
 
-/// Returns a Service with the same NodePort for TCP and for UDP.
+/// Returns a Service that has the same NodePort for TCP and UDP.
 fn exposed(number: u16) -> Service {
     let port = |name: &str, protocol| ServicePort {
         name: name.into(),
@@ -63,7 +63,7 @@ fn listening(world: &World) -> Vec<(u16, usize)> {
 }
 
 #[test]
-fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
+fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
     const TCP_AND_UDP: [u8; 2] = [6, 17];
     for layout in LAYOUTS {
         let mut plain = exposing(layout, LocalhostNodePorts::Off);
@@ -77,8 +77,8 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
         world.sync();
         assert_eq!((world.made().len(), world.content()), (0, before));
         assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
-        // Without the feature gate, the proxier deletes all objects for localhost and changes
-        // nothing else.
+        // Without the feature gate, a restarted proxier deletes all objects for localhost, and
+        // changes nothing else.
         restart_with(&mut world, LocalhostNodePorts::Off);
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.content(), plain.content(), "{layout:?}");
@@ -92,10 +92,10 @@ fn localhost_node_ports_are_rejected_only_with_the_feature_gate() {
     }
 }
 
-/// The rules reject TCP packets to localhost until a restart, because the element that rejects them
-/// stays (k/k#142183).
+/// If localhost is added to the served addresses, the rules reject TCP packets to it until a
+/// restart: the element that rejects them stays (k/k#142183).
 #[test]
-fn localhost_added_later_is_served_after_a_restart() {
+fn node_ports_on_localhost_are_served_after_localhost_is_added_and_a_restart() {
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Refused);
         assert_eq!(listening(&world), []);
@@ -110,7 +110,7 @@ fn localhost_added_later_is_served_after_a_restart() {
 }
 
 #[test]
-fn the_relay_follows_endpoints_policies_and_affinity() {
+fn the_relay_applies_changes_of_endpoints_traffic_policy_and_affinity() {
     let mut world = exposing(Layout::Upstream, LocalhostNodePorts::Served);
     world.made();
     world.apply(slice_of(1, [1]));
@@ -135,7 +135,7 @@ fn the_relay_follows_endpoints_policies_and_affinity() {
 }
 
 #[test]
-fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
+fn a_port_that_another_program_uses_on_localhost_is_reported_and_others_are_served() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().taken.insert(NODE_PORT + 1);
     restart_with(&mut world, LocalhostNodePorts::Served);
@@ -155,19 +155,19 @@ fn a_localhost_port_in_use_is_reported_and_the_rest_works() {
     );
     assert!(failure.reason.contains("already in use"), "{failure:?}");
     assert_eq!(failure.owner.as_ref().unwrap().service, name("web-1"));
-    // The proxier tries again to open the port.
+    // The other program closes the port, and the proxier's retry opens it.
     world.kernel.state().taken.clear();
     world.now = world.proxier.next_due(world.now).unwrap();
     world.settle();
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// Adds upstream's objects under other names:
+/// Adds objects of upstream under names that this mode does not use:
 ///
 /// * a map that leads to chains which count and reject packets;
 /// * a chain that looks up this map.
 #[test]
-fn leftover_objects_of_upstream_are_removed() {
+fn upstreams_objects_for_localhost_are_removed_under_any_name() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Off);

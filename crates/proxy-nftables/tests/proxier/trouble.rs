@@ -1,5 +1,5 @@
-//! Tests missing facts about the node, missing kernel memory, an unreadable table, and the preview
-//! of a plan.
+//! Tests of missing data about the node, a kernel that lacks memory, a table that cannot be read,
+//! and the preview of a plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -7,7 +7,7 @@ use proxy_nftables::Plan;
 
 use super::*;
 
-/// Returns the event of a Node object without an address of the family.
+/// Returns the event of a Node object that has no address of the IP family.
 fn without_address() -> Event {
     Event::NodeApplied(Node {
         name: "node1".into(),
@@ -50,7 +50,7 @@ fn without_a_node_address_node_ports_are_served_at_all_addresses() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
         assert_eq!(addresses(&world), 1);
-        // The proxier keeps the known address when the Node object loses it.
+        // The Node object loses its address. The proxier keeps the address that it knew before.
         world.apply(without_address());
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.elements("nodeport-ips"), 1);
@@ -69,7 +69,7 @@ fn node_ports_stay_closed_until_the_lists_are_complete() {
 }
 
 #[test]
-fn the_preview_equals_the_writes() {
+fn the_preview_of_a_plan_equals_the_writes() {
     let mut world = World::new(Layout::Upstream);
     for number in 1..=20 {
         web(&mut world, number, [1, 2]);
@@ -94,7 +94,7 @@ fn of_clients(world: &World) -> Vec<Set> {
         .collect()
 }
 
-/// Replaces a set of clients by a set of another kind, without a notification.
+/// Makes a set of clients one of another kind, without a notification.
 fn make_other(table: &mut Content, what: fn(&mut Set)) {
     let mut sets = table.sets.values_mut().map(|(set, _)| set);
     what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());
@@ -105,7 +105,7 @@ fn with_ports(set: &mut Set) {
 }
 
 #[test]
-fn an_affinity_set_of_another_type_is_replaced() {
+fn an_affinity_set_of_another_kind_is_replaced() {
     let kinds: [fn(&mut Set); 3] = [
         with_ports,
         |set| set.dynamic = false,
@@ -123,7 +123,8 @@ fn an_affinity_set_of_another_type_is_replaced() {
             let synced = world.damage(|table| make_other(table, kind));
             assert_eq!((synced.failures.len(), synced.pending), (0, 0));
             assert_eq!(world.content(), before);
-            // Only a kernel that cannot change the timeout of a set needs a new set.
+            // After a changed timeout, the proxier replaces the set only on a kernel that cannot
+            // change a timeout.
             world.made();
             world.apply(with_affinity(1, 60));
             assert_eq!(world.sync().pending, 0);
@@ -137,15 +138,15 @@ fn an_affinity_set_of_another_type_is_replaced() {
 }
 
 #[test]
-fn a_set_of_another_type_does_not_disable_timeout_changes() {
+fn an_affinity_set_of_another_kind_does_not_disable_timeout_changes() {
     let mut world = World::new(Layout::Upstream);
     world.apply(with_affinity(1, 300));
     world.apply(slice_of(1, [1]));
     world.sync();
     make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
     world.apply(with_affinity(1, 60));
-    // The kernel refuses the write. So the proxier reads the table, which contains a set of another
-    // kind.
+    // The kernel refuses the write, so the proxier reads the table. There it finds the set of
+    // another kind.
     world.sync();
     world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
     assert_eq!(world.settle().pending, 0);
@@ -160,7 +161,7 @@ fn a_set_of_another_type_does_not_disable_timeout_changes() {
 }
 
 #[test]
-fn enomem_blames_no_service_and_all_writes_are_retried() {
+fn if_the_kernel_lacks_memory_no_service_is_blamed_and_all_writes_are_retried() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().no_memory_for = vec!["/web-3/".to_owned()];
     for number in 1..=20 {
@@ -178,14 +179,15 @@ fn enomem_blames_no_service_and_all_writes_are_retried() {
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Changes the table ten times a second for this time. Returns the number of reads of the table.
+/// Notifies the proxier of a changed table ten times a second, for this time. Returns the number of
+/// reads of the table.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;
     while world.now < end {
         world.now += Duration::from_millis(100);
         world.proxier.notice(&Notice::Ruleset, world.now);
-        // Does not run work that becomes due later, because this loop itself advances the clock.
+        // Runs only work that is due now, because this loop itself advances the clock.
         world.proxier.proceed(&world.model, world.now);
         while world.proxier.book(&world.model, world.now).is_some() {}
     }
@@ -193,19 +195,19 @@ fn reads_within(world: &mut World, time: Duration) -> usize {
 }
 
 #[test]
-fn foreign_changes_cause_reads_for_a_tenth_of_the_time() {
+fn changes_by_other_programs_cause_reads_for_a_tenth_of_the_time() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.kernel.state().reading = Duration::from_millis(20);
     world.sync();
     world.now += Duration::from_secs(1);
-    // Reads may take a tenth of the 20 s, so 2 s. A read takes a little more than 20 ms.
+    // Reads may take a tenth of the 20 s: 2 s. A read takes a little more than 20 ms.
     let reads = reads_within(&mut world, Duration::from_secs(20));
     assert!((10..=100).contains(&reads), "{reads}");
 }
 
 #[test]
-fn an_unreadable_table_is_retried_with_back_off_and_then_repaired() {
+fn a_table_that_cannot_be_read_is_retried_with_back_off_and_then_repaired() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.sync();

@@ -1,5 +1,5 @@
-//! Tests that both layouts give every packet the same verdict. Evaluates the rules of both tables
-//! for the same Services, as the kernel would.
+//! Tests that both layouts give every packet the same verdict. For the same Services, the tests
+//! evaluate the rules of both layouts' tables, as the kernel would.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod run;
@@ -19,23 +19,24 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Number of random values that the test tries for each packet. Each number of endpoints divides
-/// this number, so each endpoint is chosen equally often.
+/// Number of random values that the test tries for each packet. This number is a multiple of each
+/// number of endpoints, so the rules choose each endpoint equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
 
-/// Returns an IPv4 network, or its counterpart in IPv6.
+/// Returns an IPv4 network, or the corresponding IPv6 network.
 fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
     fixtures::net(family, octets, len).unwrap()
 }
 
 // ---- Services ----
 
-/// Endpoints of the Services, by number. Those with even numbers are on this node.
+/// Lists of endpoints that Services have. Endpoints with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// Number of optional features of a Service, one bit each: affinity, NodePort and external IP, load
-/// balancer, source ranges, external policy, internal policy.
+/// Number of optional features of a Service. Each bit of a Service's number stands for one:
+/// affinity, NodePort and external IP, load balancer, source ranges, external policy, internal
+/// policy.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
 
@@ -80,8 +81,8 @@ fn add_service(model: &mut Model, family: IpFamily, number: u16) {
     if is(1) {
         service.external_ips = vec![own.external];
         if is(2) {
-            // The address is both an external IP and a load-balancer IP, so the source ranges apply
-            // to it.
+            // Uses the address as an external IP and as a load-balancer IP. So the source ranges
+            // apply to it.
             service.external_ips.push(own.ingress);
         }
     }
@@ -184,7 +185,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
         Protocol::Tcp
     };
     // Sources: a pod on this node, an endpoint on this node, a client within the source ranges, and
-    // a client outside.
+    // a client outside of them.
     let outside = [
         [10, 244, 1, 77],
         [10, 244, 1, 2],
@@ -240,8 +241,8 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
     packets
 }
 
-/// Compares the verdicts of both layouts for all packets. Each entry of `configs` has the NodePort
-/// addresses, and true if the rules masquerade all traffic to ClusterIPs.
+/// Checks that both layouts give all packets the same verdicts. Each entry of `configs` has the
+/// NodePort addresses, and true if the rules masquerade all traffic to ClusterIPs.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
@@ -261,17 +262,17 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
                 }
             }
         }
-        // Checks that the packets cover each outcome often enough.
+        // Checks that each outcome occurred often enough.
         assert!(sent > 10_000 && dropped > 500 && rejected > 1_000);
         println!("{sent} sent, {dropped} dropped, {rejected} rejected");
     }
 }
 
-/// If the element of an endpoint is missing, the rules reject packets for which they chose this
+/// If the map lacks the element of an endpoint, the rules reject packets for which they chose this
 /// endpoint. The packets never reach the service address itself. The test covers the maps that
-/// rules of `services` look up, and the map that choosers look up.
+/// rules of `services` look up, and the map that chooser chains look up.
 #[test]
-fn packets_without_an_endpoint_are_rejected() {
+fn packets_for_which_the_map_lacks_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {
         let content = table(family, Layout::Flat, NodePortAddresses::All, false);
         let mut table = TableModel::new(content);
@@ -324,7 +325,7 @@ fn packets_without_an_endpoint_are_rejected() {
 }
 
 #[test]
-fn each_layout_gives_packets_the_same_verdict() {
+fn both_layouts_give_packets_the_same_verdict() {
     let configs = [
         (NodePortAddresses::All, false),
         (NodePortAddresses::Primary, true),
@@ -333,6 +334,6 @@ fn each_layout_gives_packets_the_same_verdict() {
 }
 
 #[test]
-fn each_layout_gives_ipv6_packets_the_same_verdict() {
+fn both_layouts_give_ipv6_packets_the_same_verdict() {
     compare(IpFamily::V6, &[(NodePortAddresses::Primary, false)]);
 }

@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// Outcome of a packet at the end of its path.
+/// Outcome of a packet after all chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
@@ -46,14 +46,14 @@ pub(crate) enum Outcome {
 enum End {
     /// The next rule follows.
     Next,
-    /// The calling chain continues.
+    /// The chain ends, and the chain that called it continues.
     Return,
     Accept,
     Drop,
     Reject,
 }
 
-/// Evaluation of one packet along its path.
+/// Evaluation of the rules for one packet, along its path through the hooks.
 struct Run<'a> {
     content: &'a Content,
     /// Base chains, in the order of their priority.
@@ -62,7 +62,7 @@ struct Run<'a> {
     mark: u32,
     is_translated: bool,
     is_masqueraded: bool,
-    /// Number that `numgen` returns for this packet.
+    /// Random number that `numgen` returns for this packet.
     random: u32,
     has_chosen: bool,
     registers: [u8; 64],
@@ -86,7 +86,7 @@ impl TableModel {
 }
 
 impl TableModel {
-    /// Returns the elements of all endpoint maps, each with the name of its map.
+    /// Returns all elements of the maps of endpoints, each with the name of its map.
     pub(crate) fn endpoints(&self) -> Vec<(Name, Element)> {
         let sets = self.content.sets.iter();
         let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -100,7 +100,7 @@ impl TableModel {
         elements.remove(&element.key).unwrap();
     }
 
-    /// Adds a removed element again.
+    /// Adds an element again that [`take`](Self::take) removed.
     pub(crate) fn put(&mut self, (map, element): &(Name, Element)) {
         let (_, elements) = self.content.sets.get_mut(map).unwrap();
         elements.insert(element.key.clone(), element.clone());
@@ -126,7 +126,7 @@ impl Run<'_> {
 
     fn hook(&mut self, hook: Hook, has_nat: bool) -> End {
         let content = self.content;
-        // Evaluates the base chains of the hook in the order of their priority.
+        // Evaluates the base chains of this hook in the order of their priority.
         for name in self.hooked {
             let (chain, rules) = &content.chains[name];
             let base = chain.base.unwrap();
@@ -210,7 +210,7 @@ impl Run<'_> {
                     End::Accept => {}
                     end => return end,
                 },
-                // The set of this expression contains no client.
+                // Ignores session affinity: no set contains a client.
                 Expression::Dynset { .. } => {}
                 other => self.load(other),
             }
@@ -284,7 +284,8 @@ impl Run<'_> {
         }
     }
 
-    /// Evaluates a lookup. `Accept` stands for a rule that continues.
+    /// Evaluates a look-up in a set or map. Returns `Accept` if the rule continues with its next
+    /// expression.
     fn lookup(&mut self, key: Register, set: &SetRef, what: LookupFor) -> End {
         let content = self.content;
         let found = match set {
@@ -341,7 +342,8 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     last.filter(|element| !element.ends_interval)
 }
 
-/// Returns the outcome if `numgen` returns `random`, and true if a rule used this number.
+/// Returns the outcome of a packet if `numgen` returns `random`. Also returns true if a rule used
+/// this random number.
 pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
@@ -373,7 +375,8 @@ pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outco
         (Direction::Out, false) => next(Hook::Postrouting, true),
         (Direction::Out, true) => {
             next(Hook::Postrouting, true);
-            // The packet arrives again on the loopback interface, with a final destination.
+            // The packet arrives again on the loopback interface. Its destination no longer
+            // changes.
             next(Hook::Prerouting, false);
             next(Hook::Input, false);
         }
@@ -390,7 +393,8 @@ pub(crate) fn outcome(table: &TableModel, packet: Packet, random: u32) -> (Outco
     (outcome, run.has_chosen)
 }
 
-/// Returns the outcomes over `turns` random numbers, each with the number of its occurrences.
+/// Returns the outcomes of a packet over `turns` random numbers, each with the number of its
+/// occurrences.
 pub(crate) fn outcomes(table: &TableModel, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
     for random in 0..turns {
