@@ -1,4 +1,4 @@
-//! The calls of this mode's worker threads, which read and write redirects and open listening
+//! System calls of this mode's worker threads. They read and write redirects, and open listening
 //! ports.
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::PortBackends;
 
-/// Largest number of writes with which one plan isolates its refused changes.
+/// Largest number of writes in which a plan may isolate its refused changes.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {
@@ -52,7 +52,7 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
 }
 
 /// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
-/// no other port of the same protocol: each attempt may search all port numbers, and thousands of
+/// no further port of the same protocol: each attempt may search all port numbers, and thousands of
 /// ports may follow.
 fn serve(
     kernel: &mut impl Kernel,
@@ -76,7 +76,7 @@ fn serve(
 }
 
 /// Writes the whole plan in one step. If the kernel refuses the plan, first writes the base with
-/// the existing redirects, and then halves the changes until each refused change is isolated.
+/// the existing redirects. Then writes halves of the changes until each refused change is isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();
@@ -94,8 +94,8 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole write removes each redirect that it does not name. So this write must name all
-        // existing redirects.
+        // Includes all existing redirects if this write replaces the whole table, because such a
+        // write removes each redirect that it does not name.
         let was_there = plan
             .changes
             .iter()

@@ -1,4 +1,4 @@
-//! Claims of Services: the listening ports and redirects that they want.
+//! Claims of Services: the listening ports and redirects that each Service needs.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) struct Claims {
 /// Facts about the node that affect redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RedirectFacts {
-    /// Address of the node to which rules send packets from other hosts, or `None` while the
+    /// Address of the node to which rules redirect packets from other hosts. `None` while this
     /// address is unknown.
     pub(crate) via: Option<IpAddr>,
     /// Detector of traffic from pods of this node.
@@ -33,13 +33,13 @@ impl Claims {
         self.ports.keys()
     }
 
-    /// Reports whether every port and redirect that a Service claims exists.
+    /// True if every listening port and redirect that a Service claims exists.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces the claims of a Service.
+    /// Replaces all claims of a Service.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -65,8 +65,8 @@ impl Claims {
         }
     }
 
-    /// Returns the ports of an earlier process to which rules of only this Service port lead. If
-    /// this process opens the same ports, the rules stay correct.
+    /// Returns the port numbers that an earlier process used for this Service port only, according
+    /// to the rules in the kernel. If this process opens the same numbers, the rules stay correct.
     pub(crate) fn ports_before(
         &self,
         owner: &Arc<Owner>,
@@ -108,7 +108,7 @@ impl Claims {
         ports
     }
 
-    /// Claims the redirects of an owner again, because its ports are open now.
+    /// Claims the redirects of an owner again, after its listening ports were opened.
     pub(crate) fn aim(
         &self,
         owner: &Arc<Owner>,

@@ -1,4 +1,4 @@
-//! Settings of this mode for one IP family, from flags and from the node.
+//! Settings of userspace mode for one IP family, from flags and from the node.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use proxy::LocalDetector;
 pub struct Config {
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// True if localhost also serves NodePorts when all addresses do.
+    /// True if NodePorts are also served on localhost when all addresses serve them.
     pub localhost_node_ports: bool,
     /// Mark of the relay's own packets ([`Limits::mark`](relay::Limits::mark)). No rule redirects
     /// marked packets.

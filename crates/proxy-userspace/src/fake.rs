@@ -1,5 +1,5 @@
 //! A fake kernel for tests, with redirects and open ports. The fake refuses each write that the
-//! kernel would refuse. A refused write changes nothing.
+//! kernel would refuse, and a refused write changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::plan::{Base, Extent, RedirectTarget, Redirects, Refusal, RefusalMeani
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// A handle to a fake kernel. Clones share one kernel.
+/// A handle to a fake kernel. Clones of a handle share one kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
@@ -33,13 +33,13 @@ pub struct State {
     pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Number of the port that opens next.
+    /// Number that the next opened port gets.
     pub next_port: u16,
     /// Portals whose redirects the fake refuses.
     pub refused: BTreeSet<Portal>,
-    /// Reason why no redirect can be written, such as a held lock, or `None` for no fault.
+    /// Reason why the fake writes no redirect, such as a held lock, or `None` for no fault.
     pub held: Option<String>,
-    /// Reason why no port can be opened, or `None` for no fault.
+    /// Reason why the fake opens no port, or `None` for no fault.
     pub exhausted: Option<String>,
     /// Largest number of open ports, or `None` for no limit.
     pub most: Option<usize>,

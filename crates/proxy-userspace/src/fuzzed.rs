@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
-//! bytes. No other code may use these functions.
+//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
+//! programs. No other code may use these functions.
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;
@@ -11,7 +11,8 @@ use crate::redirect::iptables::SaveReader;
 use crate::redirect::nftables::layout::{maps, table};
 use crate::redirect::nftables::read;
 
-/// Parses bytes as the output of `iptables-save`: redirects, and leftovers of these modes.
+/// Parses bytes as the output of `iptables-save`. Looks for redirects, and for leftovers of these
+/// modes.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {
@@ -27,7 +28,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     }
 }
 
-/// Parses bytes as an object of the redirect table. Treats elements as elements of each map.
+/// Parses bytes as an object of the redirect table. Treats an element as an element of every map.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     let elements = read.elements.map(|(_, elements)| elements);

@@ -21,7 +21,7 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, PortBackends, Relay, Transport};
 
-/// Largest number of ports that one search opens until it finds a permitted port.
+/// Largest number of ports that one search opens before it finds a port that may be used.
 const TRIES: usize = 16;
 
 /// Kernel operations of this mode for one IP family. There are two implementations: the real kernel
@@ -31,21 +31,21 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// The addresses cannot be read.
+    /// Fails if the addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
     /// Returns the redirects in the kernel.
     ///
     /// # Errors
     ///
-    /// The redirects cannot be read.
+    /// Fails if the redirects cannot be read.
     fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
     /// Writes all redirects of a plan, or none.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the plan.
+    /// Fails if the kernel refuses the plan.
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 
     /// Sets the endpoints of a listening port. Returns the port's number, or `None` if the port is
@@ -53,20 +53,20 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// The relay has ended.
+    /// Fails if the relay has ended.
     fn update(
         &mut self,
         listener: &Listener,
         serving: &Arc<PortBackends>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port and returns its number. This is the number `again` if that port is
-    /// free, otherwise a number that `avoided` does not contain.
+    /// Opens a listening port and returns its number. Uses the number `again` if that port is free.
+    /// Otherwise, uses a number that `avoided` does not contain.
     ///
     /// # Errors
     ///
-    /// The port cannot be opened. After [`SocketError::Now`], the caller cannot open another port
-    /// of this protocol now either.
+    /// Fails if the port cannot be opened. [`SocketError::Now`] means that no other port of this
+    /// protocol can be opened now either.
     fn open(
         &mut self,
         listener: &Listener,
@@ -79,23 +79,25 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// The relay has ended.
+    /// Fails if the relay has ended.
     fn close(&mut self, listener: &Listener) -> Result<(), SocketError>;
 }
 
-/// The real kernel, with a relay.
+/// Access to the real kernel, with a relay that serves the listening ports.
 pub struct UserspaceKernel {
     family: IpFamily,
     redirect: Box<dyn Redirect>,
     relay: Relay,
     opened: HashMap<Listener, ListeningPort>,
     traffic: Traffic,
-    /// Names of the modes' links. Addresses on these links are not addresses of the node.
+    /// Names of the links that kube-proxy modes create. Addresses on these links are service
+    /// addresses instead of addresses of the node.
     links: Vec<&'static str>,
 }
 
 impl UserspaceKernel {
-    /// Creates a kernel for one family that writes redirects by iptables ([`Iptables::check`]).
+    /// Creates the access for one IP family, with redirects in iptables. [`Iptables::check`] must
+    /// have succeeded.
     pub fn with_iptables(family: IpFamily, iptables: Iptables, relay: Relay) -> Self {
         let redirect = Box::new(IptablesRedirect::new(family, iptables));
         Self::new(family, redirect, relay)
@@ -112,7 +114,7 @@ impl UserspaceKernel {
         }
     }
 
-    /// Excludes addresses on the links of these modes from the addresses of the node.
+    /// Makes reads of the node's addresses ignore the links of these modes.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
@@ -126,12 +128,12 @@ impl UserspaceKernel {
         self
     }
 
-    /// Creates a kernel for one family that writes redirects to an nf\_tables table. Needs no
+    /// Creates the access for one IP family, with redirects in an nf\_tables table. Needs no
     /// iptables program and no kernel module of iptables.
     ///
     /// # Errors
     ///
-    /// The kernel lacks nf\_tables, or the process lacks a privilege.
+    /// Fails if the kernel lacks nf\_tables, or if the process lacks a privilege.
     pub fn with_nftables(
         family: IpFamily,
         relay: Relay,
@@ -141,7 +143,8 @@ impl UserspaceKernel {
         Ok(Self::new(family, redirect, relay))
     }
 
-    /// Opens a port on all addresses. If `number` is 0, the system chooses the port number.
+    /// Opens a port on all addresses. If `number` is 0, the operating system chooses the port
+    /// number.
     fn open_at(
         &self,
         number: u16,
@@ -165,8 +168,8 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Keeps unsuitable ports open during the search. Otherwise, the system would choose these
-        // ports again.
+        // Keeps ports that must not be used open during the search. Otherwise, the operating system
+        // would choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {
@@ -183,7 +186,7 @@ impl UserspaceKernel {
             }
         };
         for opened in left {
-            // Ignores an error: a relay that has ended has closed its ports already.
+            // Ignores an error: if the relay has ended, its ports are closed already.
             let _ = self.relay.close(opened.number);
         }
         found
@@ -237,7 +240,8 @@ impl Kernel for UserspaceKernel {
         };
         let again = again.and_then(|number| {
             let name = listener.name.to_string().into();
-            // Another process may use this port number now.
+            // Ignores an error, because another process may use this port number now. Then searches
+            // for another number.
             self.open_at(number, transport, &name, serving).ok()
         });
         let opened = match again {

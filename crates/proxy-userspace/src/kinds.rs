@@ -1,4 +1,4 @@
-//! Types of this mode for the [`engine`].
+//! Types of this mode that the [`engine`] needs.
 
 use crate::config::Config;
 use crate::plan::Plan;

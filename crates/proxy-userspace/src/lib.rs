@@ -12,7 +12,7 @@
 //! * [`Kernel`] has two implementations: a [`Relay`](relay::Relay) with rules that redirect packets
 //!   to it, and a strict fake for tests.
 //!
-//! All code up to the plan is pure. The relay does not know Kubernetes.
+//! All code up to the plan is pure: it makes no system calls. The relay does not know Kubernetes.
 //!
 //! docs/userspace-mode.md describes the path of packets, and the limits of this mode.
 

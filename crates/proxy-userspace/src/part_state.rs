@@ -1,4 +1,4 @@
-//! The parts of the kernel's state, as the worker threads of this mode have read them.
+//! Parts of the kernel's state, as this mode's worker threads have read them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,17 +11,17 @@ use crate::port::Portal;
 
 /// A part of the kernel's state: the redirects, or the node's addresses.
 pub enum PartState {
-    /// The redirects, with the rules that lead to them.
+    /// The redirects, and the rules that lead packets to them.
     Rules(Box<RedirectState>),
     /// The addresses of the node's interfaces.
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// Redirects and related state that the kernel has.
+/// Redirects in the kernel, and related rules.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
-    /// Rules that do not depend on Services, or `None` if a rule is not in the form that this mode
-    /// writes.
+    /// Rules that do not depend on Services. `None` if the kernel has a rule that this mode would
+    /// write differently.
     pub base: Option<Base>,
     /// Redirects in the kernel, by portal.
     pub redirects: HashMap<Portal, RedirectTarget>,
