@@ -1,5 +1,6 @@
-//! UDP clients that send without pause, like DNS clients. When their endpoint is removed, the
-//! kernel must send their packets to another endpoint. No other client's flow may move.
+//! Tests UDP clients that send without pause, like DNS clients. When the endpoint of a client is
+//! removed, the kernel must send its packets to another endpoint. Flows of other clients must not
+//! move.
 //!
 //! The tests check the replies, and the tracked flows in `conntrack`.
 
@@ -15,7 +16,7 @@ const FAR: &str = "10.244.2.10 fd44:2::10";
 
 /// Pause between two packets of a client.
 const PACE: Duration = Duration::from_millis(50);
-/// Limit for moving a flow to another endpoint.
+/// Time limit for moving a flow to another endpoint.
 const MOVED_WITHIN: Duration = Duration::from_secs(1);
 
 fn main() {
@@ -86,7 +87,7 @@ fn story(name: &'static str, tell: fn(&mut Cluster) -> Outcome) -> Story {
     }
 }
 
-/// Returns a dual-stack Service of UDP port 53 with every kind of address.
+/// Returns a dual-stack Service for UDP port 53, with every kind of address.
 fn dns() -> Service {
     Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080).node_port(30053))
@@ -108,7 +109,7 @@ impl Client {
         Ok(Self { flow, about })
     }
 
-    /// Sends a packet, and waits for a reply until the time of the next packet.
+    /// Sends a packet, and waits for a reply until the next packet is due.
     fn ask(&mut self) -> Option<String> {
         Some(self.flow.ask().ok()?.who)
     }
@@ -123,8 +124,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// Keeps all clients sending until `who` replies to each of them. Returns the time that this took.
-/// Afterwards, no other server may reply.
+/// Lets all clients send until `who` replies to each of them. Returns the duration. Afterwards, no
+/// other server may reply.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -149,7 +150,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        // On a busy machine, a reply may be late, but another server must never reply.
+        // On a busy machine, a reply may be late, so a client may ask twice. Another server must
+        // never reply.
         let answer = client.ask().or_else(|| client.ask());
         ensure!(
             answer.as_deref() == Some(who),
@@ -160,8 +162,8 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     Ok(took)
 }
 
-/// Returns the tracked UDP flows of node1. The keys are source and destination. The values are the
-/// flow's id and the server that replies.
+/// Returns the tracked UDP flows of node1. The key is source and destination. The value is the
+/// flow's ID, and the server that replies.
 fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
     let text = c.sh("conntrack -L -f ipv4 -p udp -o id 2>/dev/null; conntrack -L -f ipv6 -p udp -o id 2>/dev/null")?;
     let flow = |line: &str| {
@@ -220,8 +222,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // Flows that must stay: of another Service, of another host at the node port's number, and of
-    // the node itself.
+    // These flows must stay: flows to another Service, flows to another host with the node port's
+    // number, and flows of the node itself.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -242,7 +244,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // The clients of these flows have not sent since, so their entries cannot be new.
+    // The clients of `staying` and `foreign` have not sent since, so the kernel cannot have created
+    // their entries again.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -265,7 +268,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // At the removed endpoint, IPVS has only connections of the other Service's clients.
+    // At the removed endpoint, IPVS has only the connections of clients of the other Service.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -275,11 +278,12 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// The node forwarded these flows before the Service existed, so IPVS never saw them. IPVS never
-/// deletes such flows.
+/// The node forwarded these flows before the Service existed. IPVS has never seen them, so it never
+/// deletes them. The daemon must delete them.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // Without the Service, the node routes packets for its addresses to a pod, which drops them.
+    // The Service does not exist yet. Until then, the node routes packets for its addresses to a
+    // pod, which drops them.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -312,10 +316,11 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
 }
 
 /// Another program removes virtual servers, so the node forwards a client's packets to a wrong
-/// place. Their conntrack entry would keep them there as long as the client sends.
+/// place. As long as the client sends, its conntrack entry would keep the packets on this wrong
+/// path.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
-    // The daemon runs with its default periods.
+    // Starts the daemon with its default periods.
     let service = Service::new("dns", "10.96.0.10 fd96::10")
         .port(udp(53, 8080))
         .endpoints(NEAR);
@@ -335,7 +340,7 @@ fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
-        // Stops the daemon. Otherwise it could repair the damage before the test sees it.
+        // Stops the daemon, because it could repair the damage before the test sees the damage.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         ask_in_vain(&mut clients)?;
@@ -401,13 +406,16 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Deletes the last endpoint of a Service, then the Service, and later a Service while no daemon
-/// runs (k/k#139628, k/k#141371). Clients that keep sending get no reply. Later, the same sockets
-/// get replies again. Flows of other Services stay.
+/// Removes what clients use in four steps (k/k#139628, k/k#141371): the last endpoint of the
+/// Service, the Service, its node port and external IP, and the Service while no daemon runs.
+///
+/// Clients that keep sending get no reply. When the removed part exists again, the same sockets get
+/// replies again. Flows of other Services stay.
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
-    // On a busy machine, a client may pause for longer than the default timeout of a flow, 30 s.
+    // Lengthens the kernel's timeout of flows, which is 30 s. On a busy machine, a client may pause
+    // for longer.
     c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
@@ -442,8 +450,8 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // The flows of the Service that the kernel translates, to one of its pods or to userspace
-    // mode's relay.
+    // Returns the flows of the Service that the kernel translates. They go to one of the Service's
+    // pods or to the relay of userspace mode.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
@@ -505,7 +513,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     Ok(())
 }
 
-/// Waits until this number of daemons has compared the flows of both families.
+/// Waits until `daemons` daemons have compared the flows of both families.
 fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     let count = || {
         c.said()
@@ -516,8 +524,8 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of flows to another host use the node port's number. The guest's table has room for
-/// 8192 flows.
+/// Thousands of flows go to another host, with the node port's number. The guest's conntrack table
+/// has room for 8192 flows.
 fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
@@ -548,8 +556,8 @@ fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Maximum number of tracked flows in all network namespaces, saved. Only the initial namespace can
-/// change it. Dropping this guard restores the number.
+/// Saved maximum number of tracked flows in all network namespaces. Only the initial namespace can
+/// change this setting. Dropping this guard restores the setting.
 struct Room(usize);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -569,7 +577,7 @@ impl Drop for Room {
 }
 
 /// Limit for the growth of the daemon's memory, in KiB. The kernel's messages about the flows have
-/// 25 MB.
+/// 25 MB in total.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
@@ -605,8 +613,8 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The daemon logs the missing module once per family, with the next step. All other work
-/// continues. The daemon deletes the flows later.
+/// The module ctnetlink is missing. The daemon logs this once per family, with the next step. It
+/// continues all other work, and deletes the flows after the module is loaded.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents the kernel from loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;

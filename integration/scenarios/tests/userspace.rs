@@ -1,8 +1,8 @@
 //! Tests userspace mode: its specific features, and changes from and to other modes.
 //!
-//! In this mode, the daemon relays connections, so they end with the daemon. Requests fail until
-//! the next mode works. The tests check that requests then succeed, and that no state of the
-//! previous mode redirects packets.
+//! In this mode, the daemon relays connections, so connections end with the daemon. Requests then
+//! fail until the next mode works. The tests check that requests succeed afterwards. They also
+//! check that no state of the previous mode redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -18,11 +18,11 @@ use scenarios::{
     with_backend,
 };
 
-/// Timeout for a request, shorter than TCP's retransmission of a lost packet after a second.
+/// Timeout for a request. It is shorter than a second, after which TCP retransmits a lost packet.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Timeout for a connection, longer than all attempts of the relay together, with a margin for a
-/// loaded machine.
+/// Timeout for a connection. It is longer than the time for which the relay tries all endpoints,
+/// with a margin for a loaded machine.
 const PASSED_OVER: Duration = Duration::from_secs(4);
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
@@ -31,7 +31,7 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
 /// A manifest that the daemon cannot parse.
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
-/// A form of a mode, and the state by which a test recognizes it.
+/// A form of a mode: its flags, and the kernel state that identifies it.
 struct ModeForm {
     flags: &'static [&'static str],
     /// Part of the output of [`held`] while the form is active.
@@ -42,7 +42,7 @@ const USERSPACE: ModeForm = ModeForm {
     flags: &["--proxy-mode=userspace"],
     mark: "table ip kube-proxy-userspace\n",
 };
-/// Userspace mode without nf_tables.
+/// Userspace mode on a kernel without nf_tables.
 const USERSPACE_LEGACY: ModeForm = ModeForm {
     flags: &["--proxy-mode=userspace"],
     mark: "-A KUBE-PORTALS-CONTAINER ",
@@ -129,7 +129,8 @@ fn has_nftables() -> bool {
 }
 
 fn set_up(c: &Cluster) -> Outcome {
-    // In modes that do not bind Service addresses on the node, the node's packets need a route.
+    // Some modes bind no Service addresses on the node. The node's own packets to Services then
+    // need a route.
     c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
     // nftables mode serves node ports only at the addresses of the Node object.
     c.write("node", NODE)?;
@@ -163,7 +164,7 @@ fn held(c: &Cluster) -> anyhow::Result<String> {
     ))
 }
 
-/// Waits until the state of one form is present and that of another form is absent.
+/// Waits until the kernel has the state of the form `way`, and no state of the form `other`.
 fn until_alone(c: &Cluster, way: &ModeForm, other: &ModeForm) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
@@ -188,7 +189,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     c.stop()
 }
 
-/// The daemon must disable redirects to an ended process even before it knows all objects.
+/// After a change from userspace mode, redirects still lead to the ended process. The daemon must
+/// disable these redirects even before it knows all objects.
 fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -207,13 +209,13 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm)
     c.stop()
 }
 
-/// One endpoint rejects connections, and one address has no host. The third endpoint serves each
-/// client.
+/// The Service has three endpoints. The first endpoint serves each client, the second endpoint
+/// rejects connections, and no host has the third endpoint's address.
 fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
         .port(udp(80, 8080).named("udp"));
-    // The client pod has no server, and no host has the address .77.
+    // 10.244.1.99 is the client pod, which has no server. No host has the address 10.244.1.77.
     let endpoints = "10.244.2.10 10.244.1.99 10.244.1.77";
     c.sh("ip route replace default via 172.35.0.9")?;
     c.apply(&service.clone().endpoints(endpoints))?;
@@ -230,7 +232,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
         }
     }
-    // No endpoint accepts connections. The client gets an error before its timeout.
+    // The only endpoint rejects connections. The client must get an error before its timeout.
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
@@ -239,7 +241,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             |of: &Failure| matches!(of, Failure::Reset | Failure::Refused | Failure::Closed);
         Ok(asked.as_ref().is_err_and(is_told))
     })?;
-    // The endpoint accepts connections again.
+    // Replaces the endpoint by two endpoints that accept connections.
     c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
     c.until("both are asked", || {
         let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);
@@ -248,8 +250,8 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
     c.stop()
 }
 
-/// Metrics, table and JSON show connections by Service port and endpoint. A removed endpoint is
-/// shown as long as it has a connection.
+/// Metrics, table and JSON show connections by Service port and endpoint. They show a removed
+/// endpoint as long as it has a connection.
 fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
@@ -330,8 +332,8 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An address moves from a Service that stays to another Service. Existing flows must move, too,
-/// even if their clients never stop sending.
+/// An address moves from one Service to another Service, and both Services continue to exist.
+/// Existing flows must move to the other Service, even if their clients never stop sending.
 fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";
@@ -356,7 +358,7 @@ fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     c.apply(&old)?;
     c.apply(&new.external(SHARED))?;
     let took = c.until("it goes with the address", || {
-        // The other client loses no reply.
+        // The client of the Service's other address loses no reply.
         ensure!(kept.ask()?.who == "near", "who stays was moved, too");
         Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
     })?;

@@ -16,7 +16,7 @@ const REPLACED: u32 = 3;
 const CHANGED: u32 = 5;
 /// Number of rounds from one restart of the pod to the next.
 const POD_LIVES: u32 = 4;
-/// Number of addresses that the Services of one slot use in turn.
+/// Number of addresses that the successive Services of one slot use in turn.
 const ADDRESSES: u32 = 3;
 /// Number of addresses that the pod uses in turn.
 const POD_ADDRESSES: u32 = 60;
@@ -29,10 +29,12 @@ pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
 /// Address of the Service with session affinity.
 pub(crate) const STICKY: &str = "10.96.255.2:80";
 
-/// Services that exist during a run.
+/// Changing Services of a run. A Service belongs to a numbered slot, and a new Service replaces the
+/// old Service of its slot.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    /// One entry per Service: how often it was replaced, and the number that selects its endpoints.
+    /// State of each slot: how often its Service was replaced, and the number that selects its
+    /// endpoints.
     slots: Vec<(u32, u32)>,
     pod: Place,
     /// Index of the pod's present address.
@@ -61,7 +63,7 @@ impl Churn {
         Ok(churn)
     }
 
-    /// Runs one round of changes. When it returns, the last new Service with a TCP port works.
+    /// Runs one round of changes. Waits until the last new Service with a TCP port works.
     ///
     /// # Errors
     /// Fails if the world or the API server rejects a change, or if a Service does not work in
@@ -98,8 +100,8 @@ impl Churn {
         Ok(())
     }
 
-    /// Restarts the pod: its end is abrupt, as in a crash. A new pod gets another address, and the
-    /// slices then contain this address.
+    /// Restarts the pod. The old pod ends abruptly, as in a crash. The new pod gets another
+    /// address, and the EndpointSlices then contain this address.
     fn restart_pod(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
         cluster.world.remove(&self.pod);
         self.pod_number = (self.pod_number + 1) % POD_ADDRESSES;
@@ -126,11 +128,11 @@ impl Churn {
         Ok(())
     }
 
-    /// Returns an address that a churning Service has at times.
+    /// Returns an address that a changing Service has at some time during the run.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Ignores how often the Service was replaced, so no Service has some of these addresses
-        // now.
+        // Does not look up how often the Service was replaced. At present, some of the returned
+        // addresses therefore belong to no Service.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)
@@ -191,8 +193,8 @@ fn staying() -> [Service; 2] {
     ]
 }
 
-/// Returns the address of a slot's Service in a generation. Addresses repeat after some
-/// generations, as in real clusters.
+/// Returns the addresses of a slot's Service in a generation. After some generations, the addresses
+/// repeat, as in real clusters.
 fn address(slot: u32, generation: u32) -> (String, String) {
     let (third, fourth) = (generation % ADDRESSES, slot + 1);
     (

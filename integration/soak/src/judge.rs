@@ -1,9 +1,12 @@
 //! Judges whether a figure grows.
 //!
 //! The judgement skips the first part of a run, because memory and the kernel's caches fill up
-//! once. It fits a line to the rest: the slope is the median of the slopes of all pairs (Theil-Sen
-//! estimator, 1968). A few samples taken during a change hardly affect this line. The growth is the
-//! slope times the judged duration, and must not exceed the figure's tolerance.
+//! once. It fits a line to the remaining samples. The slope of this line is the median of the
+//! slopes of all pairs of samples (Theil-Sen estimator, 1968). A few samples taken during a change
+//! hardly affect the line.
+//!
+//! The growth is the slope times the judged duration. The growth must not exceed the figure's
+//! tolerance.
 
 /// Fraction of a run, from its start, that the judgement skips.
 pub(crate) const SETTLING: f64 = 0.25;
@@ -42,8 +45,8 @@ impl Verdict {
 }
 
 impl Figure {
-    /// Judges samples (minutes since the start, value) in their order. Returns `None` if fewer than
-    /// eight samples remain after the skipped part.
+    /// Judges samples (minutes since the start, value) in the order of time. Returns `None` if
+    /// fewer than eight samples remain after the skipped part.
     pub(crate) fn judge(&self, samples: &[(f64, f64)]) -> Option<Verdict> {
         const LEAST: usize = 8;
         let end = samples.last()?.0;
@@ -102,7 +105,7 @@ mod tests {
         share: 0.05,
     };
 
-    /// Returns this many samples at intervals of 5 s. Their noise is deterministic.
+    /// Returns a series of `samples` samples at intervals of 5 s. Their noise is deterministic.
     fn series(samples: u32, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
         let sample = |number: u32| {
             let minutes = f64::from(number) / 12.0;
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_neither_cause_nor_hide_a_leak() {
+    fn short_peaks_neither_cause_nor_hide_a_leak() {
         let peak = |minutes: f64| {
             if minutes.fract() < 0.1 { 5_000.0 } else { 0.0 }
         };

@@ -1,13 +1,13 @@
 //! `make soak`: changes Services under traffic in the lab, for hours. Reports figures that grow.
 //!
 //! ```text
-//!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
-//!  traffic: TCP, UDP, affinity, one held connection ──────────────────────────────────▲
-//!  periodic samples:        the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
+//!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ daemon on node1 ─▶ kernel
+//!  traffic: TCP, UDP, affinity, one persistent connection ─────────────────────────▲
+//!  samples: the process in /proc, the kernel by an operator's tools ─▶ CSV ─▶ judge ─▶ charts
 //! ```
 //!
 //! The number of Services of each kind is constant, so the number of kernel entries is constant,
-//! too. At the end, the run deletes all Services. The kernel must then hold the same entries as
+//! too. At the end, the run deletes all Services. The kernel must then hold as many entries as
 //! before the first Service.
 
 mod churn;
@@ -43,22 +43,22 @@ struct Arguments {
     mode: String,
 }
 
-/// Approximate number of samples of a run. A chart cannot show more.
+/// Approximate number of samples of a run. A chart cannot show more samples.
 const SAMPLES: f64 = 720.0;
 /// Minimum number of samples that can be judged.
 const FEWEST: usize = 20;
 /// Minimum interval between samples.
 const CLOSEST: Duration = Duration::from_secs(1);
-/// Pause between two rounds of churn.
+/// Pause between two rounds of changes.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Time that a run takes in addition: boot and cleanup.
+/// Additional time that a run takes for boot and cleanup.
 const AROUND: Duration = Duration::from_mins(3);
-/// Timeout for the daemon to remove all entries of Services. It removes a draining destination only
-/// after the destination's last connection.
+/// Timeout for the daemon to remove all entries of Services. The daemon removes a draining
+/// destination only after its last connection has ended.
 const GONE_WITHIN: Duration = Duration::from_mins(1);
 
-/// Script that shortens conntrack timeouts. A short run then reaches the steady state of a long
-/// run.
+/// Script that shortens conntrack timeouts. Even a short run then reaches the steady state of a
+/// long run.
 const FORGETFUL: &str = "
 sysctl -qw net.netfilter.nf_conntrack_udp_timeout=10 net.netfilter.nf_conntrack_udp_timeout_stream=10 \
   net.netfilter.nf_conntrack_tcp_timeout_time_wait=10 net.netfilter.nf_conntrack_tcp_timeout_close=5 \
@@ -114,13 +114,14 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // Extends the timeouts of waits, because the machine may be slow. Requests keep their timeouts.
+    // Extends the timeouts for awaited states, because the machine may be slow. Requests keep their
+    // timeouts.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
     // The daemon logs little, because the guest keeps the log in memory. Drift checks are frequent,
-    // so that the daemon has used their memory before the judged part begins.
+    // so that the daemon has allocated their memory before the judged part begins.
     let flags = [
         mode.as_str(),
         "--v=1",

@@ -1,4 +1,4 @@
-//! Output files of a run: CSV samples during the run, charts and a table at its end.
+//! Output files of a run. The run writes samples to a CSV file, and at its end charts and a table.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -12,8 +12,8 @@ use crate::judge::{SETTLING, Verdict};
 use crate::sample::{FIGURES, Values};
 use lab::traffic::Account;
 
-/// The samples of a run. Each sample is written to the file immediately, so that it survives a
-/// crash.
+/// The samples of a run. `add` writes each sample to the file immediately, so that the samples
+/// survive a crash.
 #[derive(Debug)]
 pub(crate) struct Samples {
     folder: PathBuf,
@@ -43,7 +43,8 @@ impl Samples {
         })
     }
 
-    /// Adds a sample, with the traffic accounts of the steady and of the churning Services.
+    /// Adds a sample, with the results of clients of the steady Services and of the changing
+    /// Services.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -79,8 +80,8 @@ impl Samples {
             .collect()
     }
 
-    /// Judges and draws each figure, and writes the table. Returns the table, and the names of the
-    /// figures that grow.
+    /// Judges each figure, draws its chart, and writes the table. Returns the table, and the names
+    /// of the figures that grow.
     ///
     /// # Errors
     /// Fails if there are too few samples, or if the folder cannot be written.

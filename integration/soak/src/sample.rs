@@ -8,10 +8,13 @@ use scenarios::Cluster;
 
 use crate::judge::Figure;
 
-/// Sampled figures with their allowed growth. Apart from changes in progress, the kernel has a
-/// constant number of Service entries, so even one leaked entry in a few rounds exceeds the
-/// tolerance. The number of connections follows the traffic: tens per second, each kept for ten
-/// seconds. In a short run, it still rises during the judged part.
+/// Sampled figures with their allowed growth.
+///
+/// - Service entries: except during a change, the kernel has a constant number of entries. If a few
+///   rounds leak only one entry, the growth exceeds the tolerance.
+/// - Connections: the number follows the traffic. Clients open tens of connections per second, and
+///   the kernel keeps each for ten seconds. In a short run, the number still rises during the
+///   judged part.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
@@ -55,7 +58,7 @@ const fn figure(
     }
 }
 
-/// A sample: the values of the figures, in their order.
+/// A sample: the values of all figures, in the order of [`FIGURES`].
 pub(crate) type Values = [u32; FIGURES.len()];
 
 /// Takes a sample of all figures.
@@ -81,15 +84,15 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Returns the number of Service entries of each kind in the kernel. Before the first Service and
-/// after the last one, the numbers must be equal.
+/// Returns the numbers of Service entries in the kernel, by kind. The numbers before the first
+/// Service and after the last Service must be equal.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left
 }
 
-/// Script that prints one number per line, in the order of [`take`]. Skips link-local addresses,
-/// which the pods' links have. Prints 0 for a feature that the kernel lacks.
+/// Script that prints one number per line, in the order of [`take`]. Skips the link-local addresses
+/// of the pods' links. Prints 0 for a feature that the kernel lacks.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }
@@ -118,14 +121,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read() {
+    fn exactly_eight_numbers_are_parsed_from_the_script() {
         assert_eq!(counted("1\n2\n3\n4\n5\n6\n7\n8\n").unwrap()[7], 8);
         assert!(counted("1\n2\n").is_err());
         assert!(counted("1\n2\n3\n4\n5\n6\n7\nx\n").is_err());
     }
 
     #[test]
-    fn time_wait_connections_are_not_counted() {
+    fn connections_do_not_count_as_service_entries() {
         let values = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         assert_eq!(left(&values), [5, 6, 7, 8, 9, 10]);
     }

@@ -1,5 +1,5 @@
-//! The clients of a soak test. They have two accounts: `steady` for Services that always have
-//! endpoints, and `elsewhere` for churning Services.
+//! Clients of a soak test. Their results are counted separately: `steady` for Services that always
+//! have endpoints, `elsewhere` for Services that change during the test.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,14 +19,18 @@ const EXCUSE: Duration = Duration::from_millis(2_500);
 const STEADILY: &str = "steady";
 const ELSEWHERE: &str = "elsewhere";
 
-/// Starts the clients, most of them outside the cluster: new TCP connections and UDP flows in both
-/// families, a TCP client with session affinity, a persistent connection, and a client of the
-/// churning Services.
+/// Starts the clients, most of them outside the cluster:
+///
+/// - clients with new TCP connections (both families) and new UDP flows (IPv4);
+/// - a TCP client with session affinity, in the cluster;
+/// - a client with a persistent connection;
+/// - a client of the changing Services.
 pub(crate) fn start(cluster: &Cluster) -> Traffic {
     let mut traffic = Traffic::default();
     let outside = &cluster.outside;
-    // IPVS identifies a connection's reply packets only by the client's address and port and the
-    // pod's address. Two paths from one place must therefore not share a port of one protocol.
+    // IPVS identifies a reply packet only by the client's address, the client's port, and the pod's
+    // address. Two paths from one place therefore must not use the same port with the same
+    // protocol.
     ask(&mut traffic, outside, Transport::Tcp, STEADY, 50);
     ask(&mut traffic, outside, Transport::Udp, STEADY, 100);
     ask(&mut traffic, outside, Transport::Tcp, STEADY_V6, 200);
@@ -36,8 +40,8 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     traffic
 }
 
-/// Returns two accounts: of the steady Services, where no request may fail, and of the churning
-/// Services.
+/// Returns the results of the clients of two groups of Services: the steady Services, where no
+/// request may fail, and the changing Services.
 pub(crate) fn accounts(traffic: &Traffic) -> [Account; 2] {
     let mut accounts = traffic.accounts();
     [STEADILY, ELSEWHERE].map(|name| accounts.remove(name).unwrap_or_default())
@@ -50,8 +54,8 @@ fn steady(rest_ms: u64) -> Client {
     }
 }
 
-/// Source ports of the clients. The persistent connection and the client of churning Services use
-/// other ports.
+/// Source ports of the clients. Two clients use other ports: the client with a persistent
+/// connection, and the client of the changing Services.
 const PORTS: Range<u16> = 10_000..12_500;
 
 /// Sends requests, each on a new connection.
@@ -99,7 +103,7 @@ fn stick(traffic: &mut Traffic, from: &Place) {
     });
 }
 
-/// Sends requests to the churning Services. These requests may fail.
+/// Sends requests to the changing Services. These requests may fail.
 fn roam(traffic: &mut Traffic, from: &Place) {
     let place = from.clone();
     let mut ports = (20_000..22_500).cycle();

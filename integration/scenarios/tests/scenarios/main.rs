@@ -1,4 +1,4 @@
-//! Tests of the daemon with real packets in a real kernel. [`scenarios::Cluster`] describes the
+//! Tests the daemon with real packets in a real kernel. [`scenarios::Cluster`] describes the
 //! places.
 
 mod addresses;
@@ -56,7 +56,7 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if this lane's iptables is iptables-nft.
+/// Returns true if the lane's iptables is iptables-nft.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -70,7 +70,7 @@ fn has_both() -> bool {
             .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }
 
-/// Returns true if this lab started the kernel, and the kernel has not loaded the module `ip_vs`
+/// Returns true if the lab has booted this kernel, and the kernel has not loaded the module `ip_vs`
 /// yet.
 fn is_ip_vs_loadable() -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");

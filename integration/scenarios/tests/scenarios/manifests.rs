@@ -6,8 +6,8 @@ use std::time::Duration;
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
-/// Limit for a change to reach the kernel. The test polls with `ipvsadm`. The daemon itself is much
-/// faster.
+/// Time limit for a change to reach the kernel. The test polls with `ipvsadm`, which is slow. The
+/// daemon itself is much faster.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 
 fn web() -> Service {
@@ -61,7 +61,8 @@ pub(crate) fn added_edited_and_deleted_manifests_are_followed(c: &mut Cluster) -
     Ok(())
 }
 
-/// Editors, and the kubelet for ConfigMaps, replace a file by renaming.
+/// Editors replace a file by renaming a new file over it. For ConfigMaps, the kubelet does the
+/// same.
 pub(crate) fn manifests_renamed_into_place_are_followed(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
@@ -116,7 +117,7 @@ pub(crate) fn an_invalid_manifest_keeps_its_services(c: &mut Cluster) -> Outcome
     c.until_served(&repaired).map(drop)
 }
 
-/// The daemon deletes nothing while the file's content is unknown.
+/// While the content of a file is unknown, the daemon deletes nothing.
 pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(tcp(53, 8080))
@@ -141,14 +142,14 @@ pub(crate) fn an_invalid_manifest_at_start_blocks_removals(c: &mut Cluster) -> O
         Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
     })?;
 
-    // The daemon knows the content again, so it may remove entries.
+    // The file is valid again. The daemon knows its content, so it may remove entries.
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)
 }
 
-/// An edit of one file splits a Service in two, or moves its address to another Service. During the
-/// change, every client must get a reply.
+/// An edit of one file splits a Service into two Services, or moves its address to another Service.
+/// During this change, every client must get a reply.
 pub(crate) fn an_address_moved_between_services_is_always_served(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 12;
     const SHARED: &str = "192.0.2.30 2001:db8::30";

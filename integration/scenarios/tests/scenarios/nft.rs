@@ -1,5 +1,5 @@
-//! Tests the nft backend of iptables, and changes between the backends. Needs a kernel with
-//! nftables (lane B).
+//! Tests iptables with the nft backend, and changes between the backends. The tests need a kernel
+//! with nftables (lane B).
 
 use std::thread;
 use std::time::Duration;
@@ -12,7 +12,8 @@ const SETS: &str = include_str!("../../../golden/cases/ipvs/dualstack/ipset-save
 const RULES: &str = include_str!("../../../golden/cases/ipvs/dualstack/iptables-save");
 const RULES6: &str = include_str!("../../../golden/cases/ipvs/dualstack/ip6tables-save");
 
-/// Filter for kube-proxy's chains and rules. Excludes the kubelet's, and lines without rules.
+/// Shell filter for the lines with kube-proxy's chains and rules. Excludes the kubelet's chain, and
+/// lines without rules.
 const OURS: &str = "{ grep KUBE || true; } | { grep -v -e KUBE-IPTABLES-HINT || true; }";
 
 fn web() -> Service {
@@ -22,19 +23,19 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns the rules of kube-proxy in one backend, for both families.
+/// Returns kube-proxy's rules in one backend, for both families.
 fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     c.sh(&format!(
         "for tables in iptables ip6tables; do $tables-{backend}-save 2>/dev/null; done | {OURS}"
     ))
 }
 
-/// Fails unless one backend has all rules in both families, and these rules masquerade external
+/// Checks that one backend has all rules in both families, and that these rules masquerade external
 /// packets.
 fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     let other = if backend == "nft" { "legacy" } else { "nft" };
     c.until_served(&web())?;
-    // The daemon removes the other backend's rules after this backend works.
+    // The daemon removes the rules of the other backend only after the new backend works.
     c.until("all rules are in one backend", || {
         Ok(held(c, other)?.is_empty())
     })?;
@@ -70,7 +71,8 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
 pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // Before each start, the leftovers of the previous backend suggest that backend to the daemon.
+    // The kubelet's hint names a backend. Before the second and third start, leftovers of the
+    // previous backend suggest the other backend.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -117,9 +119,9 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
-    // iptables cannot parse this rule, so it cannot remove rules after it.
+    // iptables cannot parse this rule, so it cannot remove the rules after it.
     c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
-    // No rule can jump to a base chain.
+    // This chain is a base chain, so no rule can jump to it.
     c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;
     let program = kube_proxy()?.display().to_string();
     let cleanup = || c.node1.run([program.as_str(), "--cleanup"]);
@@ -161,8 +163,8 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// Conntrack zones do not depend on nftables, but only this lane's kernel supports them. Flows with
-/// the same addresses in other zones must stay.
+/// Flows with the same addresses in other conntrack zones must stay. Conntrack zones do not depend
+/// on nftables, but only this lane's kernel supports them.
 pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
@@ -255,7 +257,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
             ensure!(node && is_right, "{flags:?}: {who} answers {source}");
             if first.is_empty() {
                 first = jumps(c)?;
-                // Waits for twice the period of the full comparison.
+                // Waits for two periods of the full comparison.
                 thread::sleep(Duration::from_secs(2));
             }
             let now = jumps(c)?;

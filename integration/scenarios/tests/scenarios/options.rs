@@ -1,4 +1,4 @@
-//! Tests options of Services: their effect on packets, and messages about ignored options.
+//! Tests options of Services: their effect on packets, and the messages about ignored options.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn with_flags(scheduler: &str, flags: &str) -> Service {
         ))
 }
 
-/// Waits until all virtual servers of the Service have this scheduler, with its flags.
+/// Waits until all virtual servers of the Service have the scheduler and flags in `properties`.
 fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     let took = c.until(properties, || {
         let servers = c.servers()?;
@@ -40,15 +40,17 @@ fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     Ok(())
 }
 
-/// Counts the pods that reply.
+/// Returns the number of different pods that reply to eight requests.
 fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
 
-/// Denies the daemon the right to load modules, and hides the module files from it. The kernel can
-/// still load modules: it runs `modprobe` outside of the daemon's mount namespace.
+/// Denies the daemon the right to load modules, and hides the module files from the daemon. The
+/// kernel can still load modules, because it runs `modprobe` outside of the daemon's mount
+/// namespace.
 fn without_modules(c: &mut Cluster) -> Outcome {
-    // Only iptables programs load iptables' own modules, so the test loads them.
+    // Loads the modules of iptables, because the kernel does not load them on demand. Usually, the
+    // iptables programs load them.
     c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
     let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
     c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
@@ -80,7 +82,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // One Service keeps each client at one endpoint. The endpoints of the other Service take turns.
+    // The first Service sends each client to one endpoint. The endpoints of the other Service take
+    // turns.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
@@ -122,7 +125,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     flags_and_a_ceiling_hold(c, &mut api)?;
     weights_divide_connections(c, &mut api)?;
 
-    // A restarted daemon finds the module loaded, and writes nothing.
+    // The module is loaded. A restarted daemon finds the complete state, and writes nothing.
     let before = c.state()?;
     c.stop()?;
     c.launch_on(&api, &["--nodeport-addresses=primary"])?;
@@ -134,7 +137,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Checks with packets that `sh-port` spreads the connections of one client, and that full
+/// Checks with packets that `sh-port` spreads the connections of one client. Also checks that full
 /// endpoints refuse connections.
 fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     api.apply(&with_flags("sh", "sh-port"))?;
@@ -162,13 +165,15 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
         held.len()
     );
     ensure!(matches!(refusal, Failure::Refused), "{refusal}");
-    // Connections that were opened while the test waited for the Service count, too.
+    // The limit counts connections from the wait for the Service, too. So the test may open fewer
+    // connections than both limits together.
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)
 }
 
-/// Checks with packets that the pod on this node gets its share of the connections.
+/// Checks with packets that the pod on this node gets the share of connections that its weight
+/// gives.
 fn weights_divide_connections(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     let weighted = Service::new("weighted", "10.96.0.13")
         .port(tcp(80, 8080))
@@ -205,7 +210,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     until_scheduled(c, "rr")?;
     until_told(c, &api, "one of rr, wrr, lc")?;
 
-    // The test corrects the scheduler. Then it names a scheduler that the kernel cannot load.
+    // Corrects the scheduler. Then names a scheduler that the kernel cannot load.
     api.apply(&with("sh"))?;
     until_scheduled(c, "sh")?;
     let (code, shown) = ask(c, &["services", "default/web"])?;
@@ -220,7 +225,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         c.until_answered(&c.client, VIP)?;
         drop(taken_away);
     }
-    // With a manifest folder, `check` predicts the same result.
+    // With a manifest folder instead of an API server, `check` predicts the same result.
     c.stop()?;
     c.apply(&with("best"))?;
     for (flags, why) in [
@@ -240,7 +245,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     Ok(())
 }
 
-/// Waits for the event about the Service, and checks the reason in it.
+/// Waits for the Kubernetes event about the Service. The event must contain the reason `why`.
 fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
     c.until("an event", || {
         Ok(api.events().iter().any(|event| {

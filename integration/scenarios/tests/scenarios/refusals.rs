@@ -1,5 +1,5 @@
-//! Tests starts that must fail. The daemon logs the cause and the next step, and exits with status
-//! 1, or with 2 for invalid flags or configuration.
+//! Tests starts that must fail. The daemon logs the cause and the next step. It exits with status 2
+//! if flags or configuration are invalid, otherwise with status 1.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +20,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10");
     c.apply(&web)?;
-    // Meets all other requirements of the start.
+    // Loads the other modules that a start needs, so that only IPVS is missing.
     c.sh("modprobe -a iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark ip_set")?;
     let bin = c.folder().join("bin");
     fs::create_dir_all(&bin)?;
@@ -48,7 +48,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         ],
     );
 
-    // The kernel loads the module on demand. No operator needs to act.
+    // Without the fault, the kernel loads the module on demand, so the operator need not act.
     c.prefix.clear();
     c.start(&[])?;
     c.until_served(&web)?;
@@ -87,7 +87,7 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     says(&c.refusal()?, &parts);
     assert!(c.servers()?.is_empty() && c.addresses()?.iter().all(|at| !at.contains("kube-ipvs0")));
 
-    // The entries in the kernel serve as before, unchanged.
+    // The failed starts have not changed the kernel's entries, which still serve.
     c.start(&[])?;
     c.until_served(&web)?;
     c.stop()?;
@@ -108,8 +108,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // The kernel loads an existing module on demand. The daemon removes the virtual server that an
-    // earlier daemon created for a test and left behind in a crash.
+    // The kernel loads an existing module on demand. The daemon also removes a leftover: a virtual
+    // server that an earlier daemon created for a test, and could not delete because it crashed.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

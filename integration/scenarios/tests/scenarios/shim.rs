@@ -1,4 +1,4 @@
-//! Tests that a shim replaces another shim on a node while clients continuously open connections.
+//! Tests that one shim replaces another shim on a node while clients continuously open connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// Timeout for a connection, shorter than TCP's retransmission of a lost SYN after a second.
+/// Timeout for a connection. It is shorter than a second, after which TCP retransmits a lost SYN.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Sends requests until `is_over`. Returns the number of requests.
@@ -36,8 +36,8 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
             );
             asked += 1;
         }
-        // Requests that the shim must reject: to an unexposed port, and from a client outside all
-        // source ranges.
+        // The shim must reject requests to an unexposed port, and from a client outside all source
+        // ranges.
         for (from, to) in [
             (client, "10.96.0.10:2222"),
             (outside, "192.0.2.20:2222"),
@@ -84,7 +84,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // The daemon must remove the state of the last shim, too.
+    // The cleanup must remove the state of the last shim, too.
     c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
@@ -102,7 +102,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
 
 /// Script that lists the nftables tables, if any.
 const TABLES: &str = "nft list tables 2>&1 || true";
-/// Part of a `check` line about the shim in nftables.
+/// Part of a `check` line that names the nftables table of the shim.
 const NATIVE: &str = "nftables kube-proxy-ipvs";
 /// Script that prints the rules of iptables and the names of ipsets.
 const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
@@ -139,8 +139,9 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Another program replaces a set of the shim's table and adds a rule that uses the set. Later it
-/// makes the table dormant. Only kube-proxy uses this table, so the daemon repairs it.
+/// Another program replaces a set of the shim's table, and adds a rule that uses the set. Later, it
+/// makes the table dormant. The daemon repairs the table, because the table belongs to kube-proxy
+/// alone.
 pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -160,7 +161,7 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.start(&[NFTABLES])?;
     let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
     ensure!(!listed.contains("chain others"), "{listed}");
-    // Replies from the other node return only if a rule has masqueraded the request.
+    // The endpoint on node2 can reply only if a rule has masqueraded the request.
     let is_masqueraded = |c: &Cluster| -> Result<bool> {
         let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
         Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
@@ -182,7 +183,8 @@ pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// The programs ipset and iptables are missing. Their state in the kernel stays empty.
+/// The daemon runs without the programs of ipset and iptables. The kernel then has no iptables
+/// rules and no ipsets of kube-proxy.
 pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -224,7 +226,7 @@ pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster
 
 /// Hides the programs of iptables and ipset from the daemon.
 fn hide_programs(c: &mut Cluster) -> Outcome {
-    // An empty folder hides these programs.
+    // Mounts an empty folder over `/usr/sbin`, which contains these programs.
     let empty = c.folder().join("empty");
     std::fs::create_dir(&empty)?;
     let hide = format!("mount --bind {} /usr/sbin && exec \"$@\"", empty.display());
@@ -234,8 +236,8 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The iptables programs are missing, so upstream's shim stays in the kernel. Each start logs the
-/// rules until a daemon can remove them.
+/// Without the iptables programs, the daemon cannot remove the rules of upstream's shim. Each start
+/// logs these rules, until a daemon with the programs removes them.
 pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
@@ -299,15 +301,16 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Returns the lines of a state, sorted, because a restored jump moves to the first position.
+/// Returns the lines of a state in sorted order. The order does not count, because a restored jump
+/// moves to the first position.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();
     lines
 }
 
-/// A network plug-in's hostPort is a DNAT rule for a port on all local addresses. Service addresses
-/// are local, too.
+/// The hostPort of a network plug-in is a DNAT rule for a port on all local addresses. Service
+/// addresses are local, too, but the rule must not apply to them.
 pub(crate) fn foreign_dnat_rules_do_not_affect_service_traffic(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))

@@ -1,4 +1,5 @@
-//! Tests `kube-proxy top` in a terminal: its output, and the terminal's state after it has ended.
+//! Tests `kube-proxy top` in a terminal. The tests check the output, and the terminal's state after
+//! `top` has ended.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Transport;
@@ -54,12 +55,12 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     ensure!(top.ended()?.success());
     top.is_given_back()?;
 
-    // A hang-up, as after closing the window, ends `top`.
+    // Hangs up the terminal, as a closed window does. This must end `top`.
     let mut top = start(c)?;
     top.hang_up();
     top.ended()?;
 
-    // A pipe gets a single table. Its reader then closes it.
+    // If the output is a pipe, `top` writes a single table. The reader then closes the pipe.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

@@ -1,4 +1,4 @@
-//! Tests Service addresses that are local by a device address, and by a route.
+//! Tests two ways to make Service addresses local: by device addresses, and by routes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -24,7 +24,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns the number of Service addresses at `kube-ipvs0`: as device addresses, and as routes.
+/// Returns two numbers of Service addresses at `kube-ipvs0`: those that are device addresses, and
+/// those that are routes.
 fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let addresses = c.addresses()?;
     let on_link = addresses
@@ -125,20 +126,23 @@ pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Ou
     Ok(())
 }
 
-/// Networks of the node's other interfaces and routes keep their routes. A Service address outside
-/// of the ServiceCIDRs has its own route. The node's processes are unreachable at all addresses of
-/// a range.
+/// `--ipvs-vip-mode=range` makes the networks of ServiceCIDRs local:
+///
+/// - Networks of the node's other interfaces and routes keep their routes.
+/// - A Service address outside of the ServiceCIDRs has its own route.
+/// - The node's processes are unreachable at all addresses of a ServiceCIDR.
 pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster) -> Outcome {
     let inside = Service::new("inside", "10.108.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10");
     c.apply(&web())?;
     c.apply(&inside)?;
-    // A LAN of the node and a static route lie inside the range.
+    // Adds a LAN of the node and a static route. Both networks are inside the range.
     c.sh("ip addr add 10.100.0.1/16 dev eth0; ip route add 10.108.0.0/16 dev eth0")?;
     let lan = ["ip", "addr", "add", "10.100.0.7/16", "dev", "eth0"];
     c.outside.read(lan)?;
-    // The kernel resolves the LAN host's neighbour entry only for a packet that leaves by the LAN.
+    // The kernel resolves a neighbour entry for the LAN host only if a packet leaves through the
+    // LAN.
     let reaches_lan = "ip neigh flush to 10.100.0.7; \
         timeout 3 bash -c '</dev/tcp/10.100.0.7/9' 2>/dev/null || true; \
         ip neigh show 10.100.0.7 | grep -q lladdr; \
@@ -149,7 +153,8 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
     }
     for has_rule in [false, true] {
         if has_rule {
-            // If foreign rules exist, the kernel looks up the table local separately from main.
+            // If other programs have added `ip rule` entries, the kernel looks up the route tables
+            // local and main separately.
             c.sh("ip rule add pref 100 from 198.51.100.1 lookup main")?;
         }
         for shim in &shims {
@@ -175,7 +180,8 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
                 c.until_answered(from, to)?;
             }
             c.sh(reaches_lan)?;
-            // The daemon's own health endpoint listens on all addresses.
+            // The daemon's health endpoint listens on all addresses of the node, but must not be
+            // reachable at addresses of the range.
             for to in ["10.96.0.10:10256", "10.96.0.77:10256", "[fd96::77]:10256"] {
                 c.refuses(&c.client, to)?;
                 c.refuses(&c.outside, to)?;
@@ -189,7 +195,8 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
                 assert!(line.contains("written=0"), "{line}");
             }
             assert_eq!(c.state()?, before);
-            // Without the range, each Service address gets its own route.
+            // If the ServiceCIDR no longer contains the Service addresses, each Service address
+            // gets its own route.
             c.write("cidr.yaml", &service_cidr("10.112.0.0/16, \"fd97::/112\""))?;
             c.until("the addresses are routes", || {
                 let routes = c.addresses()?;
@@ -208,8 +215,8 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
     Ok(())
 }
 
-/// With device addresses and with routes, `--ipvs-strict-arp` decides whether the node replies to
-/// ARP requests for a Service address on its network.
+/// A Service address is in the node's network. `--ipvs-strict-arp` decides whether the node replies
+/// to ARP requests for this address. This holds with device addresses and with routes.
 pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
@@ -218,7 +225,8 @@ pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
             ("--ipvs-strict-arp=true", false),
             ("--ipvs-strict-arp=false", true),
         ] {
-            // Turning the option off does not change the kernel settings.
+            // Resets the kernel settings, because the daemon does not reset them if strict ARP is
+            // off.
             c.sh("sysctl -qw net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0")?;
             c.start(&[vip_mode, strict])?;
             c.until_served(&lan)?;
@@ -237,15 +245,16 @@ pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Service addresses reply to `ping` only with `--ipvs-answer-ping`, in each form and with each
-/// shim. Unused addresses, other ICMP requests and unexposed ports stay refused.
+/// Service addresses reply to `ping` only with `--ipvs-answer-ping`. This holds with each shim, and
+/// with each way to make addresses local. The node still rejects pings to unused addresses, other
+/// ICMP requests, and requests to unexposed ports.
 pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outcome {
     const VIPS: [&str; 4] = ["10.96.0.10", "fd96::10", "192.0.2.20", "2001:db8::20"];
     const UNUSED: [&str; 2] = ["10.96.0.77", "fd96::77"];
     const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
     c.apply(&web())?;
     c.write("cidr.yaml", &service_cidr("10.96.0.0/12, \"fd96::/112\""))?;
-    // The kernel normally limits errors to one per second and client.
+    // Removes the kernel's limit on ICMP errors, which is normally one per second and client.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     let mut shims = vec!["upstream", "lean"];
     if crate::has_nft() {
@@ -263,7 +272,8 @@ pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outco
                 ("--ipvs-answer-ping=true", "answered"),
                 ("--ipvs-answer-ping=false", "refused"),
             ] {
-                // The default is seen once with each shim, because a start takes seconds.
+                // Tests the default (no reply) only once with each shim, because a start takes
+                // seconds.
                 if expected == "refused" && form != RANGES {
                     continue;
                 }
@@ -295,7 +305,7 @@ pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outco
             }
         }
     }
-    // The test's request is valid: a node address replies to it.
+    // Checks that the test's request is valid: the node replies to it at its own address.
     let node = Ipv4Addr::new(172, 35, 0, 100);
     let seen = request_timestamp(&c.client, node);
     ensure!(seen == "answered", "timestamp of the node: {seen}");

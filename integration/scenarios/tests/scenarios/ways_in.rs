@@ -1,12 +1,13 @@
-//! Tests every path to a Service from every place. Checks which pod replies, and which client
-//! address it sees.
+//! Tests every path to a Service from every place. The tests check which pod replies, and which
+//! client address this pod sees.
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, udp};
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Addresses of the Service, each with true if the endpoint sees a pod's own address on this path.
+/// Addresses of the Service. The value is true if an endpoint sees a client pod's own address on
+/// this path.
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),
@@ -61,8 +62,9 @@ fn every_way_in_with(c: &mut Cluster, flags: &[&str], transport: Transport, port
     Ok(())
 }
 
-/// Checks that each pod replies three times. The pod sees the client's address. If the source is
-/// translated, the pod sees node1's address on its side.
+/// Sends six requests, and checks that each of the two pods replies three times. A pod must see the
+/// client's own address if `keeps_pods` is true and the client is a pod. Otherwise, the pod must
+/// see node1's address on the pod's side (SNAT).
 fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool) -> Outcome {
     let is_v4 = at(to).is_ipv4();
     let own = from
@@ -77,8 +79,8 @@ fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool)
     };
     let (near_sees, far_sees) = match from.name() {
         "client" if keeps_pods => (&*own, &*own),
-        // A pod that calls itself must see another address than its own as the client. Otherwise it
-        // would send its reply to itself.
+        // Hairpin: a pod that calls itself must see a client address other than its own. Otherwise,
+        // it would send its reply to itself.
         "near" if keeps_pods => (gateway, &*own),
         _ => (gateway, node1),
     };
@@ -101,7 +103,7 @@ pub(crate) fn a_service_with_several_ports_works(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).named("http"))
         .port(tcp(9090, 9100).named("metrics"))
         .port(udp(80, 8080).named("dns"));
-    // A slice for each port. Each slice has one of the pods.
+    // Returns an EndpointSlice for one port. Each slice has one of the two pods.
     let slice = |name: &str, protocol: &str, port: u16, ip: &str| {
         format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -149,8 +151,8 @@ pub(crate) fn clients_with_session_affinity_keep_their_endpoint(c: &mut Cluster)
         let tally = tally(from, Transport::Tcp, at(to), 6)?;
         assert_eq!(tally.len(), 1, "{} asks {to}: {tally:?}", from.name());
     }
-    // After the removal of the option, the daemon changes the virtual server in place, and IPVS
-    // distributes new connections.
+    // When the option is removed, the daemon changes the existing virtual server. IPVS then
+    // distributes new connections over the endpoints.
     c.apply(&web)?;
     c.until("it is rr alone", || {
         Ok(c.servers()?
@@ -162,8 +164,8 @@ pub(crate) fn clients_with_session_affinity_keep_their_endpoint(c: &mut Cluster)
     Ok(())
 }
 
-/// If another interface of the node has the address, the Service works, and the address stays only
-/// on that interface.
+/// Another interface of the node has the external IP of a Service. The Service works, and the
+/// address stays only on that interface.
 pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -189,8 +191,8 @@ pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Clust
     Ok(())
 }
 
-/// The daemon does not program headless Services, aliases (ExternalName), and Services of another
-/// proxy.
+/// The daemon does not program headless Services, aliases (ExternalName), or Services that belong
+/// to another proxy.
 pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -214,7 +216,8 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
     );
     c.stop()?;
 
-    // An API server has the same objects. The daemon's requests exclude these Services.
+    // Runs the daemon with an API server that has the same objects. The daemon's requests exclude
+    // these Services.
     let mut api = c.api_server(true)?;
     api.apply(&others)?;
     api.apply(&web)?;
@@ -225,8 +228,8 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // The daemon must program a Service that stops being headless. It must remove a Service that
-    // another proxy takes over.
+    // One Service is no longer headless, so the daemon must program it. Another proxy takes over
+    // the other Service, so the daemon must remove its entries.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");
