@@ -1,63 +1,63 @@
-//! The types of a mode: its settings, the parts of the kernel's state that it reads, its worker
-//! threads, and its plans.
+//! The types that a mode gives to the engine: its settings, the parts of the kernel's state that it
+//! reads, its worker threads, and its plans.
 
 use std::time::Duration;
 
-/// The types of a mode, as an enum without values. Code that needs only these types can use the
-/// enum, and so does not depend on the mode's [`Scheme`](crate::Scheme).
+/// The types of a mode, as an enum without values. Code that needs only these types does not depend
+/// on the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
-    /// Settings of the mode, from flags and the node.
+    /// Settings of the mode, from the flags and from the node.
     type Config: Config;
-    /// Lanes of the mode. Each lane is a worker thread.
+    /// Lanes of the mode. A lane is a worker thread.
     type Lane: Lane;
     /// Parts of the kernel's state that the mode reads.
     type Part: Part<Lane = Self::Lane>;
-    /// Writes of one lane (worker thread) in one step.
+    /// Writes that one lane (worker thread) makes in one step.
     type Plan: Send + Sync + 'static;
 }
 
 /// Settings that all modes have.
 pub trait Config: Send + Sync + 'static {
-    /// Returns the longest pause between reads of an unreadable part.
+    /// Returns the longest pause before an unreadable part is read again.
     fn longest_pause(&self) -> Duration;
 
-    /// Reports whether NodePorts are served on localhost.
+    /// Reports whether the mode serves NodePorts on localhost.
     fn serves_localhost(&self) -> bool {
         false
     }
 }
 
-/// A part of the kernel's state that is read as a whole. Either its whole content is known, or none
-/// of it.
+/// A part of the kernel's state. The mode reads it as a whole, so either its whole content is
+/// known, or none of it.
 pub trait Part: Copy + Eq + Send + 'static {
-    /// Lanes (worker threads) that read the parts.
+    /// Lanes of the mode. A lane is a worker thread.
     type Lane;
 
     /// All parts of the mode.
     const ALL: &'static [Self];
 
-    /// Returns the part's name for operators, such as `the virtual servers`.
+    /// Returns the name of the part in messages to operators, such as `the virtual servers`.
     fn name(self) -> &'static str;
 
-    /// Returns the lane (worker thread) that reads the part. No other lane writes the part.
+    /// Returns the lane (worker thread) that reads the part. Only this lane writes the part.
     fn lane(self) -> Self::Lane;
 }
 
-/// A worker thread of a mode, which executes one step after the other.
+/// A worker thread of a mode. It executes one step after the other.
 pub trait Lane: Copy + Eq + Send + 'static {
     /// All lanes (worker threads), in the order in which they start. The first lane has the most
     /// urgent work: it writes changes of Services.
     const ALL: &'static [Self];
 }
 
-/// Returns the index of a value in a list of all values.
+/// Returns the index of `one` in the list of all values.
 pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
-    // The list contains every value, so the default value is never used.
+    // Every value is in the list, so the default is never used.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// Declares the [`Kinds`] of a mode, and the type `State`. The types `Lane` and `Part` must be in
-/// scope.
+/// Declares the [`Kinds`] of a mode, and the type `State`. The macro's caller must have the types
+/// `Lane` and `Part` in scope.
 #[macro_export]
 macro_rules! kinds {
     ($(#[$about:meta])* $kinds:ident { config: $config:ty, plan: $plan:ty }) => {
@@ -71,13 +71,13 @@ macro_rules! kinds {
             type Plan = $plan;
         }
 
-        /// The engine's state for this mode.
+        /// State that the engine keeps for this mode.
         pub(crate) type State = $crate::State<$kinds>;
     };
 }
 
-/// Declares the lanes (worker threads) and parts of a mode. Each part has a lane that reads it, and
-/// a name for operators.
+/// Declares the lanes (worker threads) and the parts of a mode. Each part gets the lane that reads
+/// it, and its name in messages to operators.
 #[macro_export]
 macro_rules! parts {
     (
@@ -92,7 +92,7 @@ macro_rules! parts {
             const ALL: &'static [Self] = &[$(Self::$lane),+];
         }
 
-        /// Part of the kernel's state that one read covers.
+        /// Part of the kernel's state. One read covers it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Part { $($(#[$about_part])* $part,)+ }
 
@@ -100,7 +100,7 @@ macro_rules! parts {
             /// All parts, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$part),+];
 
-            /// Returns the part's name for operators.
+            /// Returns the name of the part in messages to operators.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$part => $name,)+ }
             }

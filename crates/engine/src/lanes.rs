@@ -10,12 +10,12 @@ use proxy::Unreadable;
 use crate::kinds::{Lane as _, number};
 use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 
-/// Result of the read of a part.
+/// Result of reading a part of the kernel's state.
 pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
-/// Finished work of a lane (worker thread).
+/// Work that a lane (worker thread) has finished.
 pub(crate) enum LaneResult<S: Scheme> {
-    /// Parts that the lane has read, each with the result.
+    /// Parts that the lane has read, each with its content or error.
     Read(Vec<(PartOf<S>, Read<S>)>),
     /// A step that the lane has executed.
     Stepped {
@@ -24,18 +24,18 @@ pub(crate) enum LaneResult<S: Scheme> {
     },
 }
 
-/// The lanes (worker threads) of a mode in one IP family.
+/// The lanes (worker threads) of a mode, for one IP family.
 pub struct Lanes<S: Scheme, K>(Vec<Thread<K, LaneResult<S>>>);
 
 impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
-    /// Creates a lane for each worker, in the order of [`Lane::ALL`](crate::Lane::ALL).
+    /// Creates one lane for each worker, in the order of [`Lane::ALL`](crate::Lane::ALL).
     pub fn new<const N: usize>(workers: [Worker<K>; N]) -> Self {
         const { assert!(N == LaneOf::<S>::ALL.len(), "each lane has one worker") };
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Creates lanes without threads. Each lane executes work within the call that requests the
-    /// work. Tests use such lanes for a fixed order of writes.
+    /// Creates lanes without threads. Such a lane executes its work within the call that requests
+    /// it, so tests get a fixed order of writes.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// Reports whether the first lane, which writes changes of Services, is idle.
+    /// Reports whether the first lane is idle. This lane writes changes of Services.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Starts a read of these parts on a lane.
+    /// Starts reading these parts on a lane.
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,
@@ -85,7 +85,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Sends a query to a lane, and waits for the response. Returns `None` if the lane's thread has
+    /// Sends a query to a lane and waits for the response. Returns `None` if the lane's thread has
     /// ended.
     pub(crate) async fn query(
         &mut self,
@@ -102,12 +102,13 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         }
     }
 
-    /// Becomes ready when at least one lane has finished work.
+    /// Becomes ready once at least one lane has finished its work.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let lanes = self.0.iter_mut();
         let is_ready = lanes
             .map(|lane| lane.poll(context).is_ready())
-            // Polls every lane, so that each of them can wake the task later.
+            // Polls every lane, even after one is ready. A lane can wake the task later only if it
+            // was polled.
             .fold(false, |any, is_ready| any | is_ready);
         if is_ready {
             Poll::Ready(())

@@ -1,12 +1,13 @@
-//! The code that all proxy modes share, between the model and the kernel.
+//! The code that all proxy modes share, between the object model and the kernel.
 //!
 //! Three names:
 //!
-//! | name | meaning | in one mode |
-//! |---|---|---|
-//! | [`Mode`] | the interface for the daemon, one for each IP family | `Proxier` |
-//! | [`Scheme`] | a mode's own part: tables, writing order and kernel access; pure, except for [`KernelAccess`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
-//! | [`Engine`] | the driver of a scheme, equal for all modes | |
+//! - [`Mode`] is the interface for the daemon. The daemon has one for each IP family, in each mode
+//!   named `Proxier`.
+//! - [`Scheme`] is a mode's own part: its tables, its writing order and its kernel access. Apart
+//!   from [`KernelAccess`], it is pure. The schemes are `Ipvs`, `Iptables`, `Nftables` and
+//!   `Userspace`.
+//! - [`Engine`] drives a scheme. It is the same code for all modes.
 //!
 //! [`Engine`] is the only implementation of [`Mode`]. A `Proxier` is an `Engine` with the scheme of
 //! its mode.
@@ -21,14 +22,14 @@
 //!
 //! The engine decides:
 //! - when to read a part of the kernel's state, and when to retry a failed read;
-//! - when a free lane (worker thread) gets its next [`Step`];
+//! - when an idle lane (worker thread) gets its next [`Step`];
 //! - when entries may be deleted;
-//! - when a Service is settled: its entries in the kernel are as wanted;
+//! - when a Service is settled: the kernel has exactly the entries that the Service wants;
 //! - when to report drift, conflicts and unreadable parts;
 //! - since when a part is late or stuck.
 //!
-//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so a scheme's
-//! components can use the state without knowing the scheme.
+//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so the
+//! components of a scheme can use the state without knowing the scheme.
 //!
 //! # The path of one EndpointSlice
 //!
@@ -45,16 +46,45 @@
 //!
 //! # What a mode brings
 //!
-//! | | IPVS | iptables | nftables | userspace |
-//! |---|---|---|---|---|
-//! | tables | link, sets, members, servers, addresses, rules, leftovers | base, slots, chains, leftovers | base, node addresses, slots, members, chains, clients | sockets, redirects, base, leftovers |
-//! | [parts](Part), each read as a whole | servers, sets, addresses, rules | rules, addresses | its table, addresses | rules, addresses |
-//! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, looks | sockets, rules |
-//! | [plan](Kinds::Plan) | netlink messages | one `iptables-restore` | one transaction | listening ports, or redirects |
-//! | [query](Scheme::Query) | open connections, number of servers, a dump | the canary | none | none |
-//! | drift is found by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`], which asks for its table | reading its rules, and `notice` |
+//! - Tables of wanted and actual entries.
+//! - [Parts](Part) of the kernel's state, each read as a whole.
+//! - [Lanes](Lane), each a worker thread.
+//! - A type of [plan](Kinds::Plan), and a type of [query](Scheme::Query).
+//! - A way to find drift (changes by other programs).
 //!
-//! A scheme's functions, in the order of calls:
+//! IPVS mode:
+//!
+//! - tables: link, sets, members, servers, addresses, rules, leftovers
+//! - parts: servers, sets, addresses, rules
+//! - lanes: services, addresses, rules, reader
+//! - plan: netlink messages; queries: open connections, number of servers, a dump
+//! - drift: compares a dump piece by piece
+//!
+//! iptables mode:
+//!
+//! - tables: base, slots, chains, leftovers
+//! - parts: rules, addresses
+//! - lanes: rules, looks
+//! - plan: one `iptables-restore`; query: the canary
+//! - drift: reads all rules
+//!
+//! nftables mode:
+//!
+//! - tables: base, node addresses, slots, members, chains, clients
+//! - parts: its nftables table, addresses
+//! - lanes: table, looks
+//! - plan: one transaction; no query
+//! - drift: [`Scheme::notice`] requests a read of its nftables table
+//!
+//! Userspace mode:
+//!
+//! - tables: sockets, redirects, base, leftovers
+//! - parts: rules, addresses
+//! - lanes: sockets, rules
+//! - plan: listening ports, or redirects; no query
+//! - drift: reads its rules, and `notice`
+//!
+//! The functions of a scheme, in the order of calls:
 //!
 //! ```text
 //!  removals_change   unwanted entries may be deleted from now on, or no longer
@@ -77,8 +107,8 @@
 //!
 //! # What stays with the modes
 //!
-//! Earlier, the engine contained the following parts. Each mode now has its own, because in the
-//! modes they share little more than a name:
+//! Earlier, the engine contained the following parts. Now each mode has its own, because the modes
+//! share little more than the name of each part:
 //!
 //! - The order of writes. The three lanes of IPVS mode wait for each other, entry by entry.
 //!   iptables mode writes one text, and finds rejected rules by halving the text. nftables mode
@@ -89,9 +119,9 @@
 //!   iptables mode and nftables mode get a verdict for each Service port, which concerns two or
 //!   four tables. The modes share only four functions of [`reconcile::Table`].
 //! - The comparison with the kernel. IPVS mode compares 10,000 virtual servers while events arrive,
-//!   so it must skip entries that another lane writes meanwhile. In other modes, the lane that
-//!   writes rules also reads them, and writes nothing during a read.
-//! - Claims. In IPVS mode, draining destinations change a Service's claims. In iptables mode,
+//!   so it must skip entries that another lane writes during the comparison. In other modes, the
+//!   lane that writes rules also reads them, and writes nothing during a read.
+//! - Claims. In IPVS mode, draining destinations change the claims of a Service. In iptables mode,
 //!   claims stay as compiled.
 
 mod kinds;
@@ -127,13 +157,13 @@ use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
 /// Pause between a notification about an address and the read of all addresses. Addresses often
-/// change in bursts, and one read after the pause covers the whole burst.
+/// change in bursts. One read after the pause covers the whole burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Number of entries above which the process returns a read's memory to the system.
+/// Number of entries from which on the process returns memory to the system after a read.
 const MANY: usize = 1_000;
 
-/// A proxy mode for one IP family: a scheme and its worker threads.
+/// A proxy mode for one IP family: its scheme, and its worker threads.
 pub struct Engine<S: KernelAccess<K>, K: 'static> {
     scheme: S,
     state: State<S::Kinds>,
@@ -142,7 +172,7 @@ pub struct Engine<S: KernelAccess<K>, K: 'static> {
 }
 
 impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
-    /// Creates a mode that wants no entries yet and has not read the kernel.
+    /// Creates a mode that wants no entries yet and has not read the kernel's state.
     pub fn new(config: ConfigOf<S>, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
         let state = State::new(config, node, now);
         let mut scheme = S::new(&state);
@@ -161,7 +191,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.begin(now);
     }
 
-    /// Applies the model's facts that affect all Services. Returns true if the scheme must compile
+    /// Applies facts of the model that affect all Services. Returns true if the scheme must compile
     /// every Service again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
@@ -174,14 +204,16 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // The scheme itself finds the entries that depend on ServiceCIDRs.
+            // Does not compare the ServiceCIDRs, because the scheme itself finds the entries that
+            // depend on them.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
     }
 
-    /// Starts the next work of an idle lane: reads of pending parts, or else its next step.
+    /// Starts the next work of a lane if it is idle: reads of its requested parts, or otherwise its
+    /// next step.
     fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
@@ -204,11 +236,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Records the finished work of a lane.
+    /// Records work that a lane has finished.
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
-                // A read of the node's addresses alone needs little memory.
+                // Only a read of the node's addresses needs little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {
@@ -220,7 +252,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     }
                 }
                 self.scheme.after_reading(&mut self.state);
-                // Services may wait for entries that exist already and need no write.
+                // The read may show that the kernel already has the entries for which a Service
+                // waits.
                 self.state.news.review();
                 self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
@@ -236,7 +269,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Reads all parts of the kernel's state. Writes nothing.
+    /// Reads all parts of the kernel's state. Does not write.
     ///
     /// # Errors
     ///
@@ -253,9 +286,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// Returns, for each part, the number of entries that a start would keep because they already
-    /// have their wanted value. The caller must have read the kernel and applied all wanted entries
-    /// before.
+    /// Returns for each part the number of entries that already have their wanted value, so that a
+    /// start would keep them. Before this call, the caller must have read the kernel's state and
+    /// applied all wanted entries.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -268,9 +301,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         kept.collect()
     }
 
-    /// Returns all plans in writing order, without writing them. Each plan assumes that the earlier
-    /// plans succeeded. The caller must have read the kernel and applied all wanted entries before.
-    /// Calls `see` with each plan before it records the plan's changes.
+    /// Returns all plans of a start in writing order, without writing them. Each plan assumes that
+    /// the earlier plans succeeded. Calls `see` with each plan before it records the plan's
+    /// changes.
+    ///
+    /// Before this call, the caller must have read the kernel's state and applied all wanted
+    /// entries.
     pub async fn preview(
         mut self,
         now: Instant,
@@ -281,8 +317,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // The plan of a lane assumes that the plans of all earlier lanes have succeeded. So the
-            // preview plans each entry once.
+            // Starts again with the first lane after each plan. A later lane's plan then assumes
+            // that the earlier lanes have finished, so each entry is planned once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -306,7 +342,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// Change of the Node object since the last update.
+/// Answer to whether the Node object may have changed since the last update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,
@@ -319,8 +355,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // Compiled Services depend on the node's addresses. Waiting for these addresses avoids a
-        // second compilation.
+        // Waits for the node's addresses. The compiled Services depend on them, so the wait avoids
+        // a second compilation.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
 
@@ -347,11 +383,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         let node = &self.state.node;
         let is_own = |address| IpFamily::of(address) == node.family;
         let carries = |address| node.interface_addresses.contains(&address);
-        // A read in progress may miss the change that this notification reports.
+        // A read in progress may have missed the change that this notification reports.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // The kernel sends this notification even if only the lifetime of the address has
-            // changed.
+            // Ignores a known address. The kernel also sends this notification if only the lifetime
+            // of the address has changed.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
@@ -408,7 +444,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let polled = self.lanes.poll(context);
-        // No lane reports a Service that needs no write, so this function reports it.
+        // A Service that needs no write is ready to be reported, although no lane has finished work
+        // for it.
         if self.state.news.has_fresh() {
             return Poll::Ready(());
         }

@@ -1,4 +1,4 @@
-//! Parts of a report that the engine derives from a mode's state: conflicts, repaired drift, and
+//! Facts for reports that the engine derives from a mode's state: conflicts, repaired drift, and
 //! late changes.
 
 use std::mem;
@@ -12,18 +12,19 @@ use crate::scheme::{Concern, PartOf, Scheme};
 use crate::served::Served;
 use crate::state::State;
 
-/// State for such parts of a report.
+/// State from which the engine derives conflicts, drift and lateness.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Time since which entries are wanted and none of them serves. `None` otherwise.
+    /// Time since which entries are wanted but none of them exists, or `None` if one exists or none
+    /// is wanted.
     unserved: Option<Instant>,
-    /// Version of the conflicts that were reported last.
+    /// Version of the conflicts in the last report that listed them.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Updates the time since which no entry exists that serves a Service. This time begins when
-    /// entries are first wanted, not when the kernel refuses them.
+    /// Updates the time since which the kernel has had none of the wanted entries. This time begins
+    /// when entries are first wanted, and not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
@@ -49,8 +50,8 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Sets the time of the oldest pending change, and the time since which the mode makes no
-    /// progress.
+    /// Fills in two times: since when the oldest change is pending, and since when the mode makes
+    /// no progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,
@@ -77,8 +78,8 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // If the kernel refuses some entries, these entries may be invalid. If the kernel refuses
-        // all entries, there must be another cause.
+        // If the kernel refuses only some entries, these entries may be invalid. If it refuses all,
+        // there must be a common cause, and the mode counts as stuck.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

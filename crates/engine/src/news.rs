@@ -1,4 +1,5 @@
-//! Changed Services, and drift, that the engine will report later.
+//! Changed Services and drift that the engine collects for later reports. Drift is a change that
+//! another program made to the mode's entries.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -10,10 +11,10 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time for which the engine collects drift before it reports the drift.
+/// Longest time for which the engine collects drift before it reports it.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// Number of awaited Services above which the set's memory is freed when it becomes empty.
+/// Size of the set of awaited Services above which its memory is freed once it is empty.
 const MANY: usize = 1_000;
 
 /// Changed Services and drift for the next reports.
@@ -21,29 +22,30 @@ const MANY: usize = 1_000;
 pub struct ReportDraft {
     /// Services that have changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Awaited Services that the next check covers.
+    /// Awaited Services that the next check of settled Services covers.
     fresh: Vec<NamespacedName>,
     /// Awaited Services whose entries another program has changed.
     disturbed: HashSet<NamespacedName>,
-    /// Awaited Services for which at least one write was made or attempted since their last change.
+    /// Awaited Services with at least one write, successful or not, since their last change.
     written: HashSet<NamespacedName>,
     drift: Drift,
-    /// Time at which the current drift was first noticed.
+    /// Time at which the first of the collected drift was noticed.
     drifting: Option<Instant>,
 }
 
 impl ReportDraft {
-    /// Records that a Service may want other entries now.
+    /// Records that a Service has changed, so it may want different entries.
     pub fn changed(&mut self, service: &NamespacedName) {
         if self.awaited.insert(service.clone()) {
             self.fresh.push(service.clone());
         }
     }
 
-    /// Records that writes of entries of these Services were made or attempted.
+    /// Records that the mode has written, or tried to write, entries of these Services.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
-            // Successive Service ports often belong to the same Service.
+            // Skips a repeated Service, because successive Service ports often belong to the same
+            // Service.
             if self.fresh.last() == Some(&service) && self.written.contains(&service) {
                 continue;
             }
@@ -62,12 +64,13 @@ impl ReportDraft {
         }
     }
 
-    /// Makes the next check cover all awaited Services: their entries may exist without a write.
+    /// Makes the next check cover all awaited Services. The kernel may already have their entries,
+    /// so that no write follows.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }
 
-    /// Reports whether Services wait for a check.
+    /// Reports whether Services wait for the next check.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
     }
@@ -78,8 +81,8 @@ impl ReportDraft {
         self.drifting.get_or_insert(now);
     }
 
-    /// Records entries of a table that another program has changed. Their Services then count as
-    /// disturbed.
+    /// Records that another program has changed these entries of a table. Marks the entries'
+    /// Services as disturbed.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
         now: Instant,
@@ -94,14 +97,13 @@ impl ReportDraft {
         }
     }
 
-    /// Records the drifted entries that `note` adds.
+    /// Records the drift that the function `note` adds.
     pub fn note_drift(&mut self, now: Instant, note: impl FnOnce(&mut Drift)) {
         note(&mut self.drift);
         self.drifting.get_or_insert(now);
     }
 
-    /// Finds the Services that are settled now among those that were changed or written, and adds
-    /// them to the report.
+    /// Checks the Services that were changed or written. Moves the settled ones to the report.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,
@@ -126,7 +128,8 @@ impl ReportDraft {
         }
     }
 
-    /// Removes and returns the drift, once it is repaired or its repair takes too long.
+    /// Removes and returns the collected drift if it is repaired, or if the repair takes too long.
+    /// Returns no drift otherwise.
     pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
         let is_late = |since: &mut Instant| {
             is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT

@@ -13,21 +13,20 @@ use crate::state::State;
 /// Settings type of a mode.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
-/// The lanes of a mode. Each lane is a worker thread.
+/// The lanes of a mode. A lane is a worker thread.
 pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 
 /// The parts of the kernel's state that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// Writes of one lane (worker thread) in one step.
+/// Writes that one lane (worker thread) makes in one step.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// The next work of a lane (worker thread). The lane first writes the plan, and then sends the
-/// query.
+/// The next work of a lane (worker thread). The lane first writes the plan, then sends the query.
 pub struct Step<S: Scheme> {
-    /// The plan to write, or `None` if no write is due.
+    /// The plan to write, or `None` if there is nothing to write.
     pub plan: Option<PlanOf<S>>,
-    /// The query to send after the plan, or `None` for no query.
+    /// The query to send after the plan, if any.
     pub query: Option<S::Query>,
 }
 
@@ -39,10 +38,10 @@ impl<S: Scheme> Step<S> {
     };
 }
 
-/// Number of Services up to which they are sorted.
+/// Maximum number of Services that [`Extent::services`] sorts by name.
 const MANY: usize = 1_000;
 
-/// The Services whose wanted entries the scheme must compute again.
+/// The Services for which the scheme must compute the wanted entries again.
 #[derive(Debug, Clone, Copy)]
 pub enum Extent<'a> {
     /// All Services, for the first time after the start.
@@ -54,7 +53,7 @@ pub enum Extent<'a> {
 }
 
 impl Extent<'_> {
-    /// Returns the Services in the model, and deleted Services that still have claims. Sorts them
+    /// Returns these Services of the model, and deleted Services that still have claims. Sorts them
     /// by name if they are few, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
@@ -75,59 +74,59 @@ impl Extent<'_> {
     }
 }
 
-/// Effect of a part that is out of date or unknown.
+/// Answer to who is affected while a part is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients are affected. Pending changes of the part count as late. If they make no progress,
-    /// they count as stuck.
+    /// Clients. Pending changes of the part count as late, and as stuck if they make no progress.
     Clients,
-    /// Clients are affected, but only an operator can remove the cause. A restart would not help.
+    /// Clients, but only an operator can remove the cause. A restart would not help, so the part
+    /// does not count as stuck.
     Operator,
-    /// No client is affected in this configuration.
+    /// Nobody in this configuration.
     Nobody,
 }
 
-/// A proxy mode for one IP family: its tables, the order of its writes, and how it records reads
-/// and writes. Pure.
+/// A mode's own part for one IP family: its tables, the order of its writes, and how it records
+/// reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
-    /// The types of the mode that its components use.
+    /// The mode's types, which the components of the scheme use.
     type Kinds: Kinds;
-    /// Outcomes of the writes in a plan.
+    /// Outcomes of all writes of a plan.
     type Outcomes: Send + 'static;
-    /// Content of a part, as read from the kernel.
+    /// Content of a part, as a lane has read it from the kernel.
     type PartContent: Send + 'static;
-    /// A query to the kernel, other than the read of a part.
+    /// A question to the kernel other than the read of a part.
     type Query: Send + 'static;
     /// The kernel's response to a query.
     type QueryResponse: Send + 'static;
 
-    /// The part with the node's addresses.
+    /// The part that contains the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// Parts of the kernel's state that show which entries belong to this program. The engine
-    /// deletes no entry while one of these parts is unknown.
+    /// Parts of the kernel's state that show which entries belong to this program. While one of
+    /// them is unknown, the engine deletes no entry.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// Lanes (worker threads) that write. While such a lane works, the mode is not settled.
+    /// Lanes (worker threads) that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];
-    /// Lanes (worker threads) whose writes serve traffic: new connections wait for these writes.
-    /// During a change of mode, these lanes continue to write until the new mode serves.
+    /// Lanes (worker threads) whose writes new connections wait for. During a change of mode, these
+    /// lanes of the old mode continue to write until the new mode serves.
     const SERVING: &'static [LaneOf<Self>];
 
-    /// Creates a scheme without wanted or actual entries.
+    /// Creates a scheme with no wanted and no actual entries.
     fn new(state: &State<Self::Kinds>) -> Self;
 
     // ---- tables ----
 
-    /// Sets the current time in each table whose entries can be late.
+    /// Passes the current time to each table whose entries can be late.
     fn begin(&mut self, now: Instant);
 
     /// Returns the tables that hold the entries of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// Returns the table of the entries that serve Services. If the kernel has none of its entries,
-    /// the node serves no client.
+    /// Returns the table of the entries that serve Services. While the kernel has no entry of this
+    /// table, the node serves no client.
     fn served(&self) -> &dyn Served;
 
-    /// Returns the table of the entries for which Services may conflict. By default, this is the
+    /// Returns the table of the entries that several Services may claim. By default, this is the
     /// [`served`](Self::served) table.
     fn disputed(&self) -> &dyn Served {
         self.served()
@@ -136,8 +135,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Reports whether the kernel has all entries that a Service needs.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns the effect of an outdated part. By default, outdated addresses of the node affect no
-    /// client if all addresses serve NodePorts.
+    /// Returns who is affected while a part is out of date. By default, clients are. They are not
+    /// affected by outdated addresses of the node if all addresses serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -148,49 +147,49 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- wanted entries ----
 
-    /// Allows or forbids the deletion of unwanted entries. The engine calls this function when
-    /// [`State::may_delete`] has changed. At first, deletion is forbidden.
+    /// Allows or forbids the deletion of unwanted entries, according to [`State::may_delete`]. The
+    /// engine calls this function when that value has changed. At first, deletion is forbidden.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
-    /// Applies the addresses that serve NodePorts. The engine calls this function when
+    /// Applies changed addresses that serve NodePorts. The engine calls this function when
     /// [`State::node`] may have changed. Returns true if the engine must compile every Service
     /// again.
     fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
-    /// Computes the entries that Services want.
+    /// Computes the wanted entries of the Services in `extent`.
     fn update(&mut self, state: &mut State<Self::Kinds>, model: &Model, extent: Extent<'_>);
 
-    /// Handles a notification about service addresses or the mode's rules. Returns true if the
-    /// engine must read all addresses.
+    /// Handles a notification of the kernel about service addresses or the mode's rules. Returns
+    /// true if the engine must read all addresses.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
-    /// Starts to compare the kernel with the recorded state. The daemon requests this once in each
+    /// Starts a comparison of the kernel with the recorded state. The daemon requests one in each
     /// sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- next work ----
 
     /// Adds wanted entries that follow from the kernel's state. The engine calls this function
-    /// before it requests the lanes' next steps.
+    /// before it requests the next step of each lane.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Returns the next step of an idle lane that has no pending reads. The engine calls this
-    /// function once the Services are known.
+    /// Returns the next step of an idle lane that has no parts to read. The engine calls this
+    /// function only once the Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// Returns the time of the next work, except retries and reads. Returns `now` if more work is
-    /// ready.
+    /// Returns the time of the scheme's next work, apart from retries and reads. Returns `now` if
+    /// more work is ready.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
 
-    /// Returns the addresses at which another program owns the entries. The kernel refuses this
-    /// program's entries at these addresses, but the node stays healthy.
+    /// Returns addresses for which another program owns the kernel's entries. The kernel refuses
+    /// this program's entries there, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns the Services' option values that this node's kernel does not support.
+    /// Returns the values of Services' options that this node's kernel does not support.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
@@ -200,31 +199,31 @@ pub trait Scheme: Sized + Send + 'static {
         Drains::default()
     }
 
-    /// Returns the form of the entries, such as `layout flat`, or `None` if the mode has only one
-    /// form.
+    /// Returns the variant in which the mode writes its entries, such as `layout flat`. Returns
+    /// `None` if the mode has only one.
     fn form(&self, _state: &State<Self::Kinds>) -> Option<&'static str> {
         None
     }
 
-    /// Makes the scheme plan all writes at once, without waiting for other writes. A preview needs
-    /// this, because no time passes during the preview.
+    /// Makes the scheme plan all writes at once instead of waiting for earlier writes. A preview
+    /// needs this, because nothing is written during a preview.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
 
-    /// Applies the content of a part that was read.
+    /// Applies the content of a part that a lane has read.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
-    /// Reports whether the last read makes the compilation of some Services necessary.
+    /// Reports whether some Services must be compiled again because of the last read.
     /// [`update`](Self::update) finds these Services.
     fn wants_update(&self) -> bool {
         false
     }
 
-    /// Completes a read, after the engine has applied the content of all its parts.
+    /// Runs after a read, once the engine has applied the content of all parts.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Applies the result of a plan.
+    /// Applies the outcomes of a plan.
     fn settle(
         &mut self,
         state: &mut State<Self::Kinds>,
@@ -232,20 +231,20 @@ pub trait Scheme: Sized + Send + 'static {
         outcomes: Self::Outcomes,
     );
 
-    /// Returns the outcomes of a plan whose writes all succeeded. A preview uses them.
+    /// Returns the outcomes that a plan has if all its writes succeed. A preview uses them.
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Applies the response to a query.
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 
-/// Reads and writes of the kernel for one scheme, on the worker thread of a [`Lane`](Kinds::Lane).
+/// Access of a scheme to the kernel. A [`Lane`](Kinds::Lane)'s worker thread calls these functions.
 pub trait KernelAccess<K>: Scheme {
-    /// Reads a part.
+    /// Reads a part of the kernel's state.
     ///
     /// # Errors
     ///
-    /// The part cannot be read. The error has the reason and advice for the operator.
+    /// Fails if the part cannot be read. The error has the reason and advice for the operator.
     fn read(
         kernel: &mut K,
         config: &ConfigOf<Self>,

@@ -9,12 +9,13 @@ use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
 
-/// Largest number of conflicts that are listed for the Services of one namespace.
+/// Maximum number of conflicts that a report lists for the Services of one namespace.
 pub const CONFLICTS_MAX: usize = 256;
 
-/// A table of entries that Service ports claim. Only one port can own an entry.
+/// A table of entries that Service ports claim. If several ports claim an entry, only one of them
+/// owns it.
 pub trait Served: Rows {
-    /// Returns the number of entries that are wanted, exist, or both.
+    /// Returns the number of entries that are wanted or exist.
     fn len(&self) -> usize;
 
     /// Reports whether the table is empty.
@@ -22,20 +23,19 @@ pub trait Served: Rows {
         self.len() == 0
     }
 
-    /// Reports whether entries are wanted and none of them exists, with any value.
+    /// Reports whether entries are wanted but none of them exists, with any value.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether the write of every wanted entry has failed. `held` is the number of entries
-    /// that another program owns; these do not count. Returns false if another program owns all
-    /// entries.
+    /// Reports whether the write of every wanted entry has failed. Does not count the `held`
+    /// entries that another program owns. Returns false if another program owns all entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
     /// Returns a version that changes whenever the result of [`conflicts`](Self::conflicts) may
     /// change.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns the claims that lost to claims of other owners, and the number of lost claims beyond
-    /// the list. The list has at most [`CONFLICTS_MAX`] conflicts for each namespace.
+    /// Returns the claims that lost to another owner's claim, at most [`CONFLICTS_MAX`] per
+    /// namespace, and the number of further lost claims.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -62,8 +62,8 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // Stores only the first conflicts of each namespace: a namespace may have hundreds of
-        // thousands of conflicts.
+        // Stores only the first conflicts of each namespace, because a namespace may have hundreds
+        // of thousands.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {
@@ -91,7 +91,7 @@ where
         });
         let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        // The keys of two entries may have the same text. The report then lists their conflict
+        // Two entries may have keys with the same text. The report then lists their conflict only
         // once.
         conflicts.dedup();
         (conflicts, more)

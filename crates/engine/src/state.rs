@@ -11,7 +11,7 @@ use reconcile::{ReadSchedule, Removals};
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::ReportDraft;
 
-/// Shortest pause between two reads of a part whose content was unexpected.
+/// Shortest pause between two reads of a part that has unexpected content.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// The engine's knowledge of one part of the kernel's state.
@@ -27,21 +27,22 @@ pub struct State<K: Kinds> {
     pub config: Arc<K::Config>,
     /// Time at which the engine was last called.
     pub now: Instant,
-    /// Facts about this node, for the compilation of Services.
+    /// Facts about this node on which the compilation of Services depends.
     pub node: NodeFacts,
-    /// Addresses that the kernel has reported as new since the last read of the node's addresses.
+    /// Addresses of the node that the kernel has reported as new since the last read of all
+    /// addresses.
     pub(crate) arriving: HashSet<IpAddr>,
-    /// Addresses that serve NodePorts, for readers outside the engine.
+    /// Addresses that serve NodePorts, for code outside the engine.
     pub serving: NodePorts,
-    /// The next report, under construction.
+    /// The next report, which the engine is still completing.
     pub report: Report,
     /// Changed Services and drift for later reports.
     pub news: ReportDraft,
     /// Knowledge of each part, in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
-    /// Plans that lanes (worker threads) are writing.
+    /// Plans that lanes (worker threads) are writing now.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
-    /// True once the wanted entries are known. Until then, the engine neither writes nor deletes
+    /// True once the wanted entries are known. Before that, the engine does not write or delete
     /// entries.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
@@ -73,14 +74,14 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Reports whether the engine may delete unwanted entries. Two facts must be known: all
-    /// objects, and which entries belong to this program.
+    /// Reports whether the engine may delete unwanted entries. For this, it must know all objects,
+    /// and which entries belong to this program.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
 
-    /// Returns how tables count unwanted entries. While their deletion is forbidden, they do not
-    /// count as late.
+    /// Returns how tables count unwanted entries. While deletion is forbidden, unwanted entries do
+    /// not count as late.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -101,7 +102,7 @@ impl<K: Kinds> State<K> {
         &mut self.parts[number(K::Part::ALL, &part)]
     }
 
-    /// Reports whether the content of a part is known.
+    /// Reports whether the engine knows the content of a part.
     pub fn knows(&self, part: K::Part) -> bool {
         self.look(part).is_known()
     }
@@ -121,8 +122,8 @@ impl<K: Kinds> State<K> {
         self.look_mut(part).ask(now);
     }
 
-    /// Requests a read of a part whose content was unexpected. Waits for the shortest pause after
-    /// the last read.
+    /// Requests a read of a part that has unexpected content. The read waits for a short pause
+    /// since the last read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
@@ -138,12 +139,12 @@ impl<K: Kinds> State<K> {
         self.part(part).written
     }
 
-    /// Records in the report that the part `name` is readable again.
+    /// Reports that the part `name` is readable again.
     pub fn tell_readable(&mut self, name: &'static str) {
         self.report.readable.push(name);
     }
 
-    /// Records in the report that a part of the kernel's state is unreadable.
+    /// Reports that a part of the kernel's state is unreadable.
     pub fn tell_unreadable(&mut self, unreadable: Unreadable) {
         self.report.unreadable.push(unreadable);
     }
@@ -152,7 +153,7 @@ impl<K: Kinds> State<K> {
         self.parts.iter().all(|part| part.look.is_tried())
     }
 
-    /// Marks the pending reads of a lane (worker thread) as started, and returns their parts.
+    /// Marks the requested reads of a lane (worker thread) as started, and returns their parts.
     pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
         let all = K::Part::ALL.iter().copied();
@@ -182,17 +183,17 @@ impl<K: Kinds> State<K> {
 
     // ---- plans ----
 
-    /// Returns the plans that lanes are writing.
+    /// Returns the plans that lanes (worker threads) are writing now.
     pub fn in_flight(&self) -> impl Iterator<Item = &K::Plan> {
         self.in_flight.iter().map(|(_, plan)| &**plan)
     }
 
-    /// Reports whether a lane (worker thread) is writing.
+    /// Reports whether a lane (worker thread) is writing a plan.
     pub fn is_writing(&self, lane: K::Lane) -> bool {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }
 
-    /// Removes and returns the plan that the lane has written.
+    /// Removes and returns the plan that a lane (worker thread) has finished writing.
     pub(crate) fn landed(&mut self, lane: K::Lane) -> Option<Arc<K::Plan>> {
         let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
         Some(self.in_flight.swap_remove(at).1)
@@ -202,8 +203,8 @@ impl<K: Kinds> State<K> {
 
     /// Applies the Node object. Returns true if the facts about the node have changed.
     ///
-    /// A Node object without addresses removes no address: the Node may be new, and its cloud
-    /// provider may not have set addresses yet.
+    /// A Node object without addresses does not remove known addresses. The Node may be new, so its
+    /// cloud provider may not have set the addresses yet.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
@@ -226,7 +227,7 @@ impl<K: Kinds> State<K> {
 
     // ---- reports ----
 
-    /// Reports whether a report is ready although no lane has finished work.
+    /// Reports whether there is something to report although no lane has finished work.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
         !report.settled.is_empty()

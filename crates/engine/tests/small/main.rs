@@ -1,4 +1,4 @@
-//! Tests the engine with the smallest mode. This mode opens a socket for each cluster IP and port,
+//! Tests the engine with a minimal mode. This mode opens a socket for each cluster IP and port. It
 //! reads only the node's addresses from the kernel, and writes no rules.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -19,7 +19,7 @@ use proxy::{
 
 use mode::{Kernel, NoFlags, Userspace};
 
-/// The smallest mode on a fake kernel, with its model.
+/// The minimal mode on a fake kernel, with an object model.
 struct World {
     kernel: Kernel,
     mode: Engine<Userspace, Kernel>,
@@ -54,7 +54,7 @@ impl World {
         }));
     }
 
-    /// Runs the mode until no work is left. Returns the sum of all reports.
+    /// Runs the mode until it has no more work. Returns the sum of all reports.
     fn settle(&mut self) -> Report {
         fixtures::settle(&mut self.mode, &self.model, self.now)
     }
@@ -86,7 +86,7 @@ fn a_service_is_reported_once_its_entry_is_written() {
 }
 
 #[test]
-fn a_service_without_a_write_is_reported_without_an_event() {
+fn a_service_that_needs_no_write_is_reported_without_an_event() {
     let mut world = World::new().listed();
     world.service("a", 1, "10.96.0.1");
     world.sync();
@@ -104,7 +104,7 @@ fn a_service_without_a_write_is_reported_without_an_event() {
 }
 
 #[test]
-fn no_entry_is_removed_before_the_lists_are_complete() {
+fn no_entry_is_removed_before_the_initial_lists_are_complete() {
     let mut world = World::new();
     world.service("web", 1, "10.96.0.1");
     world.sync();
@@ -119,7 +119,7 @@ fn no_entry_is_removed_before_the_lists_are_complete() {
 }
 
 #[test]
-fn a_refused_entry_is_retried_and_keeps_its_service_unsettled() {
+fn a_refused_entry_is_retried_and_its_service_stays_unsettled() {
     let mut world = World::new().listed();
     let at: SocketAddr = "10.96.0.1:80".parse().unwrap();
     world.kernel.lock().unwrap().refuses.insert(at);
@@ -150,8 +150,8 @@ fn an_unreadable_kernel_is_reported_and_read_again() {
     world.now = world.mode.next_due(world.now).unwrap();
     world.settle();
     assert!(world.mode.node_ports().is_some());
-    // A notification about a new address makes the mode read the addresses soon. A notification
-    // about a known address does not.
+    // A notification about an unknown address makes the mode read all addresses soon. A
+    // notification about a known address does not.
     let notice = |text: &str| Notice::AddressAdded(text.parse().unwrap());
     for (address, reads) in [("192.0.2.1", 2), ("192.0.2.2", 3), ("2001:db8::1", 3)] {
         world.mode.notice(&notice(address), world.now);
@@ -163,7 +163,7 @@ fn an_unreadable_kernel_is_reported_and_read_again() {
 }
 
 #[test]
-fn the_older_of_two_services_gets_a_contested_entry() {
+fn the_older_of_two_services_gets_the_entry_that_both_claim() {
     let mut world = World::new().listed();
     world.service("younger", 2, "10.96.0.1");
     world.service("older", 1, "10.96.0.1");
@@ -178,7 +178,7 @@ fn the_older_of_two_services_gets_a_contested_entry() {
 }
 
 #[test]
-fn many_conflicts_of_one_namespace_do_not_hide_other_conflicts() {
+fn many_conflicts_in_one_namespace_do_not_hide_conflicts_in_others() {
     const MANY: i64 = 1_000;
     let mut world = World::new().listed();
     for created in 1..=MANY {
@@ -194,7 +194,7 @@ fn many_conflicts_of_one_namespace_do_not_hide_other_conflicts() {
     );
     let losers: Vec<String> = conflicts.iter().map(|of| of.loser.to_string()).collect();
     assert_eq!(losers.first().unwrap(), "default/large-0002");
-    // The claim of this Service is known, so its change causes no new conflict.
+    // The claim of this Service was known before, so its change causes no new conflict.
     world.service("large-0500", 500, "10.96.0.1");
     assert_eq!(world.sync().conflicts, None);
 }

@@ -1,5 +1,5 @@
-//! The smallest mode, which the daemon's tests also include. The daemon has no special code for
-//! this mode, but can show, explain, diff and clean up its entries.
+//! A minimal mode. The daemon's tests also include this file. They show that the daemon needs no
+//! special code to show, explain, diff and clean up the entries of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
 }
 
-/// Sockets to open (true) or to close (false).
+/// Sockets to open (`true`) or to close (`false`).
 pub(crate) type Plan = BTreeMap<SocketAddr, bool>;
 
 pub(crate) struct NoFlags;
@@ -53,7 +53,7 @@ impl engine::Kinds for Kinds {
     type Plan = Plan;
 }
 
-/// Sockets that each Service wants, and those that are open.
+/// The minimal mode: the sockets that each Service wants, and the sockets that are open.
 #[derive(Default)]
 pub(crate) struct Userspace {
     open: Table<SocketAddr, (), Arc<Owner>>,
@@ -193,7 +193,8 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// A fake kernel: its open sockets, the sockets that it refuses, and a flag for readable addresses.
+/// A fake kernel: its open sockets, the sockets that it refuses to open, and whether its addresses
+/// are readable.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) open: BTreeSet<SocketAddr>,
