@@ -4,7 +4,9 @@
 //!   does the reply pass this node? ──no──▶ unanswered       unknown ──▶ unsure
 //!              │ yes
 //!              ▼
-//!   packet_path::answer ─▶ all paths of the reply arrive    some or all are dropped ──▶ unsure, unanswered
+//!   packet_path::answer ─▶ all paths of the reply arrive
+//!              │
+//!              └─ some or all paths are dropped ──▶ unsure, unanswered
 //! ```
 
 use std::net::SocketAddr;
@@ -18,21 +20,21 @@ use super::journeys::{PacketOrigin, Routing, TracedPacket};
 use super::origin::NOT_OURS;
 use super::walk_text::{TextInputs, in_view, source};
 
-/// Access to the kernel's handling of endpoints' replies.
+/// Access to the kernel's treatment of the replies that endpoints send.
 pub(crate) trait EndpointReplies: Routing {
-    /// Returns all paths of the reply to a delivered packet, if the reply passes this node.
+    /// Returns all paths through this node that the reply to a delivered packet may take.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
 
     /// Reports whether a process on this node listens at an address.
     ///
     /// # Errors
     ///
-    /// Fails with the reason if the sockets cannot be read.
+    /// Fails with the reason if the list of sockets cannot be read.
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Determines whether the reply to a delivered packet returns, and adds the result to the packet's
-/// path.
+/// Determines whether the reply to a delivered packet returns to the client. Adds the result to the
+/// packet's path.
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -78,7 +80,7 @@ fn steps(way: &packet_path::Walk, planned: &TracedPacket<'_>, modes: Footprints)
         .collect()
 }
 
-/// Returns the reason why a reply does not arrive, in words.
+/// Describes why a reply does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!("the fate of its reply is unknown: {}", way.why);
@@ -101,7 +103,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns the reason why an endpoint's replies never return, or `None` if they may return.
+/// Returns the reason why the endpoint's reply can never return. Returns `None` if it may return.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -125,8 +127,8 @@ fn never_back(
     }
 }
 
-/// Returns the reason why it is unknown whether the reply passes this node, or `None` if this is
-/// known.
+/// Returns the reason why it is uncertain whether the reply passes this node. Returns `None` if
+/// this is certain.
 fn elsewhere(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -134,7 +136,7 @@ fn elsewhere(
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
-        // The source is an address of this node, so the reply passes this node.
+        // The endpoint sees an address of this node as the source, so its reply passes this node.
         Source::Masqueraded(_) | Source::ServiceAddress => return None,
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
@@ -142,7 +144,8 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // If sender and endpoint use the same interface, the endpoint can reply to the sender directly.
+    // If the sender and the endpoint are on the same interface, the endpoint can reply to the
+    // sender directly, past this node's rules.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         PacketOrigin::Made(_) => true,
@@ -158,8 +161,8 @@ fn elsewhere(
     ))
 }
 
-/// Reports whether an endpoint is on this node: according to its EndpointSlice, or to the route if
-/// no EndpointSlice contains it.
+/// Reports whether an endpoint is on this node, according to its EndpointSlice. If no EndpointSlice
+/// contains it, the route decides.
 fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

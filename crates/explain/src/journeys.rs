@@ -1,11 +1,11 @@
-//! Selects the packets that a request traces, and determines their addresses and interfaces.
+//! Selects the packets to trace for a request, and determines their addresses and interfaces.
 //!
 //! ```text
 //!   pod       arrives on the interface of its route, from an address in the node's pod network
-//!   itself    a pod that is an endpoint and may receive its own packet, if an endpoint is on this node
+//!   itself    a pod that is an endpoint on this node, and may receive its own packet
 //!   node      sent by this node; the kernel selects the source by the route
-//!   external  arrives on the interface of the default route, from an unused address (RFC 5737, RFC 3849);
-//!             with source ranges, from an address inside and from one outside of them
+//!   external  arrives on the interface of the default route, from an unused address
+//!             (RFC 5737, RFC 3849); with source ranges, from one inside and one outside of them
 //! ```
 
 mod senders;
@@ -20,7 +20,7 @@ use senders::SenderChoice;
 use super::objects::{Objects, ServicePortAddress, is_asked};
 use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
 
-/// Next hop towards an address, according to the node's routes.
+/// Next hop to an address, according to the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -29,58 +29,59 @@ use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
 pub(crate) struct Hop {
     /// Outgoing interface.
     pub(crate) interface: String,
-    /// True for an address of this node.
+    /// True if the address belongs to this node.
     pub(crate) is_local: bool,
-    /// True for a service address on the link of IPVS mode.
+    /// True if the address is a service address on the link of IPVS mode.
     pub(crate) is_service: bool,
     /// True if the route has no gateway.
     pub(crate) is_neighbour: bool,
-    /// True if the sender is a neighbour on an interface of pods. Such an interface is a bridge or
-    /// a veth end, and has no default route.
+    /// True if the address is a neighbour on an interface of pods: a bridge or a veth end, without
+    /// a default route.
     pub(crate) is_inner: bool,
 }
 
 /// Access to the node's routes.
 pub(crate) trait Routing {
-    /// Returns the next hop, or `None` without a route.
+    /// Returns the next hop to an address, or `None` if there is no route.
     fn hop(&self, to: IpAddr) -> Option<Hop>;
 }
 
 /// A sender of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sender {
-    /// Sender in words, such as `pod 10.244.1.5 on this node`.
+    /// Description of the sender, such as `pod 10.244.1.5 on this node`.
     pub(crate) words: String,
-    /// Subject of a sentence about the sender, such as `a pod on this node`.
+    /// Description of the sender as the subject of a sentence, such as `a pod on this node`.
     pub(crate) who: String,
     pub(crate) way: PacketOrigin,
-    /// True if the sender is on this node. Replies to it then pass this node.
+    /// True if the sender is on this node, so that replies to it pass this node.
     pub(crate) is_here: bool,
-    /// True if this node has the sender's address as a service address.
+    /// True if the sender's address is also a service address of this node.
     pub(crate) has_service_address: bool,
-    /// Reason why the rules do not treat the sender as a pod, although its interface leads to pods.
-    /// `None` if they treat it as a pod, or if the interface leads elsewhere.
+    /// Reason why the mode's rules do not recognise the sender as a pod, although it is on an
+    /// interface of pods. `None` if they do, or if the sender is on another interface.
     pub(crate) stranger: Option<String>,
 }
 
-/// Origin of a sender's packets.
+/// Place where a sender's packets enter the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PacketOrigin {
-    /// Packets that this node sends. `None`: the route selects the source address.
+    /// This node sends the packets from this address. With `None`, the route selects the source
+    /// address.
     Made(Option<IpAddr>),
-    /// Packets that arrive on an interface, from an address.
+    /// The packets arrive on this interface, from this address.
     Comes(String, IpAddr),
 }
 
-/// First packet of a flow, to trace.
+/// The first packet of a flow, which is traced.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TracedPacket<'a> {
     pub(crate) sender: Sender,
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
-    /// Service port with this address, if any.
+    /// Service port that has the destination address and port, if any.
     pub(crate) of: Option<ServicePortAddress<'a>>,
-    /// Services that have the address at any port.
+    /// Services that have the destination address at any port.
     pub(crate) named_by: &'a [String],
 }
 
@@ -88,11 +89,11 @@ pub(crate) struct TracedPacket<'a> {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Journeys<'a> {
     pub(crate) planned: Vec<TracedPacket<'a>>,
-    /// Reasons why some senders are missing.
+    /// Notes about addresses and senders that are not traced, each with the reason.
     pub(crate) notes: Vec<String>,
 }
 
-/// Returns an address for documentation, which no host has.
+/// Returns an address that no host has, because it is reserved for documentation.
 pub const fn nobodys(is_v4: bool) -> IpAddr {
     if is_v4 {
         IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
@@ -121,8 +122,8 @@ pub(crate) fn plan<'a>(
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // A host outside the cluster is the sender to a ClusterIP only if the request names
-            // that sender.
+            // Hosts outside the cluster do not usually send to a ClusterIP. So this sender needs an
+            // explicit request.
             if is_default && *from == TraceSender::External && is_inner {
                 continue;
             }
@@ -181,7 +182,8 @@ fn targets<'a>(
                 .filter(|place| is_asked(place, port.as_ref()))
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
-                // Rules treat all node addresses alike, so one of each family suffices.
+                // The rules treat all addresses of the node alike, so one address of each family is
+                // enough.
                 if is_node_port && !stands_for_all(objects, place) {
                     if !place.at.ip().is_loopback() {
                         passed.push(place.at.to_string());
@@ -203,9 +205,9 @@ fn targets<'a>(
     }
 }
 
-/// Reports whether this is the first address in the Node object that serves the port. If no address
-/// in the Node object serves the port, or if the Node is unknown, returns true for every address
-/// except loopback.
+/// Reports whether this NodePort address stands for all addresses that serve the port. It must be
+/// the first of them that the Node object lists. If the Node object lists none of them, every
+/// address except loopback stands for itself.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

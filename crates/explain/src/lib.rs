@@ -3,12 +3,14 @@
 //!
 //! ```text
 //!   command line ─▶ TraceRequest ─┐
-//!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path, which reads the kernel ─▶ walked ─▶ view
-//!                                                               origin, answer, verdict ─┘
+//!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path ─▶ walked ─▶ view
+//!                                                  │                │
+//!                                  reads the kernel ┘                └ origin, answer, verdict
 //! ```
 //!
-//! - The kernel alone determines the path. Objects only select the packets and name the entries.
-//! - Without a daemon, the path is the same, but its entries have no names.
+//! - The kernel alone determines the path of a packet. Kubernetes objects only select the packets
+//!   to trace and name the kernel's entries.
+//! - Without a daemon, the path is the same, but the entries have no Kubernetes names.
 //! - The crate writes nothing, and limits the size of a response.
 
 mod answer;
@@ -37,24 +39,24 @@ use journeys::TracedPacket;
 use view::{Explanation, Fate, Journey, Walk};
 use walk_text::TextInputs;
 
-/// Largest number of traced packets.
+/// Maximum number of packets that one request traces.
 const JOURNEYS_MAX: usize = 200;
-/// Largest number of listed paths per packet.
+/// Maximum number of paths that a response lists for one packet.
 const LISTED_MAX: usize = 500;
 /// Number of listed paths after which no further packet is traced. A path takes about 5 KB of
 /// memory.
 const WALKS_MAX: usize = 2_000;
 
-/// Traces packets through the kernel's state.
+/// Access to the kernel's state for tracing packets.
 pub(crate) trait PacketTracer: EndpointReplies {
-    /// Returns all paths of the first packet of a flow.
+    /// Returns all paths that the first packet of a flow may take.
     fn follow(&self, planned: &TracedPacket<'_>) -> Vec<packet_path::Walk>;
 
-    /// Returns the parts of the state that could not be read, each with the reason.
+    /// Returns the parts of the kernel's state that could not be read, each with the reason.
     fn unread(&self) -> Vec<String>;
 }
 
-/// Traces all packets of a request.
+/// Traces all packets of a request, and describes their paths.
 pub(crate) fn explain(
     asked: &TraceRequest,
     objects: &Objects,
@@ -117,25 +119,25 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may miss its endpoint or process, may get no reply, or has an unknown
-/// path.
+/// Reports whether a packet may fail: on at least one path, it does not arrive, gets no reply, or
+/// has an unknown fate.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Reports whether it is unknown that the sender receives a reply.
+/// Reports whether it is uncertain that the sender gets a reply.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// Returns the exit status:
+/// Returns the exit status of the command:
 ///
 /// * 0: All packets arrive, and all replies return.
 /// * 1: A packet or a reply fails, and the path of every packet is known.
-/// * 2: The path of a packet is unknown. Also if it is unknown whether a reply returns, and no
-///   packet or reply fails.
+/// * 2: The path of a packet is unknown. Or no packet and no reply fails, but it is unknown whether
+///   a reply returns.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {
@@ -153,13 +155,13 @@ pub fn exit_status(explanation: &Explanation) -> u8 {
     }
 }
 
-/// Parses a request. Entry point for fuzzing.
+/// Parses a request. Only the fuzzer uses this function.
 #[doc(hidden)]
 pub fn read_question(to: &str, from: &str, namespace: &str) {
     drop(TraceRequest::parse(to, from, namespace));
 }
 
-/// Parses a list of sockets. Entry point for fuzzing.
+/// Parses a list of sockets. Only the fuzzer uses this function.
 #[doc(hidden)]
 pub fn read_sockets(text: &str) {
     listeners::read(text);

@@ -1,7 +1,8 @@
-//! Finds the socket of this network namespace that receives packets to an address.
+//! Finds out whether a socket of this network namespace receives packets to an address.
 //!
-//! `/proc/net` lists listening sockets first. So even if there are many connections, the search
-//! reads only one line after the listening sockets. For UDP, it reads sockets until one matches.
+//! For TCP, `/proc/net` lists the listening sockets first, and the search stops at the first other
+//! line. So even many connections do not slow it down. For UDP, the search reads lines until a
+//! socket matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -9,11 +10,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::Protocol;
 
-/// Hexadecimal value of `TCP_LISTEN` in net/tcp_states.h.
+/// `TCP_LISTEN` of net/tcp_states.h, as `/proc/net` prints it.
 const LISTEN: &str = "0A";
 
-/// Reports whether a socket receives packets to an address. Assumes that a socket bound to `::`
-/// also receives IPv4 packets.
+/// Reports whether a socket receives packets to an address. Assumes that a socket on `::` also
+/// receives IPv4 packets.
 ///
 /// # Errors
 ///
@@ -29,7 +30,7 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     for file in files {
         let opened = match File::open(format!("/proc/thread-self/net/{file}")) {
             Ok(opened) => BufReader::new(opened),
-            // Skips a protocol or family that the kernel does not support.
+            // The kernel does not support this protocol or family, so it has no such sockets.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -48,8 +49,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether a line of the list has the address. If `state` is given, compares only the first
-/// lines, as long as they have this state.
+/// Reports whether an unconnected socket in these lines has the address. If `state` is given, stops
+/// at the first line with a different state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -69,7 +70,8 @@ fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bo
     Ok(false)
 }
 
-/// Parses lines of SCTP: `... LPORT UID INODE LADDRS`, with a decimal port.
+/// Reports whether a line of the SCTP list has the address. A line looks like `... LPORT UID INODE
+/// LADDRS`, with a decimal port.
 fn takes_sctp(lines: Lines<'_>, at: SocketAddr) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -97,7 +99,8 @@ fn is_for(own: SocketAddr, at: SocketAddr) -> bool {
     own.port() == at.port() && (is_any || own_ip == at.ip().to_canonical())
 }
 
-/// Parses `0100007F:1F90`: an address as words in the machine's byte order, and a port.
+/// Parses a socket address such as `0100007F:1F90`: the address in words of the machine's byte
+/// order, then the port.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -117,7 +120,7 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Parses a list of sockets as each kind. Entry point for fuzzing.
+/// Parses a list of sockets in both formats. Only the fuzzer uses this function.
 pub(super) fn read(text: &str) {
     let at = SocketAddr::from(([127, 0, 0, 1], 80));
     let lines = || text.lines().map(|line| Ok(line.to_owned()));
@@ -138,10 +141,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The text has the format of `cat /proc/net/tcp /proc/net/tcp6` on a little-endian machine.
+    /// Uses lines that `cat /proc/net/tcp /proc/net/tcp6` prints on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
-    fn socket_addresses_are_parsed_in_native_byte_order() {
+    fn socket_addresses_are_parsed_in_the_machine_s_byte_order() {
         assert_eq!(socket("0100007F:1F90"), Some(at("127.0.0.1:8080")));
         assert_eq!(
             socket("B80D0120000000000000000001000000:0050"),
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_sctp_endpoint_listens_on_all_its_addresses() {
+    fn an_sctp_socket_listens_on_all_its_addresses() {
         let line = " e1 s1 2 10 28 36422 0 26412 10.0.0.1 10.0.0.2 ".to_owned();
         let has = |text| takes_sctp(&mut std::iter::once(Ok(line.clone())), at(text)).unwrap();
         assert!(has("10.0.0.2:36422"));
@@ -177,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_socket_table_causes_a_panic(text in ".{0,80}") {
+        fn no_list_of_sockets_causes_a_panic(text in ".{0,80}") {
             let _ = socket(&text);
             let line = || std::iter::once(Ok(text.clone()));
             let _ = takes(&mut line(), at("10.0.0.1:80"), None);

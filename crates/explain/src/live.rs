@@ -1,4 +1,4 @@
-//! Access to the running kernel for one response. It reads each object only once.
+//! Access to the running kernel for one response. Reads each object at most once.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +18,13 @@ use super::journeys::{self, Hop, PacketOrigin, Routing, TracedPacket};
 use super::listeners;
 use super::{Listening, Objects, PacketTracer, Quotes, TraceRequest, explain};
 
-/// Largest number of attempts. An attempt fails if the rules change meanwhile.
+/// Maximum number of attempts to respond. An attempt fails if the rules change while it reads them.
 const TRIES: u32 = 3;
 
-/// Responds to a request from the kernel's state. Blocks. Opens its own sockets in the network
-/// namespace of the calling thread. `modes` are the modes that may serve on this node.
+/// Responds to a request from the kernel's state. Blocks.
+///
+/// Opens its own sockets in the network namespace of the calling thread. `modes` are the modes that
+/// may have entries on this node.
 ///
 /// # Errors
 ///
@@ -51,11 +53,12 @@ pub fn answer(
     }
 }
 
-/// The live kernel, with the rules that were read so far.
+/// The running kernel, with the rules that have been read so far.
 struct LiveState {
     kernel: read::LiveKernel,
     modes: Footprints,
-    /// Generation of nf\_tables at the first read. `None`: the kernel has no nf\_tables.
+    /// Generation of the nf\_tables ruleset at the first read, or `None` if the kernel has no
+    /// nf\_tables.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
     v6: OnceCell<Rules>,
@@ -164,20 +167,21 @@ impl Routing for LiveState {
 }
 
 impl LiveState {
-    /// Reports whether this address is bound to the link of IPVS mode.
+    /// Reports whether this address is local on the link of IPVS mode.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {
                 index: None,
                 name: link.to_owned(),
             };
-            // Returns false if the link does not exist, because then no address is on it.
+            // If the link does not exist, it has no addresses.
             let kind = self.kernel.address_type(address, Some(&link));
             kind.is_ok_and(|kind| kind == AddressType::Local)
         })
     }
 
-    /// Reports whether an interface may lead to pods.
+    /// Reports whether an interface may lead to pods: a bridge or a veth end that is not on the
+    /// default route.
     fn leads_inside(&self, interface: &str, to: IpAddr) -> bool {
         let outside = journeys::nobodys(to.is_ipv4());
         let question = RouteQuestion {
@@ -212,7 +216,8 @@ impl PacketTracer for LiveState {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // Prefers the interface of the route, which also has an index.
+                // If the route to the source uses this interface, prefers the route's interface,
+                // whose index is known.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -1,4 +1,4 @@
-//! Kubernetes objects for a request, as the daemon returns them. Empty if no daemon runs.
+//! Kubernetes objects for a request, as the daemon returns them. If no daemon runs, there are none.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,12 +8,12 @@ use view::{Address, AddressKind, Endpoint, Port, Service};
 
 use super::trace_request::{PortOf, TraceDestination, TraceRequest, protocol_of};
 
-/// This node, and the Services with the requested name or address.
+/// This node, and the Services that have the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Objects {
-    /// Mode of the proxy. `None`: no daemon runs.
+    /// Mode of the daemon, or `None` if no daemon runs.
     pub mode: Option<String>,
-    /// Services with their endpoints.
+    /// Services with their addresses and endpoints.
     pub services: Vec<Service>,
     /// Facts about this node.
     pub node: OwnNode,
@@ -22,20 +22,20 @@ pub struct Objects {
 /// Facts about this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
-    /// Addresses of the Node object, with the primary ones first.
+    /// Addresses of the Node object, the primary ones first.
     pub addresses: Vec<IpAddr>,
     /// Pod networks of the node (`spec.podCIDRs`).
     pub pod_networks: Vec<IpNet>,
     /// Some pods on this node, taken from EndpointSlices.
     pub pods: Vec<IpAddr>,
-    /// Methods that detect traffic from local pods, by IP family.
+    /// Ways in which the mode recognises traffic of local pods, by IP family.
     pub detectors: Vec<(IpFamily, LocalDetector)>,
-    /// Some Services that have the requested address as an external or load-balancer address, each
-    /// with the name of the field.
+    /// Some Services that name the requested address as an external or load-balancer address. Each
+    /// text also has the name of the field.
     pub named_by: Vec<String>,
 }
 
-/// An address at which a Service port is served.
+/// An address and port at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ServicePortAddress<'a> {
     pub(crate) service: &'a Service,
@@ -46,7 +46,7 @@ pub(crate) struct ServicePortAddress<'a> {
 }
 
 impl Objects {
-    /// Lists every address of these Services.
+    /// Lists all addresses and ports of these Services.
     pub(crate) fn places(&self) -> impl Iterator<Item = ServicePortAddress<'_>> {
         let ports = self
             .services
@@ -65,7 +65,8 @@ impl Objects {
         })
     }
 
-    /// Reports whether one of the Services has the requested port.
+    /// Reports whether one of these Services has the requested port. Returns true if the request is
+    /// for an address.
     pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
             TraceDestination::Service(_, port) => {
@@ -75,7 +76,8 @@ impl Objects {
         }
     }
 
-    /// Returns the Service port that is served at an address.
+    /// Returns the Service port at an address and protocol. Prefers a port whose claim to the
+    /// address has won.
     pub(crate) fn place_at(
         &self,
         at: SocketAddr,
@@ -90,7 +92,8 @@ impl Objects {
     }
 }
 
-/// Reports whether an address is at the requested port.
+/// Reports whether an address belongs to the requested port. Without a requested port, every
+/// address does.
 pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) -> bool {
     match port {
         None => true,
@@ -102,17 +105,18 @@ pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) ->
 }
 
 impl ServicePortAddress<'_> {
-    /// Formats the Service port, such as `default/web:http`.
+    /// Returns the name of the Service port, such as `default/web:http`.
     pub(crate) fn port_name(&self) -> String {
         port_name(self.service, self.port)
     }
 
-    /// Formats the kind of address and the Service port, such as `clusterIP of default/web:http`.
+    /// Returns the kind of address with the name of the Service port, such as `clusterIP of
+    /// default/web:http`.
     pub(crate) fn words(&self) -> String {
         format!("{} of {}", kind_word(self.address.kind), self.port_name())
     }
 
-    /// Returns the Service field that contains the address.
+    /// Returns the name of the Service field that contains the address.
     pub(crate) fn field(&self) -> &'static str {
         match self.address.kind {
             AddressKind::ClusterIp => "spec.clusterIPs",
@@ -122,7 +126,8 @@ impl ServicePortAddress<'_> {
         }
     }
 
-    /// Returns the name of the field with the traffic policy, and true if the policy is `Local`.
+    /// Returns the name of the traffic policy field that applies to the address, and true if its
+    /// value is `Local`.
     pub(crate) fn policy(&self) -> (&'static str, bool) {
         let (name, value) = match self.address.kind {
             AddressKind::ClusterIp => (
@@ -137,7 +142,7 @@ impl ServicePortAddress<'_> {
         (name, value == "Local")
     }
 
-    /// Lists the endpoints in the IP family of the address.
+    /// Lists the endpoints that have the IP family of the address.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &Endpoint)> {
         let is_v4 = self.at.is_ipv4();
         let endpoints = self.port.endpoints.iter();
@@ -147,7 +152,7 @@ impl ServicePortAddress<'_> {
     }
 }
 
-/// Formats a Service port, such as `default/web:http`.
+/// Returns the name of a Service port, such as `default/web:http`.
 pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     if port.name.is_empty() {
         service.name.to_string()
@@ -156,7 +161,7 @@ pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     }
 }
 
-/// Returns the name of an [`AddressKind`] in JSON.
+/// Returns the word for an [`AddressKind`] in JSON.
 pub(crate) const fn kind_word(kind: AddressKind) -> &'static str {
     match kind {
         AddressKind::ClusterIp => "clusterIP",

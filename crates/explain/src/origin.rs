@@ -1,5 +1,5 @@
-//! Finds the origin of each step: a field of a Service, an endpoint of an EndpointSlice, or a flag.
-//! Marks entries of other programs.
+//! Finds the Kubernetes origin of each step of a path: a field of a Service, an endpoint of an
+//! EndpointSlice, or a flag. Marks entries of other programs.
 
 use footprint::Footprints;
 use footprint::origin::{Space, origin_of};
@@ -8,7 +8,7 @@ use proxy::options;
 
 use super::objects::ServicePortAddress;
 
-/// Prefix of the origin of another program's entry.
+/// Beginning of the origin text for an entry of another program.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
 
 /// Names of the iptables tables.
@@ -19,17 +19,20 @@ const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTRO
 /// A step on a packet's path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PathStep<'a> {
-    /// Location of the step: `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`,
-    /// `routing`.
+    /// Location of the step, such as `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`,
+    /// `IPVS` or `routing`.
     pub(crate) place: &'a str,
     /// Rule, virtual server or route that the packet matched.
     pub(crate) entry: &'a str,
-    /// Set members that the packet matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
+    /// Members of sets that the packet matched, such as `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
     pub(crate) members: &'a [String],
 }
 
-/// Returns the origin of a step, or an empty text if the step belongs to the kernel itself. `of` is
-/// the Service port of the destination. `modes` are the modes that may have written the entry.
+/// Returns the origin of a step. The text is empty if no mode wrote the step's entry, such as a
+/// route.
+///
+/// `of` is the Service port of the packet's destination. `modes` are the modes that may have
+/// written the entry.
 pub(crate) fn origin(
     met: &PathStep<'_>,
     of: Option<&ServicePortAddress<'_>>,
@@ -53,15 +56,15 @@ pub(crate) fn origin(
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
-    // Takes the origin of the last set member.
+    // If the packet matched several sets, the last one has the most specific origin.
     let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
         origin_of(modes, at.sets(), set)
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
     let own = origin_of(modes, at.space(), at.name);
-    // A rule of another program may match our set or jump to our chain. Such a rule still belongs
-    // to that program.
+    // A rule in another program's chain belongs to that program, even if it matches our set or
+    // jumps to our chain.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
         Some(own) => Some(sets.next().unwrap_or(own)),
@@ -74,7 +77,8 @@ pub(crate) fn origin(
     }
 }
 
-/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: the Service's option or the flag.
+/// Returns the origin of the scheduler of a virtual server, such as `TCP 10.96.0.10:80 sh`: the
+/// Service's annotation or the flag.
 fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
@@ -84,8 +88,8 @@ fn scheduler_origin(entry: &str, of: &ServicePortAddress<'_>) -> String {
     }
 }
 
-/// Adds the name of a known Service: `Services: spec.clusterIPs` becomes `Service default/web, port
-/// http: spec.clusterIPs`.
+/// Adds the name of the Service to an origin, if it is known. For example, `Services:
+/// spec.clusterIPs` becomes `Service default/web, port http: spec.clusterIPs`.
 fn in_words(says: &str, of: Option<&ServicePortAddress<'_>>, named: Option<&str>) -> String {
     let of = of.map(ServicePortAddress::port_name);
     let named = named.or(of.as_deref());
@@ -109,7 +113,7 @@ fn service_words(named: Option<&str>, what: &str) -> String {
     }
 }
 
-/// Splits `default/web:http` into the Service's name and the port's name, if any.
+/// Splits `default/web:http` into the name of the Service and the name of the port, if it has one.
 fn named_service(named: &str) -> (&str, Option<&str>) {
     match named.split_once(':') {
         Some((service, port)) if !port.is_empty() => (service, Some(port)),
@@ -154,7 +158,8 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Returns the namespace that holds the sets of the chain's rules.
+    /// Returns the kind of sets that rules of this chain use: ipsets, or sets of the same nftables
+    /// table.
     fn sets(&self) -> Space<'a> {
         if self.is_nft {
             self.space()
@@ -167,13 +172,13 @@ impl<'a> Chain<'a> {
         !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
-    /// Returns the Service port in the name of a chain of nftables mode, such as
-    /// `default/web:http`, if any.
+    /// Returns the Service port that a chain's name contains, such as `default/web:http`. Only
+    /// chains of nftables mode have such names.
     fn service(&self) -> Option<String> {
         if !self.is_nft {
             return None;
         }
-        // Chain names have the forms service-PFISGYVC-default/web/tcp/http and
+        // A chain's name looks like service-PFISGYVC-default/web/tcp/http or
         // endpoint-…-default/web/tcp/http__10.244.1.5/8080.
         let mut parts = self.name.splitn(3, '-').skip(2);
         let mut parts = parts.next()?.split('/');
@@ -195,8 +200,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Returns the Service port in a rule's comment: `default/web:http` for `default/web:http cluster
-/// IP`.
+/// Returns the Service port that a rule's comment names. For the comment `default/web:http cluster
+/// IP`, this is `default/web:http`.
 fn commented(entry: &str) -> Option<String> {
     let (_, comment) = entry
         .split_once("--comment ")
@@ -213,7 +218,7 @@ fn commented(entry: &str) -> Option<String> {
     (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
 }
 
-/// Returns the target chain of a rule, or `None` if the rule has none.
+/// Returns the chain or target to which a rule sends packets, if any.
 fn target_of(entry: &str) -> Option<&str> {
     let mut words = entry.split_whitespace();
     words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;
@@ -257,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minimal_mode_is_explained_by_its_footprint() {
+    fn a_minimal_mode_s_entries_are_explained_by_its_footprint() {
         const TABLE: Space<'static> = Space::Nftables("small");
         const SMALL: Footprint = Footprint {
             nft_tables: &["small"],
@@ -302,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_names_the_service_field_behind_the_rule() {
+    fn each_step_names_the_service_field_that_caused_the_rule() {
         let web = "Service default/web, port http: ";
         assert_eq!(
             known(
@@ -328,7 +333,8 @@ mod tests {
                 "TCP 10.96.0.10:80 sh",
                 "annotation kube-proxy-ipvs/scheduler",
             ),
-            // The mode ignored the annotation, so the flag is the origin.
+            // The virtual server does not have the annotation's scheduler, so the flag is the
+            // origin.
             ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
         ] {
             let met = PathStep {
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_daemon_rules_name_their_services() {
+    fn without_a_daemon_the_rules_still_name_their_services() {
         assert_eq!(
             unknown(
                 "nat KUBE-SVC-LOLE4ISW44XBNF3G",
@@ -376,7 +382,7 @@ mod tests {
             ),
             "Service default/web, port p: sessionAffinity: ClientIP"
         );
-        // This comment is not a Service's name.
+        // This comment does not begin with the name of a Service.
         assert_eq!(
             unknown(
                 "nat KUBE-SERVICES",
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_rules_are_named_as_foreign() {
+    fn rules_of_other_programs_are_marked_as_such() {
         assert_eq!(
             unknown("filter DOCKER-USER", "-A DOCKER-USER -j DROP"),
             "not kube-proxy's: chain DOCKER-USER"
@@ -400,7 +406,8 @@ mod tests {
             unknown("table inet firewalld, chain filter_INPUT", "reject"),
             "not kube-proxy's: table firewalld of nftables"
         );
-        // A built-in chain jumps to a chain of kube-proxy.
+        // This rule in a built-in chain jumps to a chain of kube-proxy, so it belongs to
+        // kube-proxy.
         let jump =
             "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
         assert!(unknown("nat PREROUTING", jump).starts_with("Services: "));
@@ -417,7 +424,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_kernel_entry_panics_the_origin_lookup(
+        fn no_kernel_entry_makes_the_origin_lookup_panic(
             place in "(nat |table ip |IPVS|)?.{0,30}(, chain .{0,30})?",
             entry in "(-j |comment \"?|)?.{0,40}",
             member in ".{0,20}",

@@ -1,12 +1,12 @@
-//! Hides the rules of other programs from users other than root, because the kernel shows rules
-//! only to root. Such a user may see that a rule drops a packet, but not the text of the rule. The
-//! explanation quotes rules between backticks.
+//! Hides the rules of other programs from users other than root, because the kernel itself shows
+//! rules only to root. Such a user may learn that a rule drops a packet, but may not read the rule.
+//! In an explanation, quoted rules are between backticks.
 
 use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// Text of the note about rules that were removed from the response.
+/// Note for the user about rules that the response leaves out.
 pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
                                    explain as root on the node to see them";
 /// Rules that a response may quote.
@@ -19,7 +19,7 @@ pub enum Quotes {
 }
 
 impl Quotes {
-    /// Removes rules that may not be quoted. Returns true if any were removed.
+    /// Removes the rules that the response may not quote. Returns true if there were any.
     pub(super) fn leave_out(self, walks: &mut [Walk]) -> bool {
         self == Self::Own && walks.iter_mut().fold(false, |any, walk| any | cut(walk))
     }
@@ -31,7 +31,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // Removes the quoted rule, because the text does not name the rule's owner.
+    // These texts do not say who owns the quoted rule, so the rule is always removed.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -40,7 +40,7 @@ fn cut(walk: &mut Walk) -> bool {
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // A rule that could not be evaluated has no origin, but its text quotes the rule.
+    // A step with a rule that could not be evaluated has no origin, but its text quotes the rule.
     let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();
@@ -50,9 +50,9 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Removes the quoted part of a text. Returns true if there was one.
+/// Replaces the quoted part of a text. Returns true if there was one.
 fn unquote(text: &mut String) -> bool {
-    // Takes the outermost backticks, because the rule itself may contain some.
+    // Uses the outermost backticks, because the rule itself may contain backticks.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
         return false;
     };
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_rules_are_named_but_not_quoted() {
+    fn rules_of_other_programs_are_mentioned_but_not_quoted() {
         let mut told = walks();
         assert!(Quotes::Own.leave_out(&mut told));
         assert_eq!(told[0].steps.remove(0), walks()[0].steps[0]);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn root_sees_foreign_rules_quoted() {
+    fn root_sees_the_rules_of_other_programs() {
         let mut told = walks();
         assert!(!Quotes::All.leave_out(&mut told));
         assert_eq!(told, walks());

@@ -6,7 +6,8 @@ use view::{Address, Endpoint, Port, Service, ServiceName};
 use super::*;
 use crate::journeys::{Hop, Routing};
 
-/// Fake kernel in which every packet has this number of paths, each to a different endpoint.
+/// Fake kernel in which every packet has this number of paths. Each path leads to a different
+/// endpoint.
 struct Fake(u16);
 
 impl Routing for Fake {
@@ -128,12 +129,12 @@ fn the_size_of_an_explanation_is_limited() {
         "{:?}",
         wide.notes[0]
     );
-    // The sentence counts all paths, including those that are not listed.
+    // The verdict counts all paths, including paths that the response does not list.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }
 
 #[test]
-fn the_exit_status_of_explain_reports_lost_packets() {
+fn the_exit_status_of_explain_tells_whether_packets_are_lost() {
     let with = |fate| {
         let mut explanation = explained(2, 1);
         explanation.journeys[1].walks[0].fate = fate;
@@ -152,7 +153,7 @@ fn the_exit_status_of_explain_reports_lost_packets() {
 }
 
 #[test]
-fn a_certain_failure_outweighs_an_unknown_outcome() {
+fn a_certain_failure_outweighs_an_unknown_reply() {
     let journey = |walk: Walk| Journey {
         walks: vec![walk],
         ..Journey::default()

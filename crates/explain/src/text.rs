@@ -1,5 +1,5 @@
 //! Renders an explanation as text for people: the verdict, then the path step by step. Steps that
-//! several paths share appear only once, before the paths.
+//! several paths share appear only once, before the paths divide.
 
 use std::fmt::Write as _;
 
@@ -8,23 +8,24 @@ use view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
 
-/// Largest number of branches shown at one step, unless all branches are requested.
+/// Maximum number of branches shown after a step, unless the user requests all.
 const BRANCHES: usize = 4;
-/// Largest width of the column of locations, in characters.
+/// Maximum width of the column of locations, in characters.
 const PLACE: usize = 34;
 
-/// Options for rendering the text.
+/// Options for the rendering of an explanation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// True to render the verdicts without steps.
+    /// True to show only the verdicts, without steps.
     pub is_brief: bool,
-    /// True to also render rules, set members, the number of rules without effect, and every path.
+    /// True to also show rules, set members, the number of rules that had no effect, and every
+    /// path.
     pub is_wide: bool,
-    /// True to use colours, for a terminal.
+    /// True to use colours, if the output is a terminal.
     pub has_colours: bool,
 }
 
-/// Renders the text, with a final newline.
+/// Renders an explanation, with a newline at the end.
 pub fn render(explanation: &Explanation, style: Style) -> String {
     let mut page = Page {
         text: String::new(),
@@ -53,13 +54,15 @@ struct Page {
     style: Style,
 }
 
-/// Paths that continue from a common step: probability, remaining steps, and the whole path.
+/// Paths that divide after a common step. Each has its probability, its remaining steps, and the
+/// whole path.
 type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
 
 impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
-        // Escapes control characters, because any program may write texts into the kernel.
+        // Escapes control characters. Any program may have written this text into the kernel, and
+        // it goes to a terminal.
         self.text.push_str(&shown(text));
         self.text.push('\n');
     }
@@ -99,7 +102,7 @@ impl Page {
         self.ways(&ways, "    ", all);
     }
 
-    /// Writes the steps that all paths share, and then each path.
+    /// Writes the steps that all paths share, and then the remaining steps of each path.
     fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
         let common = common(ways);
         if let Some((_, steps, _)) = ways.first() {
@@ -177,7 +180,7 @@ impl Page {
         }
     }
 
-    /// Writes a step. Skips its origin if the previous step had the same one (`before`).
+    /// Writes a step. Omits its origin if it equals `before`, the origin of the previous step.
     fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {
@@ -185,7 +188,7 @@ impl Page {
         } else {
             &step.says
         };
-        // Prints a longer location on a line of its own.
+        // A location that is too long for its column gets its own line.
         let mut line = if place.chars().count() > PLACE {
             self.line(indent, place);
             format!("{:<PLACE$}  {says}", "")
@@ -212,7 +215,7 @@ impl Page {
     }
 }
 
-/// Returns the end of a path: a verdict word, or the endpoint.
+/// Describes the end of a path in a word, or returns the endpoint that it reaches.
 fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",
@@ -229,7 +232,7 @@ fn end_of(walk: &Walk) -> &str {
     }
 }
 
-/// Returns the number of first steps that all paths share.
+/// Returns the number of steps that all paths share at their beginning.
 fn common(ways: &Ways<'_>) -> usize {
     let Some(((_, first, _), others)) = ways.split_first() else {
         return 0;

@@ -1,4 +1,4 @@
-//! Request to trace packets from some senders to a destination.
+//! Request to trace packets from senders to a destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,36 +7,36 @@ use proxy::Protocol;
 
 use view::ServiceName;
 
-/// Namespace of a requested Service without a namespace.
+/// Namespace of a Service that the request names without a namespace.
 const NAMESPACE: &str = "default";
 
-/// Request to trace packets from these senders to a destination. An empty list selects the senders
-/// that fit the destination.
+/// Request to trace packets from some senders to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Destination as the user typed it.
     pub text: String,
     /// Destination of the traced packets.
     pub to: TraceDestination,
-    /// Senders, each a kind of sender or a single address.
+    /// Senders, each a kind of sender or a single address. An empty list selects the senders that
+    /// fit the destination.
     pub from: Vec<TraceSender>,
 }
 
 /// Destination of the traced packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceDestination {
-    /// All addresses of a Service, at one port or at all. `None`: all ports.
+    /// All addresses of a Service, at one of its ports. `None` stands for all its ports.
     Service(ServiceName, Option<PortOf>),
-    /// Address and port. `None`: each protocol that a Service has there.
+    /// An address and port. `None` stands for each protocol that a Service has there.
     Address(SocketAddr, Option<Protocol>),
 }
 
 /// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOf {
-    /// Number in the port's field `port` or `nodePort`.
+    /// Number in the field `port` or `nodePort` of the Service port.
     Number(u16),
-    /// Name in the port's field `name`.
+    /// Name of the Service port.
     Name(String),
 }
 
@@ -82,8 +82,8 @@ pub enum RequestError {
 }
 
 impl TraceRequest {
-    /// Parses a request. If a Service is given without a namespace, it is in `namespace`. `from` is
-    /// a comma-separated list and may be empty.
+    /// Parses a request. `namespace` applies to a Service that is given without a namespace. `from`
+    /// is a list separated by commas, and may be empty.
     ///
     /// # Errors
     ///
@@ -112,7 +112,8 @@ impl TraceRequest {
         Ok(Self { text, to, from })
     }
 
-    /// Returns the query of the HTTP request, with the list of senders as typed.
+    /// Returns the query string of the HTTP request. `from` is the list of senders as the user
+    /// typed it.
     pub fn query(&self, from: &str) -> String {
         form_urlencoded::Serializer::new(String::new())
             .append_pair("to", &self.text)
@@ -120,7 +121,7 @@ impl TraceRequest {
             .finish()
     }
 
-    /// Parses the query of an HTTP request.
+    /// Parses the query string of an HTTP request.
     ///
     /// # Errors
     ///
@@ -216,7 +217,7 @@ fn from_of(word: &str) -> Result<TraceSender, RequestError> {
     })
 }
 
-/// Reports whether a text may be a name in Kubernetes. The API server has stricter rules.
+/// Reports whether a text may be a name in Kubernetes. The API server is stricter.
 fn is_label(text: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(is_usual)
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_parses_from_its_own_query_string() {
+    fn a_request_is_parsed_from_its_own_query_string() {
         let read = TraceRequest::read_query;
         let same = TraceRequest::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
         assert_eq!(read(&same.query("pod,10.0.0.1,node")), Ok(same.clone()));
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn service_arguments_are_parsed_as_by_kubectl() {
+    fn service_arguments_are_parsed_like_those_of_kubectl() {
         let name = |port: &str| Some(PortOf::Name(port.to_owned()));
         for (text, meant) in [
             ("shop/web", service("shop", "web", None)),

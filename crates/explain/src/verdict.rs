@@ -11,12 +11,12 @@ use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walk_text::THIS_NODE;
 
-/// Location of a routing step on a path.
+/// Location of a path's step that is a routing decision.
 const ROUTING: &str = "routing";
-/// Largest number of endpoints that a sentence names.
+/// Maximum number of endpoints that a sentence names.
 const NAMED: usize = 4;
 
-/// Returns the verdict on a packet with these paths.
+/// Returns the verdict on a packet that may take these paths.
 pub(crate) fn verdict(planned: &TracedPacket<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for (end, delivered) in delivered(walks) {
@@ -66,7 +66,8 @@ enum ReplyFate<'a> {
     Lost(&'a str),
 }
 
-/// Groups delivered paths by the fate of the reply. Paths with a returning reply are first.
+/// Groups the delivered paths by the fate of the reply. The first group has the paths with a
+/// returning reply.
 fn delivered(walks: &[Walk]) -> BTreeMap<ReplyFate<'_>, Vec<&Walk>> {
     let mut all: BTreeMap<ReplyFate<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
@@ -84,8 +85,8 @@ fn total(walks: &[&Walk]) -> f64 {
     walks.iter().map(|walk| walk.chance.0).sum()
 }
 
-/// Formats the destination and the source: `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each;
-/// the endpoint sees …`.
+/// Describes the endpoints that a packet reaches, and the source that they see: `reaches
+/// 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees …`.
 fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     format!(
         "reaches {}; {}",
@@ -94,7 +95,8 @@ fn reached(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     )
 }
 
-/// Formats the endpoints with their shares, as in `10.244.1.5:8080 or 10.244.2.7:8080, half each`.
+/// Lists endpoints with their shares of the packets, such as `10.244.1.5:8080 or 10.244.2.7:8080,
+/// half each`.
 fn named(planned: &TracedPacket<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -188,7 +190,7 @@ pub(crate) fn is_kept(walk: &Walk) -> bool {
     walk.source.starts_with("kept")
 }
 
-/// Describes a path that does not end at an endpoint.
+/// Describes a path on which the packet does not reach an endpoint.
 fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let last = walk.steps.last();
     let why = why(planned, walk.fate);
@@ -229,7 +231,7 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // Another function describes delivered paths, so they do not reach this code.
+        // The function `delivered` selects the delivered paths, so they do not reach this line.
         Fate::Delivered | Fate::Forwarded => format!(
             "is forwarded to {} unchanged: no Service matches here",
             walk.endpoint
@@ -240,7 +242,8 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Describes a destination address that belongs to this node.
+/// Explains that IPVS mode gives the destination address to this node. Returns an empty text if no
+/// Service names the address, or if a Service has this port.
 fn taken(planned: &TracedPacket<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();
@@ -253,7 +256,7 @@ fn taken(planned: &TracedPacket<'_>) -> String {
     )
 }
 
-/// Describes why routing drops a packet, with the next step if the sender has a service address.
+/// Describes why routing drops a packet. Adds the next step if the sender has a service address.
 fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {
@@ -268,7 +271,7 @@ fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     }
 }
 
-/// Describes a packet that a process on this node receives, without a Service.
+/// Describes a packet to an address that no Service has, which a process of this node receives.
 fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let at = walk.endpoint.clone();
     let at = at.unwrap_or_else(|| planned.to.to_string());
@@ -283,7 +286,8 @@ fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Returns the reason why a Service's address is not served, if the Kubernetes objects show it.
+/// Returns the reason why the address of a Service is not served, if the Kubernetes objects show
+/// one.
 fn why(planned: &TracedPacket<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
@@ -349,7 +353,7 @@ fn outside_ranges(planned: &TracedPacket<'_>, of: &ServicePortAddress<'_>) -> Op
     }
 }
 
-/// Formats a probability, as in `half of the time`.
+/// Formats a probability, such as `half of the time`.
 fn times(chance: f64) -> String {
     if (chance - 0.5).abs() < 0.005 {
         "half of the time".to_owned()

@@ -1,4 +1,4 @@
-//! Converts a traced path to the text of the response.
+//! Converts a traced path to the texts of the response.
 
 use std::net::SocketAddr;
 
@@ -13,14 +13,14 @@ use super::answer::{self, EndpointReplies};
 use super::journeys::TracedPacket;
 use super::origin::{PathStep, origin};
 
-/// Source address that the endpoint sees in userspace mode.
+/// Text for the source address that an endpoint sees in userspace mode.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
-/// Source address that the endpoint sees unchanged.
+/// Text for a source address that the endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// Place where a path ends if its destination address has no Service.
+/// Text for the end of a path on this node, if no Service has the destination address.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
-/// Function that looks up the Service port for which the daemon listens on a port.
+/// Function that returns the Service port for which the daemon listens on a port number.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPort>;
 
 /// Inputs for converting a path into text.
@@ -28,11 +28,11 @@ pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPo
 pub(crate) struct TextInputs<'a> {
     pub(crate) kernel: &'a dyn EndpointReplies,
     pub(crate) listening: Listening<'a>,
-    /// Modes that may have written the entries.
+    /// Modes that may have written the kernel's entries.
     pub(crate) modes: Footprints,
 }
 
-/// Converts a path. If the daemon relays the connection, returns a path for each endpoint.
+/// Converts a traced path. If the daemon relays the connection, returns one path for each endpoint.
 pub(crate) fn told(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -97,7 +97,8 @@ pub(crate) fn told(
     vec![walk]
 }
 
-/// Adds to a path that ends on this node the information whether a process receives the packet.
+/// Determines whether a process receives the packet of a path that ends on this node. Adds the
+/// result to the path.
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -155,7 +156,7 @@ pub(super) fn in_view(
     }
 }
 
-/// Adds the source address that the endpoint sees.
+/// Adds to a path the source address that the endpoint sees.
 fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>) {
     let packet = &followed.packet;
     let (new, how) = match source(followed, planned) {
@@ -179,8 +180,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>
     };
 }
 
-/// Returns the source that the endpoint sees. For a node port, the source is never a service
-/// address, because the node owns the destination address.
+/// Returns the source that the endpoint sees. For a NodePort, never returns
+/// [`Source::ServiceAddress`], because the destination address belongs to the node.
 pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -189,14 +190,14 @@ pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -
     }
 }
 
-/// Reports whether a path ends at a listening port of the daemon.
+/// Reports whether a path ends at a port on which the daemon listens.
 fn is_listening(walk: &Walk) -> bool {
     walk.steps
         .iter()
         .any(|step| step.origin.contains(LISTENING))
 }
 
-/// Reports whether a packet is sent to a NodePort that the daemon serves on localhost.
+/// Reports whether the packet goes to a NodePort on localhost that the daemon relays.
 fn is_relayed_on_localhost(
     packet: &Packet,
     planned: &TracedPacket<'_>,
@@ -207,7 +208,7 @@ fn is_relayed_on_localhost(
         && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
-/// Returns the paths of a connection that the daemon relays, one for each endpoint.
+/// Returns the paths of a connection that the daemon relays, one per endpoint.
 fn relayed(
     mut walk: Walk,
     packet: &Packet,

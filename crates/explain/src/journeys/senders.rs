@@ -1,4 +1,4 @@
-//! Chooses senders of the requested kinds, and their addresses and interfaces.
+//! Chooses senders of the requested kinds, with their addresses and interfaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,22 +10,23 @@ use super::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::{Objects, ServicePortAddress};
 use crate::trace_request::TraceSender;
 
-/// Addresses for documentation, which no host has (RFC 5737).
+/// IPv4 addresses that no host has, because they are reserved for documentation (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 7),
     Ipv4Addr::new(198, 51, 100, 7),
     Ipv4Addr::new(192, 0, 2, 7),
 ];
-/// IPv6 addresses for documentation (RFC 3849, RFC 9637).
+/// IPv6 addresses that no host has, because they are reserved for documentation (RFC 3849, RFC
+/// 9637).
 const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
-/// Number of addresses of a pod network to try.
+/// Number of addresses to try in a network.
 const TRIED: u32 = 16;
 
-/// Data from which the senders to a destination are chosen.
+/// Inputs to the choice of senders for one destination.
 pub(super) struct SenderChoice<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
@@ -34,7 +35,7 @@ pub(super) struct SenderChoice<'a, 'r> {
 }
 
 impl SenderChoice<'_, '_> {
-    /// Returns the senders of a kind. Returns a note instead if the kind has none.
+    /// Returns the senders of a kind, or a note for the user if there are none.
     pub(super) fn senders(&self, from: TraceSender) -> Result<Vec<Sender>, String> {
         match from {
             TraceSender::Node => Ok(vec![Sender {
@@ -97,8 +98,9 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address in a pod network that is not an endpoint, if any. Searches from the end
-    /// of the network, because the bridge's address is usually at the start.
+    /// Returns an address for a pod on this node that is not an endpoint. Searches from the end of
+    /// each pod network, because the bridge's address is usually at the start. If there is none,
+    /// tries known pods.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -109,7 +111,7 @@ impl SenderChoice<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Skips host-network pods, whose address is the node's own and not in a pod network.
+            // Rejects pods in the host network, because their address is the node's own.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -148,7 +150,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the sender with this address.
+    /// Returns the sender that has this address.
     fn known(&self, address: IpAddr) -> Result<Sender, String> {
         let hop = self.hop(address)?;
         if hop.is_local && (hop.is_service || self.is_of_service(address)) {
@@ -185,8 +187,8 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the reason why the rules do not treat an address behind `interface` as a pod's
-    /// address. Returns `None` in a mode without such rules.
+    /// Returns the reason why the mode's rules do not recognise an address behind `interface` as a
+    /// pod's address. Returns `None` if they do, or if the mode has no such rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -221,9 +223,9 @@ impl SenderChoice<'_, '_> {
         }
     }
 
-    /// Returns an outside host that has a service address, such as a load balancer that sends
-    /// probes from its address. This node also has the address, but uses it as a source only for
-    /// packets to itself.
+    /// Returns a host outside the cluster that sends from a service address, such as a load
+    /// balancer with its probes. This node has the address as well, but uses it as a source only
+    /// for packets to itself.
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
@@ -240,20 +242,21 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns an unused address for documentation, of the destination's family.
+    /// Returns an address that no host has, in the destination's IP family.
     fn nobody(&self) -> IpAddr {
         super::nobodys(self.to.is_ipv4())
     }
 
-    /// Reports whether an address belongs to one of these Services but not to the node.
+    /// Reports whether an address is a load-balancer address of one of these Services, and not the
+    /// node's own.
     fn is_of_service(&self, address: IpAddr) -> bool {
         let is_own = self.objects.node.addresses.contains(&address);
         let mut places = self.objects.places();
         !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
-    /// Returns senders outside the cluster. If the Service has source ranges, returns one sender
-    /// inside and one outside the ranges.
+    /// Returns hosts outside the cluster as senders. If the Service has source ranges, returns one
+    /// host inside and one outside of them.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -314,7 +317,7 @@ impl SenderChoice<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether an address belongs to none of these Services.
+    /// Reports whether an address is not an address of these Services.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)
@@ -348,8 +351,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // Keeps the sender's address if the Service has source ranges, because the ranges match
-        // that address. Only the interface is that of the neighbouring host.
+        // With source ranges, keeps the sender's address, because the ranges match it. Takes only
+        // the interface from the neighbouring host.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));
@@ -358,7 +361,8 @@ impl SenderChoice<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// Returns an address of an unknown host in a network of this node, if any.
+    /// Returns an address next to one of the node's own, in a network that is directly connected
+    /// and not for pods. No known host has this address.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);
@@ -373,7 +377,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Reports whether an interface belongs to a pod.
+    /// Reports whether an interface leads to a pod of this node.
     fn is_by_pods(&self, interface: &str) -> bool {
         let pods = self.objects.node.pods.iter();
         let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
@@ -385,8 +389,8 @@ fn is_balanced(place: &ServicePortAddress<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 
-/// Returns the address that is `back` places before the end of a network. Returns `None` if that
-/// address is outside the network, or is the network address.
+/// Returns the address that is `back` places before the last address of a network. Returns `None`
+/// if this address is outside the network, or is the network address.
 pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     let address: IpAddr = match net.broadcast() {
         IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),
@@ -400,7 +404,8 @@ pub(super) fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
             let beside = Ipv4Addr::from(u32::from(address) ^ 1);
-            // Addresses that end in 0 or 255 are often the network or broadcast address.
+            // Avoids addresses that end in 0 or 255, which are often network or broadcast
+            // addresses.
             match beside.octets() {
                 [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
                 _ => beside.into(),

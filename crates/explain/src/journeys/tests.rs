@@ -6,7 +6,7 @@ use super::senders::{from_end, neighbour_of};
 use super::*;
 use crate::objects::OwnNode;
 
-/// A node with 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods of
+/// A node that has 172.35.0.100/24 on eth0, a default route through 172.35.0.9, and pods in
 /// 10.244.1.0/24 on cbr0.
 struct Node;
 
@@ -49,7 +49,7 @@ fn endpoint(at: &str, local: bool) -> Endpoint {
     }
 }
 
-/// Returns the Service default/web with every kind of address.
+/// Returns the Service default/web, which has an address of every kind.
 fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
     let service = Service {
         name: ServiceName {
@@ -85,8 +85,8 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
     }
 }
 
-/// Returns the planned packets as texts, such as `pod 10.244.1.253 on this node to 10.96.0.10:80
-/// (cbr0 10.244.1.253)`.
+/// Returns the planned packets and notes as texts, such as `pod 10.244.1.253 on this node to
+/// 10.96.0.10:80 (cbr0 10.244.1.253)`.
 fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
     let asked = TraceRequest::parse(to, from, "default").unwrap();
     let journeys = plan(&asked, objects, &Node);
@@ -103,7 +103,7 @@ fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
 }
 
 #[test]
-fn explain_covers_each_address_and_sender_of_a_service() {
+fn explain_traces_each_sender_to_each_address_of_a_service() {
     let objects = objects(&[], vec![endpoint("10.244.2.5:8080", false)]);
     assert_eq!(
         told("web", "", &objects),
@@ -125,7 +125,7 @@ fn explain_covers_each_address_and_sender_of_a_service() {
 }
 
 #[test]
-fn a_local_endpoint_is_also_explained_as_its_own_client() {
+fn a_local_endpoint_is_also_traced_as_its_own_client() {
     let endpoints = vec![
         endpoint("10.244.2.5:8080", false),
         endpoint("10.244.1.253:8080", true),
@@ -134,7 +134,8 @@ fn a_local_endpoint_is_also_explained_as_its_own_client() {
     assert_eq!(
         told("10.96.0.10:80", "pod", &objects),
         [
-            // This pod must not be an endpoint of the Service.
+            // The first pod must not be an endpoint of the Service, so its address differs from the
+            // endpoint's.
             "pod 10.244.1.252 on this node to 10.96.0.10:80 (cbr0 10.244.1.252)",
             "pod 10.244.1.253 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.253)",
         ]
@@ -142,7 +143,7 @@ fn a_local_endpoint_is_also_explained_as_its_own_client() {
 }
 
 #[test]
-fn source_ranges_are_explained_for_clients_inside_and_outside() {
+fn a_client_inside_and_one_outside_the_source_ranges_are_traced() {
     let without = "outside 203.0.113.7, in none of loadBalancerSourceRanges";
     let within = |address: &str| format!("outside {address}, within loadBalancerSourceRanges");
     for (ranges, wanted) in [
@@ -155,8 +156,7 @@ fn source_ranges_are_explained_for_clients_inside_and_outside() {
             vec![within("198.18.0.1"), without.to_owned()],
         ),
         (&["0.0.0.0/0"], vec![within("203.0.113.7")]),
-        // No outside host has an address in the pods' network, and this node is not an outside
-        // host.
+        // A host outside the cluster has no address in the pods' network, and is not this node.
         (
             &["10.244.1.0/24", "172.35.0.100/32"],
             vec![without.to_owned()],
@@ -171,13 +171,13 @@ fn source_ranges_are_explained_for_clients_inside_and_outside() {
             .collect();
         assert_eq!(told, wanted, "{ranges:?}");
     }
-    // Source ranges apply only to load-balancer addresses.
+    // Source ranges apply only to load-balancer addresses, so a NodePort needs only one sender.
     let objects = objects(&["198.18.0.0/15"], Vec::new());
     assert_eq!(told("172.35.0.100:30080", "external", &objects).len(), 1);
 }
 
 #[test]
-fn a_named_sender_is_classified_by_its_address() {
+fn a_given_sender_is_classified_by_its_address() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
     let asked = told(
         "10.96.0.10:80",
@@ -195,8 +195,8 @@ fn a_named_sender_is_classified_by_its_address() {
     );
 }
 
-/// A load balancer sends probes from its Service's address. In IPVS mode, the node also has this
-/// address.
+/// Simulates a load balancer that sends probes from its Service's address. In IPVS mode, the node
+/// also has this address.
 #[test]
 fn a_sender_with_a_service_address_comes_from_outside() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
@@ -210,9 +210,10 @@ fn a_sender_with_a_service_address_comes_from_outside() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
-/// The rules do not detect this sender as a pod, and the Service has externalTrafficPolicy: Local.
+/// Traces packets of a pod that the rules do not recognise as a pod, to a Service with
+/// externalTrafficPolicy: Local.
 #[test]
-fn an_undetected_pod_is_reported_with_the_flag_to_set() {
+fn an_unrecognised_pod_is_reported_with_the_flag_to_set() {
     let stranger = |mode: &str, detector: LocalDetector| {
         let mut objects = objects(&[], Vec::new());
         objects.mode = Some(mode.to_owned());
@@ -242,7 +243,7 @@ fn an_undetected_pod_is_reported_with_the_flag_to_set() {
 }
 
 #[test]
-fn without_a_daemon_only_the_given_address_is_explained() {
+fn without_a_daemon_only_the_given_address_is_traced() {
     let nothing = Objects::default();
     assert_eq!(
         told("10.96.0.10:80", "", &nothing),
@@ -260,7 +261,7 @@ fn without_a_daemon_only_the_given_address_is_explained() {
 }
 
 #[test]
-fn each_protocol_of_a_service_address_is_explained() {
+fn each_protocol_of_a_service_address_is_traced() {
     let mut objects = objects(&[], Vec::new());
     let mut udp = objects.services[0].ports[0].clone();
     udp.protocol = "UDP".to_owned();
@@ -272,7 +273,7 @@ fn each_protocol_of_a_service_address_is_explained() {
 }
 
 #[test]
-fn an_example_address_is_within_its_network() {
+fn an_address_from_the_end_of_a_network_is_within_the_network() {
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     assert_eq!(
         from_end(&net("10.0.0.4/30"), 2),
@@ -284,7 +285,7 @@ fn an_example_address_is_within_its_network() {
     assert_eq!(from_end(&net("fd00::/127"), 2), None);
 }
 
-/// A node with 172.35.0.100/24 on eth0. Its only other route leads to one pod.
+/// A node that has 172.35.0.100/24 on eth0. Its only other route leads to one pod.
 struct Alone;
 
 impl Routing for Alone {
@@ -304,12 +305,12 @@ impl Routing for Alone {
 }
 
 #[test]
-fn without_known_networks_example_senders_are_near_the_node() {
+fn without_known_networks_senders_are_next_to_the_node() {
     let mut objects = objects(&[], Vec::new());
     objects.node = OwnNode {
         addresses: vec!["172.35.0.100".parse().unwrap()],
         pod_networks: Vec::new(),
-        // The first address is in the node's own network.
+        // The first pod is in the host network, so it has the node's own address.
         pods: ["172.35.0.100", "10.9.9.9"]
             .map(|ip| ip.parse().unwrap())
             .to_vec(),

@@ -37,7 +37,7 @@ fn explanation(walks: Vec<Walk>) -> Explanation {
     }
 }
 
-/// Returns an explanation with two paths that diverge at the second step.
+/// Returns an explanation with two paths that divide at the second step.
 fn two() -> Explanation {
     let rule = Step {
         entry: "-A KUBE-SERVICES -j KUBE-SVC-1".to_owned(),
@@ -59,7 +59,7 @@ fn two() -> Explanation {
 }
 
 #[test]
-fn common_steps_of_packet_paths_are_printed_once() {
+fn steps_that_paths_share_are_printed_once() {
     let text = render(&two(), Style::default());
     let wanted = "\
 pod 10.244.1.9 on this node → 10.96.0.9:80/TCP, clusterIP of default/web
@@ -111,7 +111,7 @@ fn wide_output_shows_all_rules_and_paths() {
 }
 
 #[test]
-fn only_explain_itself_sends_colours_to_a_terminal() {
+fn colours_reach_the_terminal_but_escape_codes_of_the_kernel_do_not() {
     let colours = Style {
         has_colours: true,
         ..Style::default()
@@ -145,7 +145,7 @@ fn an_explanation_with_missing_parts_is_printed() {
 }
 
 #[test]
-fn reply_steps_are_printed_if_lost_or_in_wide_output() {
+fn reply_steps_are_printed_only_if_the_reply_is_lost_or_in_wide_output() {
     let with_answer = || Walk {
         answer: vec![step("filter FORWARD", "goes through KUBE-FORWARD")],
         ..walk(1.0, "10.0.0.1:80", vec![step("routing", "by eth0")])
@@ -183,7 +183,7 @@ fn reply_steps_are_printed_if_lost_or_in_wide_output() {
 }
 
 #[test]
-fn a_brief_explanation_of_a_journey_is_three_lines() {
+fn a_brief_explanation_of_a_packet_has_three_lines() {
     let brief = Style {
         is_brief: true,
         ..Style::default()

@@ -83,7 +83,7 @@ fn a_verdict_names_endpoints_with_their_shares() {
 }
 
 #[test]
-fn a_verdict_says_if_a_pod_reaches_itself() {
+fn a_verdict_says_whether_a_pod_may_reach_itself() {
     let told = verdict(
         &pod(None),
         &[
@@ -127,7 +127,7 @@ fn objects(policy: &str, lost_to: Option<&str>, endpoints: Vec<Endpoint>) -> Obj
 }
 
 #[test]
-fn a_failure_verdict_says_where_and_why() {
+fn a_verdict_on_a_failure_says_where_and_why() {
     let endpoint = |ready, local| Endpoint {
         at: "10.244.1.5:8080".to_owned(),
         ready,
@@ -160,7 +160,7 @@ fn a_failure_verdict_says_where_and_why() {
             objects("Cluster", Some("default/older"), vec![]),
             "10.96.0.9:80 is served for default/older instead, which is older",
         ),
-        // According to the objects, the address is served.
+        // The objects show no reason, because the address has a ready endpoint.
         (
             objects("Cluster", None, vec![endpoint(true, false)]),
             "it comes from clusterIP of default/web",
@@ -270,7 +270,7 @@ fn an_address_bound_by_ipvs_mode_is_reported_with_its_service() {
 }
 
 #[test]
-fn a_routing_failure_verdict_has_advice() {
+fn a_verdict_on_a_routing_failure_has_advice() {
     let told = |fate, says: &str, has_service_address| {
         let mut planned = pod(None);
         planned.sender.has_service_address = has_service_address;

@@ -9,7 +9,7 @@ use crate::MODES;
 use crate::journeys::{Hop, PacketOrigin, Routing, Sender};
 use crate::objects::Objects;
 
-/// A node whose pods have addresses of 10.244.1.0/24.
+/// A node whose pods have addresses in 10.244.1.0/24.
 struct Node;
 
 impl Routing for Node {
@@ -137,7 +137,7 @@ fn a_forwarded_packet_counts_as_delivered() {
 }
 
 #[test]
-fn the_source_address_seen_by_the_endpoint_is_reported() {
+fn the_source_address_that_the_endpoint_sees_is_reported() {
     let mut packet = packet("10.244.1.9", "10.244.2.7:8080");
     packet.translate_source(SourceNat::Masquerade(None));
     let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
@@ -150,7 +150,8 @@ fn the_source_address_seen_by_the_endpoint_is_reported() {
 
 #[test]
 fn lost_replies_are_reported() {
-    // The sender has a service address. One endpoint is on this node, and one on another node.
+    // The sender has a service address. One of the endpoints is on this node, the other is on
+    // another node.
     let objects = |kind| Objects {
         services: vec![Service {
             ports: vec![Port {
@@ -186,7 +187,7 @@ fn lost_replies_are_reported() {
     assert!(there.unanswered.unwrap().contains("do not reach this node"));
     let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
     assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
-    // A pod sends the packet to itself.
+    // In this case, a pod sends the packet to itself.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
     let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));
@@ -196,7 +197,7 @@ fn lost_replies_are_reported() {
 }
 
 #[test]
-fn packets_to_relay_ports_continue_to_an_endpoint() {
+fn a_packet_to_a_relay_port_continues_to_an_endpoint() {
     let packet = packet("10.244.1.9", "127.0.0.1:40000");
     let plan = planned(from_pod("10.244.1.9"));
     let portal = |packet: &Packet| packet_path::Walk {
@@ -238,7 +239,7 @@ fn packets_to_relay_ports_continue_to_an_endpoint() {
     };
     let lost = walks(&portal(&packet), &datagram, Some(&serving(&[], None)));
     assert_eq!(lost[0].fate, Fate::Dropped);
-    // The relay has no listening port with this number.
+    // The daemon has no listening port with this number.
     let mut other = packet.clone();
     other.port = 40_001;
     let unknown = walks(&portal(&other), &plan, Some(&serving(&[], None)));
@@ -255,7 +256,7 @@ fn an_unsupported_rule_is_reported_once() {
 }
 
 #[test]
-fn a_local_packet_without_service_needs_a_listening_process() {
+fn a_packet_to_the_node_without_a_service_needs_a_listening_process() {
     let local = |port: u16| {
         let at = SocketAddr::new("10.96.0.9".parse().unwrap(), port);
         let mut packet = Packet::new(6, "10.244.1.9".parse().unwrap(), at.ip(), at.port());
