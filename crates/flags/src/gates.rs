@@ -1,14 +1,14 @@
-//! Feature gates: the gates of Kubernetes 1.34 to 1.38, the gates on the command line, and their
-//! effect.
+//! Feature gates: those of Kubernetes 1.34 to 1.38, those on the command line, and their effect.
 //!
-//! A cluster often has one `featureGates` list for all components and several releases. An upstream
-//! kube-proxy knows only the gates of its own release. This program serves clusters of all these
-//! releases:
+//! A cluster often has one `featureGates` list for all its components and for several releases. An
+//! upstream kube-proxy knows only the gates of its own release. This program serves clusters of all
+//! these releases:
 //!
-//! - A gate that it does not use or does not know causes a warning. It never ends the start.
-//! - `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
-//! - A gate without a given value has its default in the [release that this program
-//!   matches](KUBERNETES), or in the nearest release with the gate.
+//! - A gate that this program does not use or know causes a warning. The program still starts.
+//! - `gates/kubernetes.txt` has one line per gate, with its stage in each release.
+//! - A gate that the command line does not set has its default in the [release that this program
+//!   matches](KUBERNETES). If that release lacks the gate, the nearest release with the gate
+//!   applies.
 //! - Few gates change the behaviour of a kube-proxy. docs/flags.md, `OF_KUBE_PROXY` and
 //!   `WITHOUT_EFFECT` describe their effects.
 
@@ -23,22 +23,22 @@ pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 pub const FLAGZ: &str = "ComponentFlagz";
 /// Gate for the page `/statusz`.
 pub const STATUSZ: &str = "ComponentStatusz";
-/// Gate for alpha options of the log: standard output, and buffers.
+/// Gate for alpha features of the log: writing to standard output, and buffers.
 pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
-/// Gate for beta options of the log: JSON.
+/// Gate for beta features of the log: JSON.
 pub const BETA_LOGGING: &str = "LoggingBetaOptions";
-/// Gate for streaming the first list of objects.
+/// Gate for receiving the first list of objects as a stream (watch-list).
 pub const STREAMED_LISTS: &str = "WatchListClient";
-/// Gate for choosing IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
+/// Gate that permits IPVS mode (KEP-5495). Only an explicit `false` has an effect in this program.
 pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// Gate for NodePorts at loopback addresses in nftables mode (KEP-6032). It is alpha and off in
 /// 1.37, and beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that set all gates of a stage, except gates with a value of their own.
+/// Gates that set all gates of one stage, except gates that the command line sets by name.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// Gates that some release of upstream's kube-proxy uses, directly or in its libraries.
+/// Gates that upstream's kube-proxy uses in at least one release, directly or in its libraries.
 const OF_KUBE_PROXY: &[&str] = &[
     EXTERNAL_IPS,
     FLAGZ,
@@ -73,7 +73,7 @@ const OF_KUBE_PROXY: &[&str] = &[
     "WinOverlay",
 ];
 
-/// Gates of kube-proxy, each with a value that has no effect in this program, and the reason.
+/// Gates of kube-proxy with a value that has no effect in this program, and the reason.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
@@ -117,12 +117,12 @@ pub enum Stage {
     Beta,
     /// General availability.
     Stable,
-    /// Removed in a later release.
+    /// The gate will be removed in a later release.
     Deprecated,
 }
 
 impl Stage {
-    /// Returns the stage's label in metrics, which is empty for a stable gate.
+    /// Returns the label of the stage in metrics, which is empty for a stable gate.
     pub fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -138,7 +138,7 @@ const FIRST: usize = 34;
 /// Number of releases in `gates/kubernetes.txt`.
 const RELEASES: usize = 5;
 
-/// Column index of the release that this program matches, in `gates/kubernetes.txt`.
+/// Index of the column in `gates/kubernetes.txt` for the release that this program matches.
 static OWN: LazyLock<usize> = LazyLock::new(|| {
     let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
     minor.saturating_sub(FIRST).min(RELEASES - 1)
@@ -153,8 +153,7 @@ struct Spec {
 }
 
 impl Spec {
-    /// Parses a cell of `gates/kubernetes.txt`. Returns `None` if the release does not have the
-    /// gate.
+    /// Parses a cell of `gates/kubernetes.txt`. Returns `None` if the release lacks the gate.
     fn read(cell: &str) -> Option<Self> {
         let (letter, is_locked) = match cell.strip_suffix('!') {
             Some(letter) => (letter, true),
@@ -175,13 +174,13 @@ impl Spec {
     }
 }
 
-/// A gate of Kubernetes with its specification in each release.
+/// A gate of Kubernetes, with its stage and default in each release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KnownGate {
     name: &'static str,
     specs: [Option<Spec>; RELEASES],
-    /// Specification in the release that this program matches, or in the nearest release with the
-    /// gate.
+    /// Stage and default in the release that this program matches. If that release lacks the gate,
+    /// those of the nearest release with the gate.
     spec: Spec,
 }
 
@@ -209,7 +208,8 @@ impl KnownGate {
         KNOWN.iter().find(|known| known.name == name)
     }
 
-    /// Returns the first release that locks the gate to its default, such as `1.35`, if any.
+    /// Returns the first release that locks the gate to its default, such as `1.35`. Returns `None`
+    /// if no release does.
     fn locked_since(&self) -> Option<String> {
         let is_locked = |spec: &Option<Spec>| spec.is_some_and(|spec| spec.is_locked);
         let at = self.specs.iter().position(is_locked)?;
@@ -217,12 +217,12 @@ impl KnownGate {
     }
 }
 
-/// Gates with a given value. All other gates have their defaults.
+/// Values of the gates that the command line sets. All other gates have their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gates(BTreeMap<String, bool>);
 
 impl Gates {
-    /// Collects the gates with their given values. If a gate is repeated, its last value applies.
+    /// Collects gates with their values. If a gate is given several times, its last value applies.
     pub fn new(given: impl IntoIterator<Item = (String, bool)>) -> Self {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
         Self(given.collect())
@@ -233,14 +233,13 @@ impl Gates {
         KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// Returns the value that was given for this gate by its own name, if any. The value of
-    /// `AllAlpha` or `AllBeta` does not count.
+    /// Returns the value set for this gate by name, if any. Ignores `AllAlpha` and `AllBeta`.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }
 
-    /// Returns the gates of the release that this program matches. Each gate has its name, its
-    /// stage, and true if it is on.
+    /// Returns the gates of the release that this program matches, each with its name, its stage,
+    /// and true if it is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         let there = KNOWN
             .iter()
@@ -248,7 +247,8 @@ impl Gates {
         there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// Returns a line for each given gate of kube-proxy that will be removed, as upstream logs it.
+    /// Returns one log line for each set gate of kube-proxy that a later release removes. The text
+    /// is upstream's.
     pub fn notes(&self) -> Vec<String> {
         let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
         let notes = read.filter_map(|(name, value)| {
@@ -269,9 +269,9 @@ impl Gates {
         notes.collect()
     }
 
-    /// Returns the warnings about gates: a line for each gate of kube-proxy whose value has no
-    /// effect in this program, one line for all gates of other components, and one line for all
-    /// unknown gates.
+    /// Returns the warnings about gates. Each gate of kube-proxy whose value has no effect in this
+    /// program gets a line. All gates of other components share one line, and all unknown gates
+    /// share another.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());

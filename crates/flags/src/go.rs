@@ -1,8 +1,8 @@
-//! Parsers for the values and names on Go's command lines.
+//! Parsers for flag values and flag names, as Go programs accept them.
 //!
-//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more spellings
-//! than Rust's parsers do (`T`, `1h30m`, `0x10`, `--proxy_mode`). This module accepts the same
-//! spellings.
+//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These libraries accept more
+//! spellings than Rust's parsers, such as `T`, `1h30m`, `0x10` and `--proxy_mode`. This module
+//! accepts the same spellings.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,8 +19,8 @@ pub fn bool(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// Parses a 32-bit integer like `strconv.ParseInt` with base 0: `14`, `0xe`, `0o16`, `016`,
-/// `0b1110`, `1_4`.
+/// Parses a 32-bit integer like `strconv.ParseInt` with base 0. Accepts `14`, `0xe`, `0o16`, `016`,
+/// `0b1110` and `1_4`.
 pub fn int(text: &str) -> Result<i32, &'static str> {
     const WRONG: &str = "give a whole number";
     let (sign, digits) = match text.strip_prefix('-') {
@@ -40,13 +40,13 @@ pub fn int(text: &str) -> Result<i32, &'static str> {
     i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
 }
 
-/// Parses a floating-point number like `strconv.ParseFloat`, without the hexadecimal form.
+/// Parses a floating-point number like `strconv.ParseFloat`, but not in hexadecimal.
 pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
 /// Parses a duration like `time.ParseDuration`. Rejects a negative duration, because no flag
-/// supports one.
+/// supports it.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -77,9 +77,8 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Returns a duration in nanoseconds. `number` consists of digits with at most one decimal point.
-/// `unit` is the unit of the number. Returns `None` if either is invalid or the result is too
-/// large.
+/// Returns a duration in nanoseconds. `number` has digits with at most one decimal point, and
+/// `unit` is its unit. Returns `None` if either is invalid or the result is too large.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -113,7 +112,7 @@ pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }
 
-/// Parses `--bind-address`. An empty text means 0.0.0.0.
+/// Parses the value of `--bind-address`. An empty text means 0.0.0.0.
 pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     if text.is_empty() {
         return Ok(Ipv4Addr::UNSPECIFIED.into());
@@ -121,7 +120,7 @@ pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     ip(text)
 }
 
-/// Parses a feature gate, `Name=true`. An empty text is a gate without a name.
+/// Parses a feature gate, such as `Name=true`. An empty text is a gate without a name.
 pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
     if text.is_empty() {
@@ -132,8 +131,8 @@ pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
     Ok((name.trim().to_owned(), value))
 }
 
-/// Checks a quantity like Kubernetes' `resource.ParseQuantity` (`0`, `64Ki`, `1.5M`, `1e3`), and
-/// returns its text.
+/// Checks a quantity like Kubernetes' `resource.ParseQuantity`, such as `0`, `64Ki`, `1.5M` or
+/// `1e3`. Returns its text.
 pub fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
@@ -168,7 +167,8 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses the address of a server. An address without a port gets `port`, the value of the
-/// deprecated flag. Returns `None` (no server) if `text` is empty or `port` is 0.
+/// deprecated flag for this port. Returns `None`, which means no server, if `text` is empty or
+/// `port` is 0.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {
@@ -191,8 +191,8 @@ pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str>
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Replaces `_` with `-` in the name of a flag, as Kubernetes components do with pflag:
-/// `--proxy_mode=ipvs`.
+/// Replaces `_` with `-` in the name of a flag, such as `--proxy_mode=ipvs`. Kubernetes components
+/// do the same.
 pub fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn booleans_are_parsed_as_by_go() {
+    fn booleans_are_parsed_like_in_go() {
         for yes in ["1", "t", "T", "true", "TRUE", "True"] {
             assert_eq!(bool(yes), Ok(true), "{yes}");
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_parsed_as_by_go() {
+    fn integers_are_parsed_like_in_go() {
         for (text, value) in [
             ("14", 14),
             ("-1", -1),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_parsed_as_by_go() {
+    fn durations_are_parsed_like_in_go() {
         for (text, milliseconds) in [
             ("0", 0),
             ("0s", 0),
@@ -320,12 +320,13 @@ mod tests {
         assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
         assert!(listen("10.0.0.1", -1).is_err());
         assert!(listen("10.0.0.1", 65536).is_err());
-        // The deprecated flag's port is unused if the address has a port.
+        // The address has a port, so the port of the deprecated flag is not used, even if it is
+        // invalid.
         assert!(listen("10.0.0.1:80", 65536).is_ok());
     }
 
     #[test]
-    fn only_flag_names_get_hyphens_for_underscores() {
+    fn underscores_become_hyphens_only_in_flag_names() {
         let normal = |text: &str| normalise(text.into()).into_string().unwrap();
         assert_eq!(normal("--proxy_mode=a_b"), "--proxy-mode=a_b");
         assert_eq!(normal("--proxy_mode"), "--proxy-mode");

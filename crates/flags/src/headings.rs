@@ -1,11 +1,11 @@
-//! Groups the flags in `--help`, and lists the flags of the short help.
+//! Groups of flags in `--help`, and the flags in the short help (`-h`).
 
 use clap::{Command, CommandFactory as _};
 
 use super::Flags;
 
-/// Groups of `--help`, each with the names of its flags. Within a group, the order of the fields
-/// determines the order of the flags.
+/// Groups of `--help`, each with the names of its flags. Within a group, the flags are in the order
+/// of the fields of [`Flags`].
 const HEADINGS: &[(&str, &[&str])] = &[
     (
         "Actions",
@@ -128,7 +128,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Flags of the short help (`-h`).
+/// Names of the flags in the short help (`-h`).
 const SHORT: &[&str] = &[
     "config",
     "manifests",
@@ -144,7 +144,7 @@ const SHORT: &[&str] = &[
     "version",
 ];
 
-/// Largest width of the help, in columns, even in wider terminals.
+/// Maximum width of the help text in columns, even in a wider terminal.
 pub const HELP_COLUMNS: usize = 100;
 
 /// Returns the command line of the daemon, with its flags in groups.
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_flag_is_in_one_help_group() {
+    fn each_flag_is_in_exactly_one_group_of_the_help() {
         let mut grouped: Vec<&str> = HEADINGS
             .iter()
             .flat_map(|(_, names)| *names)
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn help_of_ignored_flags_says_that_they_have_no_effect() {
+    fn the_help_of_ignored_flags_says_that_they_have_no_effect() {
         let command = Flags::command();
         for flag in command.get_arguments() {
             let name = flag.get_long().unwrap();

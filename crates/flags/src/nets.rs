@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use super::unusable_flag::UnusableFlag;
 use source::address;
 
-/// Parses the networks of a flag that may be repeated. Each value is a list of networks.
+/// Parses the networks of a flag that may be given several times. Each value is a list of networks.
 ///
 /// # Errors
 ///
@@ -22,7 +22,7 @@ pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>
         .collect()
 }
 
-/// Returns the items of all lists of a flag. An empty list has no items.
+/// Returns the items of all lists of a flag. An empty list contributes no items.
 pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
     given
         .iter()

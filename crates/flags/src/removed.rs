@@ -1,7 +1,7 @@
-//! Flags that earlier releases of kube-proxy had. Upstream reports them as unknown flags. This
-//! program's error names the replacement.
+//! Flags that earlier releases of kube-proxy had. Upstream's kube-proxy only reports them as
+//! unknown. The error of this program names the replacement.
 
-/// Removed flags without their dashes. Each group has its advice.
+/// Names of removed flags, without dashes, in groups that share one advice.
 const REMOVED: &[(&[&str], &str)] = &[
     (&["cleanup-ipvs", "cleanup-iptables"], "use --cleanup"),
     (
@@ -52,7 +52,8 @@ const REMOVED: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the advice for a removed flag, if `flag` is one. `flag` has no dashes.
+/// Returns the advice for a removed flag. Returns `None` if `flag`, a name without dashes, is not
+/// one.
 pub(super) fn advice(flag: &str) -> Option<&'static str> {
     REMOVED
         .iter()

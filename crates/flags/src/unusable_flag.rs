@@ -1,10 +1,10 @@
-//! Errors about invalid values of flags.
+//! Error about an invalid value of a flag.
 
-/// A flag with an invalid value of the right type.
+/// A flag whose value has the right type but is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value '{value}' for '--{flag}': {advice}")]
 pub struct UnusableFlag {
-    /// Name of the flag, without its dashes.
+    /// Name of the flag, without dashes.
     pub flag: &'static str,
     /// Invalid value of the flag.
     pub value: String,
@@ -13,7 +13,7 @@ pub struct UnusableFlag {
 }
 
 impl UnusableFlag {
-    /// Returns an error with the flag, its value, and advice.
+    /// Creates an error from the flag's name, its value, and advice.
     pub fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,

@@ -1,5 +1,5 @@
-//! Formats errors of command lines, each as one line, with the same wording for the daemon and the
-//! subcommands.
+//! Formats errors about the command line, each as one line. The daemon and its subcommands use the
+//! same wording.
 
 use std::error::Error as _;
 
@@ -7,11 +7,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::removed;
 
-/// Exit status of an invalid command line, and of a command without a result.
+/// Exit status for an invalid command line, and for a command that has no result.
 pub const EXIT_USAGE: u8 = 2;
 
-/// Formats an error of clap as one line with the next step. `command` is the program, or the
-/// program and its subcommand.
+/// Formats an error of clap as one line with the next step. `command` is the program's name, with
+/// the subcommand if there is one.
 pub fn in_words(error: &clap::Error, command: &str) -> String {
     let help = format!("see {command} --help");
     let context = |kind| match error.get(kind) {
@@ -20,7 +20,7 @@ pub fn in_words(error: &clap::Error, command: &str) -> String {
         None => String::new(),
     };
     let argument = context(ContextKind::InvalidArg);
-    // The argument is `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
+    // clap names an argument like `--flag <VALUE>`, `--flag[=<VALUE>]` or `-v, --v <VALUE>`.
     let flag = argument.split([' ', '[']).next().unwrap_or(&argument);
     let flag = if flag == "-v," { "--v" } else { flag };
     let value = context(ContextKind::InvalidValue);

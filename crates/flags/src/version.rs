@@ -1,7 +1,7 @@
 //! The Kubernetes version that this program matches.
 
-/// Kubernetes version that this program matches. The program has the flags, fields, feature gates
-/// and metrics of that version's kube-proxy. Only this constant defines the version.
+/// Kubernetes version that this program matches: it has the flags, fields, feature gates and
+/// metrics of that version's kube-proxy. Only this constant defines the version.
 pub const KUBERNETES: Kubernetes = Kubernetes {
     major: "1",
     minor: "37",

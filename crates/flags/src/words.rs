@@ -1,12 +1,12 @@
-//! Parses flags that accept a few fixed words.
+//! Parses the values of flags that accept only a few words.
 
 use super::unusable_flag::UnusableFlag;
 
-/// Returns the value of the word `given` in the list `words`.
+/// Returns the value that belongs to the word `given` in the list `words`.
 ///
 /// # Errors
 ///
-/// Fails if the word is not in `words`.
+/// Fails if the list does not contain the word.
 pub fn word<T: Copy>(
     flag: &'static str,
     given: &str,

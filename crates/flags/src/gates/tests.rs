@@ -8,8 +8,8 @@ fn gates(given: &str) -> Gates {
     }))
 }
 
-/// Returns the stages of a gate in the format of the documentation: `1.34 alpha, off; 1.36 beta,
-/// on; 1.38 gone`.
+/// Returns the stages of a gate as the documentation lists them: `1.34 alpha, off; 1.36 beta, on;
+/// 1.38 gone`.
 fn history(known: &KnownGate) -> String {
     let mut runs: Vec<String> = Vec::new();
     let mut before = None;
@@ -32,7 +32,7 @@ fn history(known: &KnownGate) -> String {
 }
 
 #[test]
-fn each_line_of_the_list_is_a_feature_gate() {
+fn each_line_of_the_gate_list_is_parsed_as_a_gate() {
     let lines = include_str!("kubernetes.txt").lines();
     let lines = lines.filter(|line| !line.starts_with('#'));
     for line in lines.clone() {
@@ -50,7 +50,7 @@ fn each_line_of_the_list_is_a_feature_gate() {
     }
 }
 
-/// Kubernetes' own list for 1.36.2 also has 241 gates.
+/// Checks the number of gates in each release. Kubernetes' own list for 1.36.2 also has 241 gates.
 #[test]
 fn each_kubernetes_release_has_its_own_feature_gates() {
     let count = |at: usize| {
@@ -82,7 +82,7 @@ fn each_kubernetes_release_has_its_own_feature_gates() {
 }
 
 #[test]
-fn each_feature_gate_in_use_is_known() {
+fn each_gate_that_kube_proxy_uses_is_in_the_gate_list() {
     let rows = WITHOUT_EFFECT.iter().map(|(name, ..)| *name);
     for name in OF_KUBE_PROXY.iter().copied().chain(rows) {
         assert!(KnownGate::of(name).is_some(), "{name}");
@@ -90,9 +90,9 @@ fn each_feature_gate_in_use_is_known() {
     }
 }
 
-/// The table for operators contains the gates that kube-proxy reads, each with its stages.
+/// Checks the table in docs/flags.md. It must list each gate that kube-proxy uses, with its stages.
 #[test]
-fn the_documentation_lists_each_feature_gate_in_use() {
+fn the_documentation_lists_each_gate_that_kube_proxy_uses() {
     let text = include_str!("../../../../docs/flags.md");
     let (_, text) = text.split_once("\n## Feature gates\n").unwrap();
     let (text, _) = text.split_once("\n## ").unwrap();
@@ -118,9 +118,10 @@ fn the_documentation_lists_each_feature_gate_in_use() {
     assert!(intro.contains(&all), "{all}");
 }
 
-/// docs/versions.md also states this number.
+/// Checks which gates of kube-proxy have a different default in 1.38 than in 1.37. docs/versions.md
+/// also names this gate.
 #[test]
-fn one_feature_gate_in_use_has_another_default_in_1_38() {
+fn one_gate_of_kube_proxy_has_a_different_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
     let differs = |gate: &&KnownGate| {
         let default = |minor: usize| gate.specs[minor - FIRST].map(|spec| spec.default);
@@ -133,7 +134,7 @@ fn one_feature_gate_in_use_has_another_default_in_1_38() {
 }
 
 #[test]
-fn an_unset_feature_gate_has_its_default() {
+fn a_feature_gate_that_is_not_set_has_its_default() {
     let default = gates("");
     assert_eq!(default, Gates::default());
     for (name, is_on) in [
@@ -151,27 +152,27 @@ fn an_unset_feature_gate_has_its_default() {
 }
 
 #[test]
-fn a_stage_switch_does_not_affect_explicitly_set_gates() {
+fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-    // Neither `AllAlpha` nor `AllBeta` affects a gate of this stage.
+    // The gate's stage is neither alpha nor beta, so `AllAlpha` and `AllBeta` do not affect it.
     assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // The same applies to the gate for IPVS mode.
+    // For the same reason, they do not affect the gate for IPVS mode.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
-    // A locked gate keeps its default.
+    // A locked gate keeps its default, even if the command line sets a different value.
     assert!(of(
         "PreferSameTrafficDistribution=false",
         "PreferSameTrafficDistribution"
     ));
 }
 
-/// An upstream kube-proxy of at least one release rejects each of these gates.
+/// Sets gates that the upstream kube-proxy of at least one release rejects.
 #[test]
-fn foreign_unknown_and_locked_feature_gates_cause_warnings() {
+fn unknown_locked_and_other_components_feature_gates_cause_warnings() {
     assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);
     for (given, part) in [
         (
@@ -208,7 +209,7 @@ fn foreign_unknown_and_locked_feature_gates_cause_warnings() {
 }
 
 #[test]
-fn deprecated_feature_gates_are_noted() {
+fn set_gates_that_will_be_removed_are_logged() {
     let given = "AllowServiceExternalIPs=false,ClientsAllowCARotation=false,ComponentFlagz=false";
     let [external] = &gates(given).notes()[..] else {
         panic!("{:?}", gates(given).notes());
