@@ -1,4 +1,4 @@
-//! The footprint of one mode: the names that the mode uses in the kernel.
+//! Footprint of a mode: the names that the mode uses in the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,8 +7,8 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes also create or fill them. Like upstream's cleanup, ours keeps
-/// them.
+/// Chains of the kubelet. Some modes also create or fill them. The cleanup keeps them, like
+/// upstream's cleanup.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",
@@ -21,42 +21,42 @@ pub fn is_kubelets(chain: &str) -> bool {
     KUBELET.contains(&chain)
 }
 
-/// Names that one mode uses in the kernel, including names of older versions.
+/// Names that one mode uses in the kernel. Includes names that older versions used.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
-    /// Name of the mode in `--proxy-mode`.
+    /// Name of the mode, as in `--proxy-mode`.
     pub mode: &'static str,
-    /// Chains of the mode with fixed names.
+    /// The mode's iptables chains with fixed names, each with its table.
     pub chains: &'static [(Table, &'static str)],
-    /// Name prefixes of the mode's other chains.
+    /// Prefixes of the names of the mode's other iptables chains.
     pub prefixes: &'static [(Table, &'static str)],
-    /// Rules of the mode in built-in chains, which jump to its own chains.
+    /// The mode's rules in built-in chains, which jump to the mode's own chains.
     pub jumps: &'static [Jump],
-    /// Prefixes of the comments on such rules that older versions wrote.
+    /// Beginnings of the comments that older versions wrote on rules in built-in chains.
     pub older_comments: &'static [&'static str],
     /// Names of the mode's nftables tables in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
-    /// Returns the ipsets that the mode uses in a family.
+    /// Function that returns the ipsets of the mode in an IP family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
-    /// Returns the name of the mode's set of cluster IPs in a family: an ipset, or a set in the
-    /// mode's nftables table. Returns `None` if the mode has no such set.
+    /// Function that returns the name of the mode's set of cluster IPs in an IP family: an ipset,
+    /// or a set in the mode's nftables table. It returns `None` if the mode has no such set.
     pub cluster_ips: fn(IpFamily) -> Option<String>,
-    /// Link that has the mode's service addresses, if any.
+    /// Link on which the mode binds service addresses, if any.
     pub link: Option<Link>,
-    /// Properties of the mode's virtual servers, or `None` if the mode has none.
+    /// Properties of the mode's IPVS virtual servers, or `None` if the mode creates none.
     pub virtual_servers: Option<VirtualServers>,
-    /// Receiver of the packets that the mode's entries redirect.
+    /// Answer to who receives the packets that the mode's entries redirect.
     pub served_by: ServedBy,
     /// Origins of the mode's chains, and of all objects in its nftables tables.
     pub origins: &'static [Origin],
 }
 
-/// Receiver of the packets that a mode's entries redirect.
+/// Answer to who receives the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel. The kernel continues to serve by entries that the mode leaves behind.
+    /// The kernel. It continues to serve after the mode's process has ended.
     Kernel,
-    /// The mode's process. After it has ended, packets that its entries redirect are lost.
+    /// The mode's process. Once it has ended, the packets that its entries redirect are lost.
     Process,
 }
 
@@ -65,54 +65,57 @@ pub enum ServedBy {
 pub struct OwnSet {
     /// Name of the ipset.
     pub name: String,
-    /// Evidence that the set's members provide.
+    /// Meaning of the set's members as evidence for virtual servers.
     pub says: Says,
-    /// Object or flag to which the members belong.
+    /// Kubernetes object or flag from which the members come, as text for the operator.
     pub origin: &'static str,
 }
 
-/// Evidence that the members of an ipset provide.
+/// Meaning of an ipset's members as evidence that a mode created a virtual server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
     /// The members are no evidence.
     Nothing,
     /// Each member is the address and port of a virtual server.
     VirtualServers,
-    /// Each member is a port of this protocol that the mode serves on the node's addresses.
+    /// Each member is a port of this protocol for which the mode has virtual servers on the node's
+    /// addresses.
     NodePorts(Protocol),
-    /// Each member is an address that the mode had on its link.
+    /// Each member is an address that the mode has bound to its link.
     Bound,
     /// Each member maps an address and port to the firewall mark of a virtual server.
     Marks,
 }
 
-/// A link that holds service addresses, as interface addresses or as local routes.
+/// A link on which a mode binds service addresses, as interface addresses or as local routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Name of the link. If the link is a dummy, the cleanup deletes it with its addresses and
-    /// routes.
+    /// Name of the link. The cleanup deletes the link, with its addresses and routes, if it is a
+    /// dummy link.
     pub name: &'static str,
-    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the protocol number
-    /// of the kernel's own routes.
+    /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the number of the
+    /// kernel's own routes.
     pub route_protocol: u8,
-    /// Source address of the mode's routes. This address belongs to no Service.
+    /// Source address of the mode's routes on the link. No Service has this address.
     pub anchor: Option<IpAddr>,
-    /// Objects to which the link's addresses belong.
+    /// Kubernetes objects from which the link's addresses come, as text for the operator.
     pub origin: &'static str,
 }
 
-/// Properties that identify a mode's virtual servers, besides its link and sets.
+/// Properties by which the cleanup recognises a mode's virtual servers, in addition to links and
+/// sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
-    /// Flag bit on virtual servers that no set identifies: those of NodePorts and firewall marks.
+    /// Flag bit that the mode sets on virtual servers of NodePorts and firewall marks, because no
+    /// set identifies these.
     pub ownership_flag: u32,
-    /// Address of a virtual server that the mode creates to test the kernel. This virtual server
-    /// has no destinations.
+    /// Address, port and protocol of the virtual server that the mode creates to test the kernel.
+    /// This virtual server has no destinations.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 
 impl Footprint {
-    /// Returns the footprint of a mode without any entries in the kernel.
+    /// Creates the footprint of a mode that has no entries in the kernel.
     pub const fn none(mode: &'static str) -> Self {
         Self {
             mode,
@@ -130,7 +133,7 @@ impl Footprint {
         }
     }
 
-    /// Reports whether a chain belongs to this mode and is not one of the kubelet's.
+    /// Reports whether a chain belongs to this mode. The kubelet's chains belong to no mode.
     pub fn has_chain(&self, table: Table, name: &str) -> bool {
         let is_named = self.chains.contains(&(table, name));
         let mut prefixes = self.prefixes.iter();
@@ -138,7 +141,7 @@ impl Footprint {
         has && !is_kubelets(name)
     }
 
-    /// Reports whether `comment` is one of this mode's comments on rules in built-in chains.
+    /// Reports whether this mode writes the comment `comment` on its rules in built-in chains.
     pub(crate) fn has_comment(&self, comment: &str) -> bool {
         let mut jumps = self.jumps.iter();
         let mut older = self.older_comments.iter();
@@ -148,7 +151,7 @@ impl Footprint {
 }
 
 impl PartialEq for Footprint {
-    /// Compares the names of the modes, because each mode has only one footprint.
+    /// Compares only the names of the modes, because each mode has only one footprint.
     fn eq(&self, other: &Self) -> bool {
         self.mode == other.mode
     }

@@ -1,11 +1,11 @@
 //! Finds the iptables entries that modes have left behind, in the output of `iptables-save`. Writes
-//! input for `iptables-restore`, which removes these entries.
+//! an input for `iptables-restore` that removes these entries.
 //!
-//! The name of a chain identifies the mode that created the chain. A jump to such a chain belongs
-//! to one of two owners:
+//! The name of a chain identifies the mode that created it. A jump to such a chain belongs to one
+//! of two owners:
 //!
-//! * a kube-proxy, if the jump is in a built-in chain and has a known comment;
-//! * another program otherwise. This jump stays, and its target chain stays without rules.
+//! * A kube-proxy, if the jump is in a built-in chain and has a known comment.
+//! * Otherwise another program. This jump stays. Its target chain also stays, but without rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -16,7 +16,7 @@ use iptables::{BUILT_IN, Entry, Restore, RuleLine, Table, entries, restore_text}
 
 use crate::footprint::{Footprint, Footprints};
 
-/// iptables entries that kube-proxies have left in one family and backend.
+/// iptables entries that kube-proxies have left in one IP family and iptables backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
     tables: BTreeMap<Table, Chains>,
@@ -26,36 +26,37 @@ pub struct Leftovers {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
-    /// Jumps to these chains, each as a line that begins with `-A`.
+    /// Jumps to these chains, each as a line of `iptables-save` (`-A …`).
     jumps: Vec<String>,
-    /// Chains to which a rule of another program jumps, each with that rule.
+    /// Leftover chains to which a rule of another program jumps, each with that rule.
     holds: BTreeMap<String, String>,
 }
 
-/// Treatment of a chain to which another program's rule jumps.
+/// Choice of what to do with a chain to which a rule of another program jumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferencedChain {
-    /// Keep the chain without rules.
+    /// Keep the chain, but remove its rules.
     Keep,
-    /// Delete the chain. The kernel rejects the deletion, so the caller reports and retries it.
+    /// Try to delete the chain. The kernel rejects this, so that the caller reports the chain and
+    /// retries later.
     Delete,
 }
 
-/// Finder of leftovers in the entries of `iptables-save`.
+/// Finder of leftovers among the entries of `iptables-save`.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
     mine: Option<&'static Footprint>,
-    /// Jumps of the current mode, each as a line.
+    /// Jumps that the current mode wants in built-in chains, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
     held: ReferencedChain,
-    /// Chains of other modes, each with a flag: true if it contains rules.
+    /// Chains that belong only to other modes. The value is true if the chain has rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }
 
 impl Finder {
-    /// Creates a finder of all entries of these modes.
+    /// Creates a finder that finds all entries of these modes.
     pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
@@ -67,8 +68,9 @@ impl Finder {
         }
     }
 
-    /// Creates a finder of entries that belong to `modes` other than `mine` and that `mine` does
-    /// not use. A chain without rules is not a leftover if a rule of another program jumps to it.
+    /// Creates a finder of entries that other modes of `modes` have and that the mode `mine` does
+    /// not use. With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a rule
+    /// of another program jumps to it.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -84,12 +86,13 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Reports whether another mode uses a chain of this name. `mine` may use it, too.
+    /// Reports whether another mode uses a chain with this name. `mine` may use such a chain as
+    /// well.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Examines an entry of a table.
+    /// Examines an entry of a table: a chain or a rule.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -97,7 +100,7 @@ impl Finder {
         }
     }
 
-    /// Records a chain if it belongs to another mode.
+    /// Records a chain if it belongs to another mode and not to `mine`.
     pub fn chain(&mut self, table: Table, name: &str) {
         if self.is_theirs(table, name) && !self.is_mine(table, name) {
             let names = self.names.entry(table).or_default();
@@ -105,7 +108,8 @@ impl Finder {
         }
     }
 
-    /// Examines a rule, and records it if it belongs to leftovers.
+    /// Examines a rule. Records it if it is a leftover, or if it belongs to another program and
+    /// jumps to a leftover chain.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -139,7 +143,7 @@ impl Finder {
             })
     }
 
-    /// Returns the leftovers that the finder has found.
+    /// Returns all leftovers among the examined entries.
     pub fn finish(self) -> Leftovers {
         let (mut found, held) = (self.found, self.held);
         for (table, mut names) in self.names {
@@ -167,7 +171,7 @@ impl Finder {
 }
 
 impl Leftovers {
-    /// Returns the leftovers that `finder` finds in the output of `iptables-save`.
+    /// Examines the output of `iptables-save` with `finder`, and returns the leftovers.
     pub fn find(mut finder: Finder, saved: &str) -> Self {
         for (table, entry) in entries(saved) {
             finder.entry(table, entry);
@@ -175,8 +179,8 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether current rules of a mode jump to the leftover chains. If so, the mode still
-    /// serves.
+    /// Reports whether the leftovers are still in use: one of the installed rules is a leftover
+    /// jump.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {
@@ -187,7 +191,7 @@ impl Leftovers {
         })
     }
 
-    /// Removes a chain from the leftovers. Returns true if the chain was a leftover.
+    /// Removes a chain from the list of leftovers. Returns true if the list contained it.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;
@@ -209,19 +213,19 @@ impl Leftovers {
         self.tables.contains_key(&table)
     }
 
-    /// Returns the leftover chains, including chains that stay without rules.
+    /// Returns the leftover chains. Includes chains that stay without rules.
     pub fn chains(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.names.iter().map(|name| (*table, name.as_str())))
     }
 
-    /// Returns the leftover jumps, as lines.
+    /// Returns the leftover jumps, each as a line of `iptables-save`.
     pub fn jumps(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of chains and the number of jumps to remove.
+    /// Returns two numbers: the chains to remove, and the jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (
@@ -230,7 +234,8 @@ impl Leftovers {
         )
     }
 
-    /// Returns one sentence for each chain that must stay, with the reason.
+    /// Returns a sentence for each chain that must stay because a rule of another program jumps to
+    /// it.
     pub fn held(&self) -> impl Iterator<Item = String> {
         self.tables.iter().flat_map(|(table, chains)| {
             chains.holds.iter().map(move |(chain, rule)| {
@@ -243,16 +248,16 @@ impl Leftovers {
         })
     }
 
-    /// Writes the input for `iptables-restore` that removes the leftovers and keeps all other
+    /// Writes an input for `iptables-restore` that removes the leftovers and keeps all other
     /// entries.
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;
-            // Empties all chains first. Then no rule in them refers to another chain.
+            // Empties all chains first, so that no rule in a chain still refers to another chain.
             for name in &chains.names {
                 restore.declare(name)?;
             }
@@ -269,7 +274,7 @@ impl Leftovers {
         Ok(())
     }
 
-    /// Returns the input for `iptables-restore` that removes the leftovers.
+    /// Returns an input for `iptables-restore` that removes the leftovers.
     pub fn restore_text(&self) -> String {
         restore_text(|restore| self.write(restore))
     }

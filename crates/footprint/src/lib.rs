@@ -1,14 +1,15 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. By these names, a mode,
+//! The names that each mode of kube-proxy uses in the kernel, as data. With these names, a mode,
 //! `--check` and `--cleanup` find and remove the entries of other modes.
 //!
 //! ```text
-//!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       removed = other modes' entries,
-//!                              │     └─▶ Leftovers                          without mine and the kubelet's
+//!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save
+//!                              │     └─▶ Leftovers: entries of other modes,
+//!                              │           │        without mine and the kubelet's
 //!                              │           └─▶ iptables-restore
 //!                              └─▶ nft tables
 //! ```
 //!
-//! A mode has its own footprint, and gets the footprints of the other modes. So a new mode adds a
+//! A mode has its own footprint, and gets the footprints of all other modes. A new mode only adds a
 //! footprint, and no other mode changes. The crate `cleanup` removes all entries that footprints
 //! name.
 

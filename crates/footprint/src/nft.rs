@@ -1,7 +1,7 @@
-//! Finds and removes nftables tables of modes.
+//! Finds and removes the nftables tables of modes.
 //!
-//! A mode has one table for each family, with all its nftables objects. So one request removes all
-//! chains, sets and maps of the mode.
+//! A mode has all its nftables objects of an IP family in one table. So one request removes all its
+//! chains, sets and maps.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 
@@ -15,28 +15,28 @@ use nftables_netlink::{Change, CommitError, Error, Nftables, Transaction};
 )]
 pub struct NftError {
     source: CommitError,
-    /// Family, in the words of `nft`.
+    /// Address family of the table, as `nft` names it.
     family: &'static str,
     table: &'static str,
 }
 
-/// Reports whether a table exists in the network namespace of the calling thread. As with
-/// `iptables-nft-save`, the request makes the kernel load `nf_tables`.
+/// Reports whether a table exists in the network namespace of the calling thread. The request makes
+/// the kernel load `nf_tables`, as `iptables-nft-save` does.
 ///
 /// # Errors
 ///
-/// The request fails.
+/// Fails if the kernel cannot be asked.
 pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let opened = open_with(family, table);
     let opened = opened.map_err(|error| failed(error.into(), family, table))?;
     Ok(opened.is_some())
 }
 
-/// Opens a socket for further requests. Returns `None` if the table does not exist.
+/// Opens a socket for requests about a table. Returns `None` if the table does not exist.
 ///
 /// # Errors
 ///
-/// The request fails.
+/// Fails if the kernel cannot be asked.
 pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Error> {
     let mut nftables = match Nftables::open() {
         Err(Error::NoNftables) => return Ok(None),
@@ -54,7 +54,7 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
 ///
 /// # Errors
 ///
-/// The table still exists. The error contains the reason.
+/// Fails if the table still exists. The error has the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),

@@ -1,37 +1,38 @@
-//! Origins of the names that modes use in the kernel: the Kubernetes objects or flags that cause
-//! each name. A mode has a row for each of its names, including names of older upstream versions.
+//! Origins of the names that modes use in the kernel: the Kubernetes objects or flags that cause an
+//! entry with this name. Each name of a mode has a row, including names that only older upstream
+//! versions use.
 
 use inet::IpFamily;
 
 use crate::{Footprint, Footprints};
 
-/// Kind of a kernel object with a name.
+/// Kind of a kernel object that has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space<'a> {
-    /// A chain in this iptables table.
+    /// A chain in the iptables table with this name.
     Iptables(&'a str),
     /// An ipset of the mode.
     Ipset,
-    /// A chain, set or map in this nf\_tables table.
+    /// A chain, set or map in the nf\_tables table with this name.
     Nftables(&'a str),
     /// A network link of the mode.
     Link,
 }
 
-/// Origin of one name, or of all names with a common prefix.
+/// Origin of one name, or of all names that have a common prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
-    /// Kind of object that has the name.
+    /// Kind of the objects that have the name.
     pub space: Space<'static>,
-    /// The whole name, or the prefix of names.
+    /// The whole name, or the common prefix of the names.
     pub name: &'static str,
     is_prefix: bool,
-    /// Kubernetes objects and flags behind the name, as text for the operator.
+    /// Kubernetes objects and flags that cause such an entry, as text for the operator.
     pub says: &'static str,
 }
 
 impl Origin {
-    /// Returns the origin of one name.
+    /// Creates the origin of a single name.
     pub const fn of(space: Space<'static>, name: &'static str, says: &'static str) -> Self {
         Self {
             space,
@@ -41,7 +42,7 @@ impl Origin {
         }
     }
 
-    /// Returns the origin of all names with this prefix.
+    /// Creates the origin of all names that begin with `name`.
     pub const fn beginning(space: Space<'static>, name: &'static str, says: &'static str) -> Self {
         Self {
             is_prefix: true,
@@ -50,14 +51,14 @@ impl Origin {
     }
 }
 
-/// Kind of chains in the iptables table nat.
+/// A chain of the iptables table nat.
 pub const NAT: Space<'static> = Space::Iptables("nat");
-/// Kind of chains in the iptables table filter.
+/// A chain of the iptables table filter.
 pub const FILTER: Space<'static> = Space::Iptables("filter");
-/// Kind of chains in the iptables table mangle.
+/// A chain of the iptables table mangle.
 pub const MANGLE: Space<'static> = Space::Iptables("mangle");
 
-// Origins that several modes use.
+// Texts of origins that several modes use.
 
 /// Origin of entries that contain addresses of Services.
 pub const ADDRESSES: &str =
@@ -88,13 +89,14 @@ pub const LOCAL_ENDPOINTS: &str =
 pub const OUTSIDE: &str = "Services: externalTrafficPolicy";
 /// Origin of rules that accept forwarded traffic.
 pub const FORWARD: &str = "kube-proxy: lets traffic of Services pass";
-/// Origin of chains that packets pass first.
+/// Origin of the first chains that packets pass.
 pub const ENTRY: &str = "kube-proxy: where packets come in";
-/// End of the origin text of every rule that redirects packets to a listening port of the daemon.
+/// End of the origin text for each rule that redirects packets to a port on which the daemon
+/// listens.
 pub const LISTENING: &str = "led to a listening port of kube-proxy";
 
 const KUBELET: &str = "the kubelet's";
-/// The kubelet's chains that iptables mode and IPVS mode use.
+/// Origins of the kubelet's chains that iptables mode and IPVS mode use.
 const KUBELETS: [Origin; 6] = [
     Origin::of(NAT, "KUBE-MARK-DROP", KUBELET),
     Origin::of(
@@ -108,8 +110,7 @@ const KUBELETS: [Origin; 6] = [
     Origin::of(MANGLE, "KUBE-IPTABLES-HINT", KUBELET),
 ];
 
-/// Returns the origin of a name, or `None` if neither one of these modes nor the kubelet uses the
-/// name.
+/// Returns the origin of a name. Returns `None` if these modes and the kubelet do not use the name.
 pub fn origin_of(modes: Footprints, space: Space<'_>, name: &str) -> Option<&'static str> {
     let mut all = modes.iter();
     let own = all.find_map(|mode| mode.origin_of(space, name));
@@ -124,8 +125,8 @@ impl Footprint {
                 let link = self.link.filter(|link| link.name == name)?;
                 Some(link.origin)
             }
-            // Sets in the mode's table have the names of its ipsets. Source ranges have one set for
-            // each prefix length.
+            // A set in the mode's nftables table has the name of the ipset with the same meaning.
+            // For source ranges, each prefix length has its own set, whose name ends in the length.
             Space::Nftables(table) if self.nft_tables.contains(&table) => {
                 let is_number = |text: &str| text.parse::<u8>().is_ok();
                 let (front, last) = name.rsplit_once('-')?;
@@ -142,8 +143,7 @@ impl Footprint {
     }
 }
 
-/// Returns the text of the row with this name. If there is none, returns the text of the first row
-/// whose prefix matches.
+/// Returns the text of the row with this name, or otherwise of the first row whose prefix matches.
 fn find(origins: &[Origin], space: Space<'_>, name: &str) -> Option<&'static str> {
     let here = || origins.iter().filter(|row| row.space == space);
     let whole = here().find(|row| !row.is_prefix && row.name == name);

@@ -1,19 +1,19 @@
-//! Variants of a mode, and the kernel features that it uses on this node, as reported to operators.
+//! Variant of a mode and the kernel features that it uses on this node, for the operator.
 
 use inet::IpFamily;
 use iptables::Iptables;
 
-/// Variants of a mode on this node, and the kernel features that it uses.
+/// Variant in which a mode runs on this node, and the kernel features that it uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uses {
-    /// Chosen variants, such as `shim upstream` or `scheduler rr`.
+    /// Choices that make up the variant, such as `shim upstream` or `scheduler rr`.
     pub forms: Vec<String>,
-    /// The iptables backend of the mode's rules, with the reason for its choice, or `None` if the
+    /// The iptables backend of the mode's rules, with the reason why it was chosen. `None` if the
     /// mode has no iptables rules.
     pub backend: Option<String>,
     /// Kernel features that the mode needs.
     pub parts: Vec<KernelFeature>,
-    /// Families that the node cannot serve, each with the reason.
+    /// IP families that the mode cannot serve on this node, each with the reason.
     pub left_out: Vec<(IpFamily, String)>,
 }
 

@@ -1,4 +1,5 @@
-//! Tests which iptables entries are leftovers of a mode, and which rules stay after their removal.
+//! Tests which iptables entries count as leftovers of other modes, and which rules stay after the
+//! removal of leftovers.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -29,7 +30,8 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// Returns the rules in `saved` after the commands in `text`. Panics if a command has no effect.
+/// Applies the `iptables-restore` commands in `text` to the rules in `saved`, and returns the rules
+/// that stay. Panics if a command has no effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
@@ -69,7 +71,7 @@ fn left_of(saved: &str) -> String {
 }
 
 #[test]
-fn removing_the_iptables_mode_keeps_only_the_kubelets_chain() {
+fn removing_all_of_iptables_mode_keeps_only_the_kubelet_s_chains() {
     let left = left_of(UPSTREAM);
     let kube: Vec<_> = left.lines().filter(|line| line.contains("KUBE")).collect();
     assert!(
@@ -83,7 +85,7 @@ fn removing_the_iptables_mode_keeps_only_the_kubelets_chain() {
 }
 
 #[test]
-fn removing_the_shim_leaves_no_rule() {
+fn removing_all_of_ipvs_mode_leaves_no_rule() {
     for family in proxy::IpFamily::ALL {
         let shim = Shim {
             family,
@@ -99,7 +101,7 @@ fn removing_the_shim_leaves_no_rule() {
 }
 
 #[test]
-fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
+fn ipvs_mode_keeps_only_those_rules_of_iptables_mode_that_it_also_wants() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
@@ -131,7 +133,7 @@ fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
                 .all(|(chain, kept)| chain.starts_with(kept)),
         "{chains:?}"
     );
-    // A jump stays only if the shim has it too, or if it belongs to the kubelet.
+    // A jump stays only if IPVS mode wants it as well, or if it belongs to the kubelet.
     let jumps = left.lines().filter(|line| {
         BUILT_IN
             .iter()
@@ -150,7 +152,7 @@ fn the_shim_keeps_only_rules_it_shares_with_leftovers() {
 }
 
 #[test]
-fn a_leftover_chain_used_by_foreign_rules_is_emptied_once() {
+fn a_leftover_chain_that_another_program_uses_is_emptied_only_once() {
     let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A CNI-X -j KUBE-NODEPORTS\n\
                  -A CNI-X -j KUBE-MARK-MASQ\n-A KUBE-NODEPORTS -j RETURN\nCOMMIT\n";
     let found = beside_the_shim(saved);
@@ -163,7 +165,7 @@ fn a_leftover_chain_used_by_foreign_rules_is_emptied_once() {
 }
 
 #[test]
-fn foreign_chains_and_rules_are_not_leftovers() {
+fn chains_and_rules_of_other_programs_are_not_leftovers() {
     let foreign = "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n\
                    *raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n\
                    *filter\n:KUBE-POD-FW-X - [0:0]\n:KUBE-SVC-X - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-POD-FW-X\n\
@@ -174,7 +176,7 @@ fn foreign_chains_and_rules_are_not_leftovers() {
 }
 
 #[test]
-fn a_chain_used_by_foreign_rules_stays_empty() {
+fn a_chain_to_which_another_program_jumps_stays_without_rules() {
     let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A POSTROUTING -j KUBE-MARK-MASQ\n\
                  -A CNI-X -s 10.0.0.1/32 -g KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
     let found = all(saved);
@@ -191,7 +193,7 @@ fn a_chain_used_by_foreign_rules_stays_empty() {
 }
 
 #[test]
-fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
+fn iptables_mode_keeps_only_those_rules_of_ipvs_mode_that_it_also_wants() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
@@ -218,7 +220,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // All of upstream's rules belong to this mode, too.
+    // This mode wants all of upstream's rules, so none of them is a leftover.
     assert!(beside(ReferencedChain::Keep, UPSTREAM).is_empty());
 
     let holds =
@@ -230,7 +232,7 @@ fn the_iptables_mode_keeps_only_rules_it_shares_with_leftovers() {
 
 proptest! {
     #[test]
-    fn no_saved_rules_panic_the_leftover_search(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
+    fn no_saved_rules_make_the_search_for_leftovers_panic(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
         let found = all(&saved);
         let _ = (found.restore_text(), found.held().count(), found.counts());
     }
