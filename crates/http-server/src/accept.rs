@@ -1,4 +1,4 @@
-//! Sources from which a server accepts connections.
+//! Sources of connections for a server, such as listening sockets.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::connection_slots::Client;
 
-/// A listening socket, or another source of connections.
+/// A listening socket, or a different source of connections.
 pub trait Listen: Send + 'static {
     /// Byte stream of a connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -16,18 +16,19 @@ pub trait Listen: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Fails if the peer has already closed the connection, or if the process has no free file
+    /// Fails if the client has already closed the connection, or if the process has no free file
     /// descriptor.
     fn accept(&self) -> impl Future<Output = io::Result<AcceptedConnection<Self::Stream>>> + Send;
 }
 
-/// An accepted connection and its client.
+/// An accepted connection, with its client.
 pub struct AcceptedConnection<S> {
     /// Byte stream of the connection.
     pub stream: S,
     /// Client that opened the connection.
     pub client: Client,
-    /// Reason for which the client has no access, if so. The server responds only with this reason.
+    /// Reason why the client has no access, or `None` if it has. The server responds to such a
+    /// client only with this reason.
     pub refusal: Option<String>,
 }
 

@@ -1,21 +1,24 @@
-//! Limits the connections to all HTTP servers of this process.
+//! Limits the number of connections to all HTTP servers of this process.
 //!
-//! Every host can connect to the ports, and a client may connect and stay silent. The server
-//! therefore never refuses a new connection and never lets it wait. Instead, a new connection
-//! evicts an old one. Two limits select the evicted connection:
+//! Every host can connect to the ports, and a client may connect and stay silent. So a server never
+//! refuses a new connection, and never lets one wait. Instead, a new connection evicts an old
+//! connection. Two limits decide which:
 //!
-//! - A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
-//!   client's oldest idle connection.
-//! - All servers together may have [`CONNECTIONS_MAX`] connections. A further connection evicts the
-//!   oldest idle connection of the client with the most connections.
+//! - A client may have [`CLIENT_SHARE`] connections to one server. One more evicts this client's
+//!   oldest idle connection.
+//! - All servers together may have [`CONNECTIONS_MAX`] connections. One more evicts the oldest idle
+//!   connection of the client that has the most connections.
 //!
-//! A client with few connections, such as a probe or a scraper, loses a connection only if there
-//! are more clients than allowed connections.
+//! So a client with few connections, such as a probe or a scraper, is safe. It loses a connection
+//! only if there are more clients than allowed connections.
 //!
-//! A client is an IPv4 address or an IPv6 network of 64 bits, because the owner of such a network
-//! has all its addresses. All loopback addresses, 127.0.0.0/8 and `::1`, are one client. On a local
-//! socket, each user is a client. All users without access to the socket are together one client,
-//! because one person may have many users.
+//! One client is:
+//!
+//! - an IPv4 address;
+//! - an IPv6 network of 64 bits, because its owner has all its addresses;
+//! - this node, with all loopback addresses (127.0.0.0/8 and `::1`);
+//! - on a local socket, a user;
+//! - on a local socket, all users without access together, because one person may have many users.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -30,13 +33,13 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-/// Maximum number of connections to all servers together. If a quarter of the file descriptor limit
-/// is lower, it replaces this number. A connection needs buffers of limited size, and, while the
-/// server sends it, a response.
+/// Maximum number of connections to all servers together. A lower limit applies if a quarter of the
+/// file descriptor limit is lower. Each connection needs memory for its buffers, which are limited,
+/// and for the response that it is sending.
 const CONNECTIONS_MAX: usize = 512;
 /// Maximum number of connections of one client to one server.
 const CLIENT_SHARE: usize = 32;
-/// Shortest time between two warnings about a client with too many connections.
+/// Minimum time between two warnings about a client that has too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
 /// Connections to all servers of this process.
@@ -55,13 +58,13 @@ pub(super) struct ConnectionSlots {
     most: usize,
     share: usize,
     held: Mutex<OpenConnections>,
-    /// Start of the clock for the times of connections.
+    /// Time from which the idle times of connections are counted.
     epoch: Instant,
 }
 
 #[derive(Debug, Default)]
 struct OpenConnections {
-    /// Open connections, numbered in the order of their arrival.
+    /// Open connections, by a number that grows with each new connection.
     connections: HashMap<u64, Connection>,
     next: u64,
     told: Option<Instant>,
@@ -74,16 +77,16 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// A client of the servers. A limit applies to all connections of one client together.
+/// A client of the servers. The limits count all its connections together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
-    /// A remote IPv4 address, or the network of a remote IPv6 address.
+    /// A remote IPv4 address, or the 64-bit network of a remote IPv6 address.
     Network(IpAddr),
-    /// This node, by its loopback addresses.
+    /// This node, with all its loopback addresses.
     Loopback,
-    /// A user who connects to a local socket, by user id.
+    /// A user on a local socket, by user id.
     Local(u32),
-    /// All users without access to a local socket.
+    /// All users who have no access to a local socket.
     Refused,
 }
 
@@ -91,16 +94,18 @@ pub enum Client {
 #[derive(Debug)]
 pub(super) struct Activity {
     epoch: Instant,
-    /// Start of the idle time, in milliseconds since `epoch`. [`BUSY`] during a request.
+    /// Time at which the connection became idle, in milliseconds since `epoch`. It is [`BUSY`]
+    /// during a request.
     idle_since: AtomicU64,
     /// Signal that evicts the connection.
     over: Notify,
 }
 
-/// Value for a connection with a request in progress. As a number, it is later than any time.
+/// Value of `idle_since` during a request. It is later than any time, so busy connections are
+/// evicted last.
 const BUSY: u64 = u64::MAX;
 
-/// Entry of a connection in [`ConnectionSlots`]. Dropping it removes the entry.
+/// Entry of a connection in [`ConnectionSlots`]. Dropping the value removes the entry.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     places: Arc<ConnectionSlots>,
@@ -118,18 +123,18 @@ impl ConnectionSlots {
         }
     }
 
-    /// Returns the connection slots of this process.
+    /// Returns the connection slots that all servers of this process share.
     pub(super) fn all() -> Arc<Self> {
         Arc::clone(&ALL)
     }
 
-    /// Returns a number that identifies a new server.
+    /// Returns a new number, which identifies a server.
     pub(super) fn server(&self) -> u64 {
         self.lock().number()
     }
 
-    /// Adds a connection of `client`. If the client has too many connections, evicts its oldest
-    /// idle connection. `what` is the server's name in the log.
+    /// Adds a connection of `client` to a server. If the client now has too many connections,
+    /// evicts its oldest idle connection. `what` is the server's name in the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
@@ -160,7 +165,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// Evicts one connection, because the process has no free file descriptor.
+    /// Evicts one connection. Called if the process has no free file descriptor.
     pub(super) fn make_room(&self) {
         self.lock().shrink();
     }
@@ -183,8 +188,8 @@ impl OpenConnections {
             .count()
     }
 
-    /// Evicts the oldest idle connection for which `is_meant` is true. If none is idle, evicts the
-    /// oldest one.
+    /// Evicts the oldest idle connection among those that `is_meant` accepts. If none is idle,
+    /// evicts the oldest of them.
     fn end(&mut self, is_meant: impl Fn(&Connection) -> bool) {
         let meant = self.connections.iter().filter(|(_, one)| is_meant(one));
         let oldest = meant.min_by_key(|(number, one)| (one.activity.idle_since(), **number));
@@ -196,8 +201,8 @@ impl OpenConnections {
         }
     }
 
-    /// Evicts a connection of the client with the most connections. If several clients have the
-    /// most, chooses the client with the oldest connection.
+    /// Evicts a connection of the client that has the most connections. If several clients have the
+    /// most, chooses the one with the oldest connection.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {
@@ -230,7 +235,7 @@ impl OpenConnections {
 }
 
 impl Client {
-    /// Returns the client to which an address belongs.
+    /// Returns the client that has this remote address.
     pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         if peer.to_canonical().is_loopback() {
@@ -266,7 +271,7 @@ impl Activity {
         activity
     }
 
-    /// Records that a request on the connection is in progress.
+    /// Records that the server is responding to a request on the connection.
     pub(super) fn busy(&self) {
         self.idle_since.store(BUSY, Ordering::Relaxed);
     }
@@ -309,8 +314,8 @@ pub(super) mod tests {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
-    /// Returns empty connection slots for `most` connections, of which each client may have
-    /// `share`.
+    /// Creates empty connection slots: `most` in total, of which each client may use `share` per
+    /// server.
     pub(in super::super) fn places(most: usize, share: usize) -> Arc<ConnectionSlots> {
         Arc::new(ConnectionSlots::new(most, share))
     }
@@ -324,7 +329,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_client_above_its_share_loses_its_own_oldest_connection() {
+    fn a_client_with_too_many_connections_loses_its_own_oldest_connection() {
         let places = places(100, 2);
         let [one, two] = [places.server(), places.server()];
         let admit = |server, from: &str| places.admit(server, peer(from), &"tests");
@@ -351,7 +356,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_idle_connection_is_evicted_first() {
+    async fn the_connection_that_is_idle_longest_is_evicted_first() {
         let places = places(100, 3);
         let server = places.server();
         let admit = || places.admit(server, peer("10.0.0.1"), &"tests");
@@ -372,12 +377,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_full_server_evicts_from_the_largest_client() {
+    fn a_full_server_evicts_connections_of_the_client_with_the_most() {
         let places = places(6, 5);
         let server = places.server();
         let admit = |from: &str| places.admit(server, peer(from), &"tests");
         let few = [admit("10.0.0.1"), admit("10.0.0.2")];
-        // All addresses of one IPv6 network are one client.
+        // Counts all addresses of one IPv6 network as one client.
         let many: Vec<_> = (1..=4)
             .map(|last| admit(&format!("fd00::{last}")))
             .collect();
@@ -386,7 +391,7 @@ pub(super) mod tests {
         assert!(!few.iter().chain(&many[1..]).chain([&new]).any(is_over));
         places.make_room();
         assert!(is_over(&many[1]));
-        // Each client now has one connection, so the server evicts the oldest one.
+        // From now on, each client has only one connection. So the server evicts the oldest of all.
         drop(many);
         let rest: Vec<_> = (4..=6)
             .map(|last| admit(&format!("10.0.0.{last}")))
@@ -410,7 +415,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn unprivileged_clients_do_not_evict_privileged_clients() {
+    fn clients_without_access_do_not_evict_clients_with_access() {
         let places = places(8, 3);
         let server = places.server();
         let admit = |client| places.admit(server, client, &"tests");
@@ -422,7 +427,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_ipv6_client_is_its_64_bit_network() {
+    fn all_addresses_of_an_ipv6_network_of_64_bits_are_one_client() {
         let of = |text: &str| peer(text).to_string();
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
         assert_eq!(of("::2"), "::/64");

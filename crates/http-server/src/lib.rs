@@ -1,15 +1,15 @@
-//! A small HTTP/1.1 server on one address. The caller provides the response to a request's head.
+//! A small HTTP/1.1 server on one address. The caller provides the response to each request.
 //!
 //! ```text
 //!   Listen: TCP, a local socket ─▶ AcceptedConnection ─▶ ConnectionSlot ─▶ TimedStream
 //!       ─▶ Respond ─▶ Answer
 //! ```
 //!
-//! Most pages are functions. A page that has to wait implements [`Respond`].
-//!
-//! Every host can connect to some of these ports. Therefore `connection_slots` limits the number of
-//! connections, and `step_timeouts` limits the time of each step. The memory of a connection is
-//! limited, too. The server does not read the bodies of requests.
+//! - Most pages are functions. A page that has to wait implements [`Respond`].
+//! - Every host can connect to some of the ports. So `connection_slots` limits the number of
+//!   connections, `step_timeouts` limits the time of each step, and the memory of a connection is
+//!   limited.
+//! - The server does not read the bodies of requests.
 
 mod accept;
 mod connection_slots;
@@ -47,21 +47,22 @@ pub use listen::{Unspecified, listen_on};
 use step_timeouts::TimedStream;
 pub use thread::HttpThread;
 
-/// Maximum size of a request's head, in bytes. Every probe sends less, and each connection may use
-/// this amount of memory.
+/// Maximum size of a request's head (method, path and headers), in bytes. Every probe sends less.
+/// Each connection may use this much memory.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Pause after a failed accept, for example if the process has no free file descriptor.
+/// Pause after the kernel refused to accept a connection, for example because the process has no
+/// free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Interval between attempts to bind an address that another process has bound, the same as in
-/// upstream.
+/// Interval between attempts to bind an address that another process has bound. It is the same as
+/// upstream's.
 const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Responds to requests. Every function that returns a response without waiting implements this
-/// trait.
+/// Handler that responds to requests. Every function that returns a response without waiting
+/// implements this trait.
 pub trait Respond: Send + Sync + 'static {
     /// Returns the response to a request with this head (method, path and headers).
     fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
@@ -76,7 +77,7 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
 /// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Returns a response. Its headers forbid browsers to guess another content type.
+/// Creates a response. Its headers forbid browsers to guess a different content type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -90,12 +91,12 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     answer
 }
 
-/// Returns a response in plain text.
+/// Creates a response in plain text.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// Returns the response to a client without access. The server closes the connection after it.
+/// Creates the response to a client without access. The server then closes the connection.
 fn refused(why: &str) -> Answer {
     let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
     let close = HeaderValue::from_static("close");
@@ -103,23 +104,23 @@ fn refused(why: &str) -> Answer {
     answer
 }
 
-/// Returns the response for a path that does not exist.
+/// Creates the response for a path that does not exist.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// Name and flag of a server, for the log.
+/// Names of a server in the log, in the flags and in Kubernetes events.
 #[derive(Debug, Clone, Copy)]
 pub struct Purpose {
-    /// Name of the server in the log, for example `health`.
+    /// Name of the server in the log, such as `health`.
     pub name: &'static str,
     /// Name of the flag that sets the server's address, without dashes.
     pub flag: &'static str,
-    /// Reason of the Kubernetes event that reports that the server cannot listen.
+    /// Reason of the Kubernetes event that reports a server that cannot listen.
     pub event: &'static str,
 }
 
-/// Error of an address that cannot be bound, if this error ends the process.
+/// Error about an address that the server cannot bind, if this must end the process.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. Find the process on the port (ss -ltnp), or \
          set another --{}", .purpose.name, .purpose.flag)]
@@ -129,10 +130,10 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// A running server. Dropping it ends the server.
+/// A running server. Dropping the value stops the server.
 #[derive(Debug)]
 pub struct Server {
-    /// Address that the server has bound, or the reason for which it is not bound yet.
+    /// Address that the server has bound, or the reason why it is not bound yet.
     pub address: Result<SocketAddr, ListenError>,
     task: JoinHandle<()>,
 }
@@ -143,12 +144,12 @@ impl Drop for Server {
     }
 }
 
-/// Reaction if another process has bound the server's address.
+/// Choice of what to do if another process has bound the server's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConflictPolicy {
-    /// Retries until the address is free.
+    /// Retry until the address is free.
     Retry,
-    /// Fails at once (`--bind-address-hard-fail`).
+    /// Fail at once (`--bind-address-hard-fail`).
     Fail,
 }
 
@@ -156,7 +157,7 @@ pub enum ConflictPolicy {
 ///
 /// # Errors
 ///
-/// Fails if the address cannot be bound and `when_taken` is `Fail`.
+/// Fails if the address cannot be bound and `when_taken` is [`ConflictPolicy::Fail`].
 pub fn start(
     purpose: Purpose,
     at: SocketAddr,
@@ -204,8 +205,8 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
     }
 }
 
-/// Accepts connections and responds to their requests until the task is aborted. The abort closes
-/// the connections. `what` is the server's name in the log.
+/// Accepts connections and responds to their requests until the task is aborted, which closes the
+/// connections. `what` is the server's name in the log.
 pub async fn serve(
     listener: impl Listen,
     what: impl std::fmt::Display,
@@ -229,7 +230,7 @@ async fn serve_within(
                     let place = places.admit(server, accepted.client, &what);
                     connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
-                // The peer closed the connection before the server accepted it.
+                // The client closed the connection before the server accepted it.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");
@@ -242,8 +243,8 @@ async fn serve_within(
     }
 }
 
-/// Responds to the requests of one connection until the peer closes it or exceeds a time limit, or
-/// the server evicts it.
+/// Responds to the requests of one connection. Ends when the client closes the connection or
+/// exceeds a time limit, or when the server evicts the connection.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
     accepted: AcceptedConnection<S>,
     place: ConnectionSlot,
