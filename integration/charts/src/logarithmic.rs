@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_logarithmic_scale_ends_at_round_numbers() {
+    fn a_logarithmic_scale_starts_and_ends_at_round_numbers() {
         let scale = Scale::round([3.0, 48_000.0].into_iter(), 0.0, 500.0);
         assert_eq!(scale.ticks().len(), 4, "10, 100, 1k and 10k");
         assert!((scale.at(2.0) - 0.0).abs() < 1e-6);

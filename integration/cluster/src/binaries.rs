@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Kubernetes' programs in a folder. All have the same version.
+/// Kubernetes' programs in a folder. All programs have the same version.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     folder: PathBuf,
@@ -34,7 +34,7 @@ const SERVER: &str =
     "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/server/bin";
 const NODE: &str =
     "the same archive, or kubernetes-node-linux-amd64.tar.gz, folder kubernetes/node/bin";
-/// Programs that nodes need, each with the Debian package that contains it.
+/// Programs that a node needs, each with the Debian package that contains it.
 const PACKAGES: [(&str, &str); 4] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/bin/ctr", "containerd"),

@@ -1,5 +1,5 @@
-//! The control plane: etcd, and the programs that kubeadm would run as static pods. They run as
-//! processes on the first node, with the flags that kubeadm writes.
+//! The control plane: etcd, and the programs that kubeadm would run as static pods. The programs
+//! run as processes on the first node, with the flags that kubeadm writes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -15,7 +15,7 @@ pub(crate) struct Results {
     pub(crate) failed: Vec<(String, String)>,
     /// Skipped specs, grouped by the reason that each spec gave.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,
-    /// Specs that were still running at the time limit, so their result is unknown.
+    /// Specs with an unknown result, because they were still running at the time limit.
     pub(crate) cut_off: Vec<String>,
     /// Number of chosen specs that had not started at the time limit.
     pub(crate) not_begun: usize,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn e2e_results_are_counted_with_failure_reasons() {
+    fn e2e_results_list_failed_specs_with_their_reasons() {
         let results = parse(REPORT, chosen("x\nWill run 6 of 8 specs\n").unwrap());
         assert_eq!(
             results.passed,

@@ -377,8 +377,8 @@ impl Cluster {
             !results.is_complete() || !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
         );
-        // The setup and teardown of the suite are not specs, so only the exit status shows their
-        // failure.
+        // Checks the exit status. Only this status shows a failed setup or teardown of the suite,
+        // because they are not specs.
         ensure!(
             ended.status.success() || !results.failed.is_empty() || !results.is_complete(),
             "e2e.test ended with {}, though no spec failed: see e2e.log",

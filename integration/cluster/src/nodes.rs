@@ -34,7 +34,7 @@ pub(crate) struct Folders {
     pub(crate) logs: PathBuf,
 }
 
-/// Creates nodes on the fabric. Kubernetes' programs do not run on them yet.
+/// Creates nodes in the lab's network. The nodes do not run Kubernetes' programs yet.
 pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
     (1..=count)
         .map(|number| {

@@ -30,7 +30,7 @@ impl Programs {
         self.push(name, None, running);
     }
 
-    /// Starts a program in a place, and adds it. The program's output goes to a file.
+    /// Starts a program on a node or host, and adds it. The program's output goes to a file.
     pub(crate) fn start(
         &self,
         place: &Place,
@@ -95,7 +95,7 @@ impl Programs {
     }
 }
 
-/// Starts a program in a place. The program's output goes to a file.
+/// Starts a program on a node or host. The program's output goes to a file.
 pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
     let mut whole = vec![
         "sh".to_owned(),

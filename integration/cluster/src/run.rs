@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::binaries::Binaries;
 use crate::programs::Programs;
 
-/// Runs `kubectl` in a place, as the cluster's administrator.
+/// Runner of `kubectl` on a node, as the cluster's administrator.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubectl {
     place: Place,
@@ -18,7 +18,7 @@ pub(crate) struct Kubectl {
     pub(crate) programs: Programs,
 }
 
-/// Path of kubeadm's credentials that need no role binding.
+/// Path of kubeadm's credentials that work without a role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
 
 impl Kubectl {

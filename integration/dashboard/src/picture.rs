@@ -130,8 +130,8 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
 struct Colours(HashMap<String, &'static str>);
 
 impl Colours {
-    /// Assigns a colour to each new name of a chart. Prefers colours that the chart does not use
-    /// yet.
+    /// Assigns a colour to each new name of a chart. If possible, takes a colour that the chart
+    /// does not use yet.
     fn of_chart(&mut self, names: &[String]) -> Vec<&'static str> {
         let known = names.iter().filter_map(|name| self.0.get(name).copied());
         let mut used: HashSet<&str> = known.collect();
@@ -148,8 +148,8 @@ impl Colours {
     }
 }
 
-/// Draws lines or bars, and a legend with names and last values. The area below stacked lines is
-/// filled.
+/// Draws lines or bars, and a legend with names and last values. Fills the area below stacked
+/// lines.
 #[allow(clippy::cast_precision_loss, reason = "pixels")]
 fn chart(
     panel: Panel<'_>,

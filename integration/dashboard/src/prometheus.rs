@@ -55,9 +55,9 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a server in `place` with its files in `folder`. Each second, it scrapes `target` as
-    /// the job `kube-proxy`, and evaluates the rules. The environment variable `PROMETHEUS` names
-    /// the program (`integration/promtool prometheus` prints its path).
+    /// Starts a server on the node `place`, with its files in `folder`. Each second, the server
+    /// scrapes `target` as the job `kube-proxy`, and evaluates the rules. The environment variable
+    /// `PROMETHEUS` has the program's path (`integration/promtool prometheus` prints it).
     ///
     /// # Errors
     ///

@@ -40,7 +40,7 @@ impl Account {
         println!("   {text}");
     }
 
-    /// Prints the Services of a manifest folder, in the form of `kubectl get services`.
+    /// Prints the Services of a manifest folder, in the format of `kubectl get services`.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn services(&self, manifests: &Path) -> Result<()> {
         let mut rows =

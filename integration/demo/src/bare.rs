@@ -32,7 +32,7 @@ const PROGRAMS: [&str; 8] = [
     "ipset",
 ];
 
-/// Hides the programs in the whole VM.
+/// Hides the programs of iptables and ipset in the whole VM.
 pub(crate) fn hide_programs() -> Result<()> {
     if std::env::var("LAB_LANE").is_ok_and(|lane| lane == "host") {
         bail!("programs are hidden from a guest alone: LAB_LANE=B");

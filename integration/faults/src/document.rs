@@ -124,7 +124,7 @@ pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     Ok(fs::write(&file, serde_json::to_string_pretty(&kept)?)?)
 }
 
-/// Reads the saved results of all lanes.
+/// Reads the saved rows of all kernels.
 pub(crate) fn kept(folder: &Path) -> Result<Vec<KernelRows>> {
     let mut parts = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_without_failures_share_a_line() {
+    fn modes_without_failures_share_a_line_of_the_faults_page() {
         let row = |mode: &str, failed, seconds| Row {
             fault: "restart".into(),
             mode: mode.into(),

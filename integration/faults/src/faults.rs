@@ -26,8 +26,8 @@ pub(crate) struct Fault {
     pub(crate) modes: &'static [&'static Mode],
     /// Modes in which the short form runs the fault. `make test` runs the short form.
     pub(crate) short: &'static [&'static Mode],
-    /// Condition under which this kernel can run the fault. Some faults need a VM, because they
-    /// change the kernel's clock, which affects every process.
+    /// Condition under which the fault can run on this kernel. Some faults need a VM, because they
+    /// change the clock of the whole machine.
     pub(crate) is_for: fn() -> bool,
 }
 

@@ -8,7 +8,7 @@ use lab::traffic::{self, Client, Counts, Traffic};
 use lab::{Connection, Failure, Place, Transport};
 use scenarios::{ANY_STALL, FIRST_TRY, ports};
 
-/// Pause between two new connections on one path.
+/// Pause between two new connections of one client.
 const PAUSE: Duration = Duration::from_millis(25);
 /// Pause between two requests on one persistent connection.
 const ECHO: Duration = Duration::from_millis(100);

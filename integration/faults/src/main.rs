@@ -84,7 +84,7 @@ const SHORT_LIMIT: Duration = Duration::from_mins(8);
 /// Default sync period of the daemon.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
-/// Name of the file with the rows, in a lane's folder.
+/// Name of the file with the rows that a run on one kernel writes.
 const ROWS: &str = "rows.json";
 const KERNEL: &str = "kernel";
 

@@ -26,7 +26,7 @@ const DRIFT: &str = "another program has changed";
 /// Durations of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// True for the short form, which `make test` runs.
+    /// True for the short form of the faults, which `make test` runs.
     pub(crate) is_short: bool,
     /// Period of the daemon's comparisons with the kernel.
     pub(crate) period: Duration,
@@ -116,7 +116,7 @@ fn crowd_with(count: usize, at: fn(usize, usize) -> (String, &'static str)) -> S
 }
 
 impl<'a> Stage<'a> {
-    /// Creates the stage with an empty cluster: no Service and no daemon.
+    /// Creates the stage with an empty cluster, which has no Service and no daemon.
     pub(crate) fn new(
         c: &'a mut Cluster,
         mode: &'static Mode,
@@ -199,7 +199,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits until the daemon reports that it is ready. Returns the time that this took.
+    /// Waits until the daemon reports that it is ready. Returns the duration of the wait.
     pub(crate) fn until_ready(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.c.await_first_sync()?;
@@ -225,8 +225,8 @@ impl<'a> Stage<'a> {
         followed.context("the daemon does not follow")
     }
 
-    /// Changes endpoints of `crowd` Services for the time `lasting`, `rate` times a second. Returns
-    /// the number of changes, and the time until the daemon has applied the last one.
+    /// Changes endpoints of `crowd` Services `rate` times a second, for the time `lasting`. Returns
+    /// the number of changes, and the time until the daemon has applied the last change.
     pub(crate) fn follows_changes(
         &mut self,
         api: &ApiServer,

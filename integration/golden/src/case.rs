@@ -50,7 +50,7 @@ pub(crate) struct Case {
     pub(crate) pre: PresetState,
     /// Expected dumps of all tables after the last phase.
     pub(crate) expected: Dumps,
-    /// Number of writes that a daemon must make if it starts on the state of these dumps.
+    /// Number of writes of a daemon that starts on the state of these dumps.
     pub(crate) writes: u64,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct PresetState {
     pub(crate) is_script: bool,
     /// Content of `pre.nft`.
     pub(crate) nft: Option<String>,
-    /// Contents of `pre-iptables-save` and `pre-ip6tables-save`: leftovers of iptables mode.
+    /// Leftovers of iptables mode: the contents of `pre-iptables-save` and `pre-ip6tables-save`.
     pub(crate) iptables: Option<[String; 2]>,
 }
 
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cases_flags_follow_the_default_flags() {
+    fn flags_of_a_case_follow_the_default_flags() {
         assert_eq!(
             flags("--masquerade-all\n").last().unwrap(),
             "--masquerade-all"

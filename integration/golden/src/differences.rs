@@ -36,9 +36,9 @@ struct Difference {
 }
 
 const DIFFERENCES: [Difference; 4] = [
-    // Virtual servers of other programs survive, even without --ipvs-exclude-cidrs, because
-    // keepalived or an administrator may use IPVS on the same node. Upstream deletes all unknown
-    // virtual servers (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    // Virtual servers of other programs survive, even without `--ipvs-exclude-cidrs`. keepalived or
+    // an administrator may use IPVS on the same node. Upstream deletes all unknown virtual servers
+    // (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
     Difference {
         expect: foreign_virtual_servers_survive,
     },

@@ -85,7 +85,8 @@ pub(crate) fn details() -> Result<String> {
     Ok(dump)
 }
 
-/// Sets the flags and limits of existing virtual servers from a `dump` in the form of [`details`].
+/// Sets the flags and limits of existing virtual servers from a `dump` in the format of
+/// [`details`].
 pub(crate) fn set_details(dump: &str) -> Result<()> {
     if dump.is_empty() {
         return Ok(());

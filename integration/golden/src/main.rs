@@ -197,7 +197,7 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
-    /// Returns the flags that this program passes to its own processes.
+    /// Returns the flags that this program passes to the processes that it starts for cases.
     fn further(&self) -> Vec<OsString> {
         let mut flags: Vec<OsString> = Vec::new();
         flags.extend(self.adopt.then(|| "--adopt".into()));
@@ -489,7 +489,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dump
             Err(error) => return format!("  {error:#}\n"),
         };
     }
-    // Tables of other programs must not change.
+    // The daemon must not change tables of other programs.
     if let Some(others) = before.dumps.get(&Table::NftOthers) {
         expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
     }

@@ -131,7 +131,7 @@ fn stale(blocks: &[Block]) -> BTreeSet<String> {
 }
 
 /// Removes braces around a single element: `ip daddr { 10.96.0.0/12 } drop` → `ip daddr
-/// 10.96.0.0/12 drop`. Some versions of `nft` print no braces there, with the same meaning.
+/// 10.96.0.0/12 drop`. Some versions of `nft` print no braces here. The meaning is the same.
 fn without_braces(rule: &str) -> String {
     let Some((before, rest)) = rule.split_once("daddr { ") else {
         return rule.to_owned();
@@ -177,7 +177,7 @@ mod tests {
 "#;
 
     #[test]
-    fn nft_listings_are_sorted_except_for_rules() {
+    fn nft_listings_are_sorted_but_rules_keep_their_order() {
         assert_eq!(
             table(LISTING),
             [
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_that_affect_packets_are_found() {
+    fn each_change_that_affects_packets_is_a_difference() {
         for (from, to) in [
             ("10.0.0.3 }", "10.0.0.4 }"),
             ("saddr 10.0.0.1 drop", "saddr 10.0.0.1 accept"),

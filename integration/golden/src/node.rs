@@ -50,7 +50,8 @@ const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
 /// Module that IPVS mode needs.
 const IPVS: &str = "ip_vs";
-/// Names of the nfacct objects of iptables mode. They must exist before the rules that use them.
+/// Names of the nfacct objects of iptables mode. An nfacct object must exist before a rule that
+/// uses it.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
@@ -61,7 +62,7 @@ const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet
 /// Arguments of `ip route` that select the local routes of a proxy.
 const ROUTES: &str = "table local proto 107";
 
-/// The daemon's binary, and the way to run it.
+/// The daemon's binary, its mode, and true for upstream's kube-proxy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
@@ -261,8 +262,8 @@ impl<'a> Node<'a> {
         self.settle(None, case)?;
         let mut dumps = case.expected.clone();
         if self.program.is_nftables() {
-            // In nftables mode, the script creates the node's addresses. In other modes, it creates
-            // no state that must stay.
+            // In nftables mode, the case's script creates the node's addresses. In other modes, the
+            // script creates no state that must stay.
             if case.pre.is_script {
                 self.run_script(case)?;
             }
@@ -358,8 +359,8 @@ impl<'a> Node<'a> {
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
-            // Only the kernel's initial network namespace can write this setting. Elsewhere,
-            // another program may have changed it.
+            // Only processes in the kernel's initial network namespace can write this setting. In
+            // another namespace, a change of it comes from another program.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
         };

@@ -90,8 +90,8 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
-    /// Returns true if recordings contain this table. Other programs' tables and HTTP responses are
-    /// not kernel state of the proxy.
+    /// Returns true if recordings contain this table. Recordings exclude tables of other programs
+    /// and HTTP responses, because they are not kernel state of the proxy.
     pub(crate) fn is_recorded(self) -> bool {
         !matches!(self, Self::NftOthers | Self::HealthCheckNodePort)
     }
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn only_kernel_settings_are_compared() {
+    fn settings_outside_the_proxys_control_are_not_compared() {
         let changes = "net/ipv4/ip_forward:1\nnet/bridge/bridge-nf-call-iptables:1\nnet/netfilter/nf_conntrack_count:3\nnet/ipv4/conf/kube-ipvs0/forwarding:1\n";
         assert_eq!(
             Table::SysctlChanges.clean(changes),

@@ -14,11 +14,11 @@ pub enum Flavour {
     /// Debian packages and the daemon. The environment variable `IMAGE` may name another archive to
     /// test.
     Debian,
-    /// The daemon alone, without other files.
+    /// Only the daemon, without Debian packages.
     Nftables,
 }
 
-/// Returns the path of the archive that was built for these tests.
+/// Returns the path of the image archive for these tests.
 ///
 /// # Errors
 /// Fails if there is no such archive.

@@ -1,6 +1,6 @@
-//! A container: a process with its own root file system and the rights of its pod.
+//! A container: a process with its own root file system, and with the rights of its pod.
 //!
-//! `unshare` creates the namespaces and starts this test binary again. The binary prepares the
+//! `unshare` creates the namespaces, and starts the test binary again. The test binary prepares the
 //! mounts and rights, and then executes the container's program.
 
 use std::fs;
@@ -72,7 +72,7 @@ pub struct Spec {
     pub(crate) read_only_root: bool,
     /// Bounding set of capabilities by their names in a manifest (`NET_ADMIN`). `None` grants all.
     pub capabilities: Option<Vec<String>>,
-    /// True if a program that the container executes may gain rights that its caller lacks.
+    /// True if a program in the container may gain rights that its caller lacks.
     pub escalation: bool,
     /// Numeric user id, and group id, of the container.
     pub user: u32,

@@ -256,7 +256,8 @@ fn kubeadms_pod_works_with_our_image_in_ipvs_mode(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
 }
 
-/// Starts the pod like kops' static pod: through `/go-runner`, which keeps the log in a file.
+/// Starts the pod as kops starts its static pod: through `/go-runner`, which keeps the log in a
+/// file.
 fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     let deployed = Deployed::new(c, objects)?;
     let spec = deployed.pod.container()?;
@@ -476,8 +477,8 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The binary has file capabilities, and a non-root user runs it. The manifests do not use this
-/// setup.
+/// Tests a setup that the manifests do not use: the binary has file capabilities, and a non-root
+/// user runs it.
 fn a_non_root_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;

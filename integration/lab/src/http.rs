@@ -64,7 +64,8 @@ pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(Str
     let request = format!("GET {path} HTTP/1.1\r\nHost: web\r\n{connection}\r\n");
     socket.write_all(request.as_bytes())?;
     let (answer, is_last) = read_answer(socket)?;
-    // The side that closes first keeps its port for a minute, so the server must close first.
+    // Waits until the server has closed the connection. The side that closes first keeps its port
+    // for a minute.
     if is_last && socket.read(&mut [0])? > 0 {
         return Err(io::Error::other("more than the answer came"));
     }

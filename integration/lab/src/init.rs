@@ -39,7 +39,7 @@ use crate::job::{self, Job};
 use crate::signals::kill_all_others;
 
 /// Becomes the VM's init if this process is PID 1 and was started as `PROGRAM init WORKDIR`.
-/// Otherwise does nothing. Every program that calls [`crate::run`] must call this function first in
+/// Otherwise does nothing. A program that calls [`crate::run`] must call this function first in
 /// `main`.
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
@@ -181,7 +181,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
             inner("dev").join(name),
         );
     }
-    // Tests do not need cgroups, but some programs look for them.
+    // Mounts cgroups, because some programs look for them. Tests do not need cgroups.
     let _ = attach("cgroup2", &inner("sys/fs/cgroup"), "cgroup2", "");
     if let Some(modules) = &job.modules {
         let release = inner("lib/modules").join(OsStr::from_bytes(uname().release().to_bytes()));
@@ -307,8 +307,8 @@ fn loopback_up() -> Result<()> {
     }
 }
 
-/// Runs the command until it exits, and kills its remaining processes. Returns its status like a
-/// shell.
+/// Runs the command until it exits, and kills its remaining child processes. Returns the exit
+/// status as a shell does (128 + n after signal n).
 fn execute(job: &Job, report: &Report) -> i32 {
     let complain = |text: String, status| {
         let _ = writeln!(&report.stderr, "lab: {text}");

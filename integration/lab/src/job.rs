@@ -70,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn path_is_extended_by_the_sbin_folders() {
+    fn path_gets_each_missing_default_folder() {
         assert_eq!(
             sane_path(Some("/opt/x:/usr/bin".as_ref())),
             "/opt/x:/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/bin"

@@ -14,14 +14,15 @@ const PACKAGED_MODULES: &str = "/usr/lib/uml/modules";
 /// Kernel that runs a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The host's kernel, with fresh network, mount and PID namespaces. The host's files are *not*
-    /// protected.
+    /// The host's kernel, with fresh network, mount and PID namespaces. A command can change the
+    /// host's files.
     Host,
-    /// Debian's packaged User Mode Linux with modules. It has only iptables-legacy. `--kernel`
-    /// selects another suite's kernel, whose modules are in the folder `modules` next to it.
+    /// Debian's packaged User Mode Linux with modules. The kernel has only iptables-legacy.
+    /// `--kernel` selects a kernel of another Debian suite, with its modules in the folder
+    /// `modules` next to the kernel.
     A,
-    /// A custom User Mode Linux kernel (`--kernel`) without modules. It supports iptables-nft and
-    /// boots in half a second.
+    /// A custom User Mode Linux kernel (`--kernel`) without modules. The kernel supports
+    /// iptables-nft, and boots in half a second.
     B,
 }
 
@@ -74,7 +75,7 @@ pub enum Missing {
     Host,
 }
 
-/// A lane that this machine can run, with the paths of its files.
+/// A lane whose files exist on this machine, with the paths of these files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packaged_kernel_uses_the_modules_beside_the_file() {
+    fn a_packaged_kernel_uses_the_modules_folder_beside_its_file() {
         let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
         let kernel = folder.join("linux");
         let release = folder.join("modules/6.12.1");

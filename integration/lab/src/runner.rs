@@ -55,7 +55,7 @@ pub struct Options {
     pub timeout: Duration,
     /// Memory of the VM, in the format of the kernel's `mem=`: digits and K, M or G.
     pub memory: String,
-    /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if there is one.
+    /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if possible.
     pub cpu: Option<usize>,
     /// Lane to use. `None` chooses in this order: lane B if a kernel is given, the host's kernel if
     /// it has IPVS, lane A.
@@ -429,7 +429,8 @@ impl Guest {
         if std::mem::replace(&mut self.killed, true) {
             return None;
         }
-        // This process has not reaped the leader, so no other group can have the group's number.
+        // The group still has its number, because this process has not reaped the leader. The
+        // signal cannot reach another group.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
         // Waits at most two seconds: a process that hangs in the host's kernel never ends.
@@ -455,9 +456,11 @@ impl Drop for Guest {
     }
 }
 
-/// Starts the sentry: a shell that waits for the end of its input. The runner kills the shell
-/// before it exits normally. If the runner is killed, the input ends, and the shell kills the VM's
-/// group and removes the work dir.
+/// Starts the sentry. The sentry is a shell that waits for the end of its input.
+///
+/// - If the runner exits normally, it first kills the shell.
+/// - If the runner is killed, the shell's input ends. The shell then kills the VM's group, and
+///   removes the work dir.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
     Command::new("/bin/sh")
@@ -532,7 +535,7 @@ fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     }
 }
 
-/// The folder of one run. Dropping it removes the folder with its content.
+/// Work dir of one run. Dropping this value removes the folder with its content.
 struct WorkDir(PathBuf);
 
 impl WorkDir {

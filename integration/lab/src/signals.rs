@@ -18,8 +18,8 @@ impl Signals {
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         #[allow(unsafe_code, reason = "neither std nor rustix has signalfd")]
         // SAFETY: sigemptyset initialises `set`, and pthread_sigmask (given valid sets) initialises
-        // `before`. signalfd returns a descriptor that only this code owns, or -1, which is
-        // checked.
+        // `before`. signalfd returns -1, which is checked, or a descriptor that only this code
+        // owns.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {

@@ -1,5 +1,4 @@
-//! Detects stalls: periods in which the host gave this VM no CPU time, so that no server could
-//! reply.
+//! Detects stalls. In a stall, the host gives this VM no CPU time, so no server can reply.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;

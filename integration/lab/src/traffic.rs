@@ -22,7 +22,8 @@ const SHOWN: usize = 10;
 /// A client of a [`Traffic`].
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Name of the account for the client's results. Clients may share an account.
+    /// Name of the account that counts the client's results. Several clients may have the same
+    /// account.
     pub account: String,
     /// Pause after each request.
     pub rest: Duration,
@@ -33,7 +34,7 @@ pub struct Client {
     pub excuse: Duration,
 }
 
-/// Selection of a client's requests that its account counts.
+/// Selection of a client's requests that count in its account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// All requests count.

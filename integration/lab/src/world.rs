@@ -1,4 +1,4 @@
-//! A test network: one fabric, nodes and external hosts on it, pods on the nodes.
+//! A test network: one fabric, nodes and external hosts on the fabric, and pods on the nodes.
 //!
 //! ```text
 //!            fabric (bridge in its own network namespace)
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Each node, pod and host (a *place*) is a network namespace. All places share the lab's files and
-//! processes. The world is a cluster *before* kube-proxy: no Service address works.
+//! processes. No Service address works yet, because the network has no kube-proxy.
 
 mod dial;
 mod netns;
@@ -307,7 +307,7 @@ impl Drop for World {
 }
 
 /// A node, an external host or a pod: a network namespace with a name and addresses. Clones refer
-/// to the same place, which exists as long as its world.
+/// to the same place. A place exists as long as its world.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Inner>);
 
@@ -320,7 +320,7 @@ struct Inner {
 }
 
 impl Place {
-    /// Returns the name of this place, with which its servers reply.
+    /// Returns the name of this place. Servers in this place reply with this name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -417,7 +417,8 @@ impl Place {
         self.netns().enter(inside)
     }
 
-    /// Returns a connection from this place, which the caller can configure and then open.
+    /// Returns a connection from this place. The caller can configure the connection, and then open
+    /// it.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }

@@ -552,7 +552,8 @@ fn vector_registers_survive_switches() -> Outcome {
         };
     }
     fn held(given: [u64; 8]) -> [u64; 8] {
-        // If the register has fewer than eight lanes, the other elements keep the given value.
+        // If the register holds fewer than eight values, the remaining elements keep the given
+        // value.
         let mut seen = given;
         #[allow(
             unsafe_code,

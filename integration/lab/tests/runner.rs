@@ -1,4 +1,4 @@
-//! Tests the runner from the host: its input, its output, and its cleanup.
+//! Tests the runner from outside the lab: its input, its output, and its cleanup.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -118,7 +118,8 @@ fn a_guest_gets_arguments_and_environment_and_returns_its_status() {
 #[test]
 fn the_guest_kernel_loads_its_modules() {
     let scratch = Scratch::new("kernel");
-    // ipvsadm loads ip_vs, and the kernel loads dummy. The command's process id is not 1.
+    // `ipvsadm` loads ip_vs, and the kernel loads dummy. The command runs beside init, so its
+    // process ID is not 1.
     let script = "ip link add d0 type dummy && ipvsadm -Ln | head -1 && test -e /proc/net/ip_vs && sysctl -n net.core.fb_tunnels_only_for_init_net && test $$ != 1";
     let output = scratch.sh(&["--lane", "A"], script).output().unwrap();
     assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
@@ -130,7 +131,7 @@ fn the_guest_kernel_loads_its_modules() {
 }
 
 #[test]
-fn files_of_the_host_are_protected_from_the_guest() {
+fn a_guest_cannot_change_files_of_the_host() {
     let scratch = Scratch::new("files");
     let (keep, other) = (scratch.0.join("keep it"), scratch.0.join("other"));
     for dir in [&keep, &other] {

@@ -1,4 +1,4 @@
-//! Builds the objects of a folder like `kustomize build`.
+//! Builds the objects of a folder, as `kustomize build` does.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -121,7 +121,7 @@ fn unknown_fields_and_wrong_types_in_manifests_are_errors() {
 
 /// A patch merges fields. `null` and `$patch` remove fields.
 #[test]
-fn patches_are_merged_like_strategic_merge_patches() {
+fn patches_are_applied_as_strategic_merge_patches() {
     let mut object = json!({
         "a": 1, "b": 2, "command": ["x", "y"],
         "containers": [{"name": "one", "image": "old", "volumeMounts": [{"mountPath": "/a"}, {"mountPath": "/b"}]}],
@@ -187,7 +187,8 @@ fn chart(rights: &str) -> Vec<Value> {
     read(&folder.join(format!("{rights}.yaml"))).unwrap()
 }
 
-/// Parses the files in a ConfigMap, so that comparisons ignore their comments and order.
+/// Parses the files in a ConfigMap. A comparison then ignores comments in the files and the order
+/// of their fields.
 fn parse_files(object: &mut Value) {
     if object["kind"] == "ConfigMap" {
         for text in object["data"].as_object_mut().unwrap().values_mut() {
@@ -257,7 +258,7 @@ fn our_daemon_set_equals_kubeadms_except_for_listed_fields() {
     let mut merged = kubeadms_daemon_set();
     let before = merged.clone();
     let mut ours = daemon_set("daemonset");
-    // The names differ on purpose; see `the_bases_share_no_object_with_kubeadm`.
+    // The names differ on purpose; see `the_base_manifests_share_no_object_with_kubeadm`.
     for path in [
         "/metadata",
         "/spec/selector",
@@ -301,7 +302,7 @@ fn our_daemon_set_equals_kubeadms_except_for_listed_fields() {
 /// `kubectl apply -k` must overwrite no object of kubeadm. Therefore all names differ, and so do
 /// the selectors of the DaemonSets.
 #[test]
-fn the_bases_share_no_object_with_kubeadm() {
+fn the_base_manifests_share_no_object_with_kubeadm() {
     let identity = |object: &Value| {
         let name = &object["metadata"]["name"];
         (object["kind"].clone(), name.as_str().unwrap().to_owned())
@@ -360,7 +361,7 @@ async fn the_daemon_exits_if_the_api_server_is_still_the_placeholder() {
     let file = folder.join("kubeconfig.conf");
     let account = root().join("integration/image/testdata");
     let error = |text: String| {
-        // Path of the account's files, which the kubelet mounts.
+        // Path at which the kubelet mounts the files of the ServiceAccount.
         let mount = "/var/run/secrets/kubernetes.io/serviceaccount";
         fs::write(&file, text.replace(mount, account.to_str().unwrap())).unwrap();
         let api = source::Api {

@@ -85,7 +85,7 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
 /// Result of a campaign.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// Number of sequences that were run to their end or to their failure.
+    /// Number of sequences that ran to their end, or to their failure.
     pub histories: u64,
     /// Number of steps that the kernel threads of the daemon did.
     pub pieces: u64,

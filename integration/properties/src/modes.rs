@@ -12,10 +12,11 @@ use crate::subject::Subject;
 /// A form of a mode.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// Name: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
+    /// Name of the form: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
     make: Make,
-    /// Constructor on this machine's kernel, or `None` for a form that only the fake supports.
+    /// Constructor of the form on this machine's kernel, or `None` if only the fake supports the
+    /// form.
     on_the_kernel: Option<OnTheKernel>,
 }
 

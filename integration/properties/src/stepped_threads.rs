@@ -44,7 +44,7 @@ pub struct Write {
     pub removes: Option<String>,
 }
 
-/// Clients whose path to an endpoint uses an entry.
+/// Clients that need an entry on their path to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AffectedClients {
     /// Possibly all clients.
@@ -172,7 +172,7 @@ impl Drop for End {
 
 type Run = Box<dyn FnOnce() + Send>;
 
-/// Threads that run jobs, for one event sequence after another.
+/// Threads that run the daemon's jobs. Successive event sequences use the same threads.
 #[derive(Debug)]
 pub struct Threads(Vec<Sender<Run>>);
 

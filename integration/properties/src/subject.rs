@@ -67,7 +67,7 @@ pub trait Subject {
     /// Makes the next read miss the entry with this number.
     fn passes_over(&mut self, _which: u64) {}
 
-    /// Tells the subject that a write is complete.
+    /// Informs the subject that a write is complete.
     fn done(&mut self, _write: &Write) {}
 
     /// Returns the kernel's events since the last call.
@@ -118,7 +118,8 @@ pub trait Subject {
         self.ours()
     }
 
-    /// Returns true if an entry may remain at the end although a fresh start does not create it.
+    /// Returns true if the kernel may still have this entry at the end, although a fresh start does
+    /// not create it.
     fn may_stay(&self, _entry: &str) -> bool {
         false
     }

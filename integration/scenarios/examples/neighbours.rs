@@ -118,7 +118,7 @@ impl Tenant {
         })
     }
 
-    /// Returns an EndpointSlice. `turn` selects its last endpoint.
+    /// Returns an EndpointSlice. `turn` selects the address of its last endpoint.
     fn slice(&self, number: usize, slice: usize, turn: usize) -> Value {
         let first = slice * SLICE;
         let last = self.endpoints.min(first + SLICE);

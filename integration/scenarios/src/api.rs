@@ -1,4 +1,4 @@
-//! The API server fixture at a place of the lab, and a server that returns invalid bodies.
+//! The API server fixture on a host of the lab, and a server that returns invalid bodies.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -97,7 +97,8 @@ impl ApiServer {
         self.objects.events()
     }
 
-    /// Compacts the history of objects, like etcd. A client that reconnects must then list again.
+    /// Compacts the history of objects, as etcd does. A client that reconnects cannot resume its
+    /// watch, and must list again.
     pub fn compact(&self) {
         self.objects.compact();
     }

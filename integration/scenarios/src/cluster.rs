@@ -51,7 +51,7 @@ pub struct Cluster {
     pub prefix: Vec<OsString>,
     /// Additional flags at the end of every daemon's command line.
     pub flags: Vec<OsString>,
-    /// Path of the daemon to run, or `None` for the daemon of this build.
+    /// Path of the daemon's binary, or `None` for the binary of this build.
     pub program: Option<PathBuf>,
     /// Timeout for awaited states. The default is [`SOON`].
     pub patience: Duration,
@@ -97,7 +97,8 @@ impl Cluster {
             pod.serve_tcp(8080)?;
             pod.serve_udp(8080)?;
         }
-        // The path may become part of a PATH, in which colons separate folders.
+        // Removes colons, because the path may become part of a PATH, in which colons separate
+        // folders.
         let name = name.replace(':', "-");
         let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("manifests"))?;

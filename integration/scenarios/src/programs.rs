@@ -1,5 +1,5 @@
-//! Records the programs that the daemon starts. Wrappers at the front of its PATH log each call and
-//! then execute the real program.
+//! Records the programs that the daemon starts. Wrappers at the front of the daemon's PATH log each
+//! call, and then execute the real program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,4 +1,4 @@
-//! Runs tests (`Story`) one after another, each in a fresh cluster. Reports failures.
+//! Runs tests (`Story`) one after another, each in a new cluster. Reports failures.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,8 +22,8 @@ pub struct Story {
     pub is_possible: fn() -> bool,
 }
 
-/// Lists tests by their functions. A module and a condition are optional: `stories! { one, other if
-/// has_nft() }`, `stories! { module: one, other; }`.
+/// Creates a list of tests from their functions. A module and a condition are optional: `stories! {
+/// one, other if has_nft() }`, `stories! { module: one, other; }`.
 #[macro_export]
 macro_rules! stories {
     ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {

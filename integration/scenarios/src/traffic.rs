@@ -42,8 +42,8 @@ pub type Tally = BTreeMap<String, usize>;
 /// Fails if a request gets no reply.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
-    // Keeps all sockets open, so that their source ports stay in use. If a port were reused, IPVS
-    // would send the datagram to the same pod as before.
+    // Keeps all sockets open, so that their source ports stay in use. If two requests had the same
+    // port, IPVS would send both to the same pod.
     let mut flows = Vec::new();
     for number in 1..=times {
         let dial = from

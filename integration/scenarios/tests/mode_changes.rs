@@ -20,7 +20,7 @@ use scenarios::{
 
 /// A form of a mode: the mode with its flags, and the kernel state that identifies it.
 struct ModeForm {
-    /// Name of the form, as part of test names.
+    /// Name of the form, which is part of the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
     /// Parts of the output of [`held`] while this form is active. The output of any other form

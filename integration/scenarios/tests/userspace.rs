@@ -320,7 +320,7 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // The relay does not count TCP packets, so the output omits their number, which would be 0.
+    // The relay does not count TCP packets. Their number would be 0, so the output omits it.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");

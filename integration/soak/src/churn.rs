@@ -1,5 +1,5 @@
 //! Adds, changes and removes Services, and restarts a pod. The number of Services of each kind is
-//! constant, so the kernel holds the same number of entries at the end of each round.
+//! constant. The kernel therefore holds the same number of entries at the end of each round.
 
 use anyhow::Result;
 use lab::{Place, Transport};
@@ -21,10 +21,10 @@ const ADDRESSES: u32 = 3;
 /// Number of addresses that the pod uses in turn.
 const POD_ADDRESSES: u32 = 60;
 
-/// Address of the steady Service, which always has an endpoint: `10.96.255.1`, TCP and UDP port 80.
-/// Clients send requests to this Service continuously.
+/// Address of the Service that always has an endpoint: `10.96.255.1`, TCP and UDP port 80. Clients
+/// send requests to this Service continuously.
 pub(crate) const STEADY: &str = "10.96.255.1:80";
-/// IPv6 address of the steady Service.
+/// IPv6 address of the Service that always has an endpoint.
 pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
 /// Address of the Service with session affinity.
 pub(crate) const STICKY: &str = "10.96.255.2:80";

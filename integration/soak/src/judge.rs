@@ -11,7 +11,8 @@
 /// Fraction of a run, from its start, that the judgement skips.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// A sampled figure: its name, its unit, and its tolerance (absolute and relative growth).
+/// A sampled figure: its name and its unit, and the growth that it may have (absolute and
+/// relative).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
     /// Name of the figure in the CSV heading.
@@ -123,7 +124,7 @@ mod tests {
         assert!(verdict.grows(), "{verdict:?}");
         assert!((verdict.slope - 6_000.0).abs() < 60.0, "{verdict:?}");
         assert!((verdict.growth - 3_000.0).abs() < 60.0, "{verdict:?}");
-        // In four minutes, the same growth stays below the tolerance.
+        // In only four minutes, the same growth per minute stays below the tolerance.
         let short = MEMORY
             .judge(&series(48, |minutes| 20_000.0 + 100.0 * minutes))
             .unwrap();

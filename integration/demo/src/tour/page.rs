@@ -93,7 +93,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Sends one request from a place, and returns the result.
+    /// Sends one request from the node, pod or host `who`, and returns the result.
     fn ask(&self, who: &str, to: &str) -> Result<String> {
         let mut places = self.places.iter();
         let from = places.find(|place| place.name() == who);

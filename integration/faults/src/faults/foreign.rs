@@ -83,7 +83,7 @@ fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
 
-/// Returns a script that succeeds if the main rules of the stage's mode exist in both families.
+/// Returns a script that succeeds if the main rules of the tested mode exist in both families.
 fn rules_hold(s: &Stage<'_>) -> &'static str {
     match s.mode.name {
         "ipvs" => {
@@ -132,7 +132,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Runs a script that flushes only other programs' rules. Checks that the daemon does not react.
+/// Runs a script that flushes only rules of other programs. Checks that the daemon does not react.
 fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     s.serve(&[])?;
     s.traffic()?;

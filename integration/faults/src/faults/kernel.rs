@@ -158,7 +158,8 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     let held = Duration::from_secs(s.size.pick(5, 60));
     let lock = File::create("/run/xtables.lock")?;
     lock.lock()?;
-    // In this mode, no rule names an endpoint, so a change of endpoints alone must not wait.
+    // IPVS mode with upstream's shim has no rules that name endpoints. A change of only endpoints
+    // must therefore not wait.
     let is_free = s.mode.name == "ipvs";
     let churn = Churn::start(api.objects(), 0, 100);
     let mut slowest = Duration::ZERO;

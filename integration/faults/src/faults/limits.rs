@@ -14,8 +14,9 @@ use crate::stage::{Promise, Stage, crowd_of_ipv4};
 /// Restarts the daemon through the command `prefix`, under traffic. Then changes endpoints, and
 /// checks that the daemon applies the changes.
 ///
-/// `until_ready` returns the time until the daemon is ready, and a value that lives until the end
-/// of the changes. `ending` turns this value into the end of the row's sentence.
+/// - `until_ready` waits until the daemon is ready. It returns the duration, and a value that lives
+///   until the end of the changes.
+/// - `ending` turns this value into the end of the sentence in the row.
 fn restart_behind<T>(
     s: &mut Stage<'_>,
     prefix: &[&str],

@@ -136,7 +136,8 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
 /// For each kind of removed entries, the daemon logs one warning with the number of entries and the
 /// first names. The drift counter increases by the same number.
 pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcome {
-    /// Damage in both families: a command, its tables, and the kinds of entries that it removes.
+    /// Damage in both families: the command, the tables that it affects, and the kinds of entries
+    /// that it removes.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),
         (

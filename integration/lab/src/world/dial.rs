@@ -1,4 +1,4 @@
-//! Sends requests to servers from any place, with a timeout and typed results.
+//! Sends requests from any place to servers, with a timeout and typed results.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};

@@ -56,8 +56,8 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `inside` in a new thread in the namespace. A socket stays in the namespace that created
-    /// it, so the caller can use a returned socket anywhere.
+    /// Runs `inside` in a new thread in the namespace. The caller can use a returned socket
+    /// anywhere, because a socket stays in the namespace that created it.
     pub(super) fn enter<T: Send>(
         &self,
         inside: impl FnOnce() -> io::Result<T> + Send,

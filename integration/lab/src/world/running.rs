@@ -210,8 +210,8 @@ impl Running {
         }
     }
 
-    /// Returns the exit status, or `None` if the program is still running. After an exit status,
-    /// [`said`](Self::said) returns the whole output of the program.
+    /// Returns the exit status, or `None` if the program is still running. If this function returns
+    /// a status, [`said`](Self::said) returns the program's whole output.
     pub fn status(&mut self) -> Option<ExitStatus> {
         let status = self.ended(Duration::ZERO)?;
         drop(self.wait_text(HELD_FOR, |_| false));
@@ -257,7 +257,7 @@ impl Running {
         })
     }
 
-    /// Sends SIGTERM, and then waits like [`wait`](Self::wait).
+    /// Sends SIGTERM, and then waits for the end like [`wait`](Self::wait).
     pub fn stop(&mut self, timeout: Duration) -> Result<Output, Error> {
         self.signal(Signal::TERM);
         self.wait(timeout)
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_a_program_have_timeouts() {
+    fn each_wait_for_a_program_has_a_timeout() {
         let mut running = sh("echo up; exec sleep 60");
         let error = running
             .wait_for("down", Duration::from_millis(200))

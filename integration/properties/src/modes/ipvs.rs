@@ -135,7 +135,7 @@ struct Ipvs {
     real: Option<RefCell<RealKernel>>,
 }
 
-/// Sets, their sizes, and the rules that use them.
+/// Sets with their members, sizes of sets, and the rules that use the sets.
 type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
 
 impl Ipvs {

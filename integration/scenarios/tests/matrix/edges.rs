@@ -28,13 +28,12 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 
 /// Disables node1's ICMP rate limits, and delays requests by a millisecond.
 ///
-/// The kernel normally sends each host at most one port unreachable message per second
-/// (`icmp_ratelimit`, icmp(7)). These tests send more requests than any real client.
-///
-/// Without the delay, the ICMP error arrives while the client's `connect` still holds its socket.
-/// The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it), and the
-/// client waits a second for the next error. With polling over IPv6, this happens sometimes on
-/// Linux 6.1, and always on 6.12 (docs/kernels.md).
+/// - Rate limits: the kernel normally sends each host at most one port unreachable message per
+///   second (`icmp_ratelimit`, icmp(7)). These tests send more requests than any real client.
+/// - Delay: without it, the ICMP error arrives while the client's `connect` still holds its socket.
+///   The kernel then treats the error as transient (`TcpExtLockDroppedIcmps` counts it), and the
+///   client waits a second for the next error. With polling over IPv6, this happens sometimes on
+///   Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
     // Limits no ICMP messages over IPv4. Over IPv6, limits only type 128 (echo request), which is
     // no error.

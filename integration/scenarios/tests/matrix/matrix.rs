@@ -103,8 +103,8 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     explained.agree(&unlike)
 }
 
-/// UDP, SCTP and IPv6 have the same results as TCP over IPv4. The test skips internalTrafficPolicy,
-/// which does not depend on the protocol.
+/// UDP, SCTP and IPv6 have the same results as TCP over IPv4. The test skips
+/// `internalTrafficPolicy`, because its effect does not depend on the protocol.
 pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     let mode = Mode::of(c);
     c.near.serve_sctp(8080)?;

@@ -103,8 +103,9 @@ const FLAGS: [&str; 3] = [
     "--ipvs-drain-timeout=1s",
 ];
 
-/// Script that prints the kernel state that kube-proxy shares with other programs. Omits counters,
-/// hash seeds, header lines of tables, and the chain KUBE-FIREWALL, which the kubelet also uses.
+/// Script that prints the kernel state that kube-proxy shares with other programs. It omits
+/// counters, hash seeds, header lines of tables, and the chain KUBE-FIREWALL, which the kubelet
+/// also uses.
 const STATE: &str = "
     for t in iptables ip6tables; do $t-$backend-save | sed \"s/^/$t /\"; done |
         sed -E 's/ \\[[0-9]+:[0-9]+\\]$//' | grep -vE '^ip6?tables (#|COMMIT|\\*|:[A-Z]+ ACCEPT)|KUBE-FIREWALL' || true
@@ -125,7 +126,8 @@ fn state(c: &Cluster) -> Result<Vec<String>> {
     Ok(lines.filter(|line| !line.is_empty()).collect())
 }
 
-/// Runs kube-proxy in each mode of the lane beside another program. See [`in_modes`].
+/// Runs kube-proxy beside another program, in each mode that the lane's kernel supports. See
+/// [`in_modes`].
 pub(crate) fn in_each_mode(
     c: &mut Cluster,
     refresh: &str,
@@ -165,7 +167,8 @@ pub(crate) fn in_modes(
     Ok(())
 }
 
-/// Checks that each line of the state `before` still exists, in the same order.
+/// Checks that each line of the state `before` still exists, and that the lines have the same
+/// order.
 fn stays(c: &Cluster, before: &[String]) -> Outcome {
     let now = state(c)?;
     let mut rest = now.iter();

@@ -20,7 +20,7 @@ pub(crate) enum ClientBehaviour {
     Reset,
     /// A connection that lasts until the server closes it.
     Kept,
-    /// Like `Kept`, with requests whose responses take a second.
+    /// Like `Kept`, but each response takes a second.
     Slow,
 }
 

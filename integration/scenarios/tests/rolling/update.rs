@@ -1,4 +1,4 @@
-//! A continuous rolling update under load. It replaces every endpoint, one after another.
+//! A continuous rolling update under load. The update replaces every endpoint, one after another.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;

@@ -28,7 +28,7 @@ pub(crate) fn the_older_service_wins_a_shared_address(c: &mut Cluster) -> Outcom
         Ok(())
     };
     answers("near", c)?;
-    // Each Service keeps the ports that the other Service does not claim.
+    // Each Service keeps the ports that only this Service claims.
     assert_eq!(
         c.client.ask_tcp(at("10.96.0.11:80"), scenarios::SOON)?.who,
         "far"

@@ -12,7 +12,7 @@ const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
 /// `--ipvs-semantics=exact`.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
-/// Scripts that add rules of another program, and that print these rules.
+/// Scripts: the first adds rules of another program, the second prints these rules.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";

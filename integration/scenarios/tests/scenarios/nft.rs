@@ -63,7 +63,7 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     is_served_with(c, "nft")?;
-    // The kernel must not have created legacy tables, because they slow down every packet.
+    // Checks that the kernel has not created legacy tables, because these slow down every packet.
     assert_eq!(c.sh("iptables-legacy-save; ip6tables-legacy-save")?, "");
     c.stop()
 }

@@ -12,7 +12,7 @@ use crate::real::{set_addresses, shell};
 /// Access to the kernel for observing and damaging its state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// A separate iptables reader with its own cache, like that of another program.
+    /// Separate reader of iptables, as another program would have it. It has its own cache.
     iptables: Iptables,
 }
 

@@ -15,7 +15,7 @@ use crate::real::{delete_link, shell};
 /// Access to the kernel for observing and damaging its state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// A separate iptables reader with its own cache, like that of another program.
+    /// Separate reader of iptables, as another program would have it. It has its own cache.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
@@ -153,7 +153,7 @@ impl RealKernel {
         }
     }
 
-    /// Flushes rules like a restarted firewall.
+    /// Flushes rules, as a firewall does when it restarts.
     fn flush(&self, style: ShimStyle) {
         let is_ipv4 = self.family == IpFamily::V4;
         if style == ShimStyle::Nftables {
