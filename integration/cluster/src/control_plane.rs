@@ -19,14 +19,14 @@ const STATIC_PODS: &str = "/etc/kubernetes/manifests";
 /// Name that kubeadm gives to the group of administrators and to its ClusterRoleBinding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
-/// A running control plane.
+/// A running control plane: its `kubectl`, and `kubeadm` for further phases.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     pub(crate) kubectl: Kubectl,
     kubeadm: Kubeadm,
 }
 
-/// Runs `kubeadm` with the configuration of the cluster.
+/// Runner of `kubeadm` with the configuration of the cluster.
 #[derive(Debug)]
 struct Kubeadm {
     place: Place,

@@ -180,7 +180,7 @@ fn carry(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// A running cluster.
+/// A running cluster in a VM of the lab.
 struct Cluster {
     /// Time at which the boot of the cluster started.
     started: Instant,

@@ -34,7 +34,7 @@ impl Account {
         println!("\n== {title}");
     }
 
-    /// Prints a sentence.
+    /// Prints a sentence of the report.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn say(&self, text: &str) {
         println!("   {text}");

@@ -60,7 +60,7 @@ impl fmt::Display for Account {
     }
 }
 
-/// Running traffic.
+/// Running clients of all paths.
 #[derive(Debug)]
 pub(crate) struct Load(Traffic);
 

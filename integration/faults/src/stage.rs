@@ -23,7 +23,7 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Part of the log line about entries that another program has changed.
 const DRIFT: &str = "another program has changed";
 
-/// Durations of a run.
+/// Length of a run: the short or the long form, and the daemon's sync period.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
     /// True for the short form of the faults, which `make test` runs.

@@ -164,7 +164,8 @@ impl Arguments {
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
-            // If a folder has no valid case, the run in the lab fails and names the folder.
+            // If a folder has no valid case, it counts as a normal case here. Its run in the lab
+            // then fails and names the folder.
             let is_alone =
                 Case::read(&cases.join(&name)).is_ok_and(|case| case.needs_initial_namespace());
             if is_alone { &mut alone } else { &mut shared }.push(name);

@@ -282,7 +282,7 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     Ok((cpus.get(turn).copied().unwrap_or(0), None))
 }
 
-/// End of a run.
+/// Reason for the end of a run.
 enum RunEnd {
     Status(i32),
     TimedOut,

@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// Timeout for requests that must get no reply. It is as short as a loaded machine allows.
 const BRIEF: Duration = Duration::from_millis(700);
 
-/// A test and its name.
+/// Name of a test, and the test function.
 type Story = (&'static str, fn() -> Outcome);
 type Outcome = Result<(), Box<dyn Error>>;
 

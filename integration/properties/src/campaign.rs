@@ -16,7 +16,7 @@ use crate::stepped_threads::Threads;
 /// runs.
 const TWICE: u64 = 20;
 
-/// Settings of a campaign.
+/// Settings of a campaign, which runs many event sequences.
 #[derive(Debug, Clone)]
 pub struct Campaign {
     /// Maximum number of sequences.
@@ -27,7 +27,7 @@ pub struct Campaign {
     pub seed: u64,
     /// Forms of the modes (a mode with a shim or layout). The sequences use the forms in turn.
     pub forms: Vec<&'static Form>,
-    /// Kernel of the sequences.
+    /// Kernel on which the sequences run.
     pub ground: Ground,
 }
 
@@ -82,7 +82,7 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
     (carried, others)
 }
 
-/// Result of a campaign.
+/// Result of a campaign: numbers of sequences and steps, and the first failure.
 #[derive(Debug, Default)]
 pub struct Account {
     /// Number of sequences that ran to their end, or to their failure.

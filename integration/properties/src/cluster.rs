@@ -47,7 +47,7 @@ pub fn is_for_cluster(address: IpAddr) -> bool {
     network.is_some_and(|network| network.contains(&address))
 }
 
-/// Objects in the API server.
+/// Objects in the API server, and their unreadable and earlier versions.
 #[derive(Debug)]
 pub struct Cluster {
     family: IpFamily,
@@ -406,7 +406,7 @@ impl Cluster {
             _ => ServiceType::ClusterIp,
         };
         if chance.is_one_in(3) {
-            // Several Services may claim the external IP.
+            // Several Services may claim the same external IP.
             service.external_ips = vec![at(family, [198, 51, 100, chance.small(3)])];
         }
         if chance.is_one_in(25) {

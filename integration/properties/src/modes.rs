@@ -9,7 +9,7 @@ use proxy::IpFamily;
 
 use crate::subject::Subject;
 
-/// A form of a mode.
+/// A form of a mode: the mode with a shim, a layout or other settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
     /// Name of the form: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...

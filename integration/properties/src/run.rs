@@ -102,7 +102,7 @@ impl Hasher for Trace {
     }
 }
 
-/// Faults for the next steps.
+/// Faults that affect the next steps.
 #[derive(Debug, Clone, Copy, Default)]
 struct Armed {
     refusals: u64,
@@ -115,7 +115,7 @@ struct Armed {
 
 /// Numbers of tries per write while the daemon has no other work.
 enum Tries {
-    /// Tries are not counted.
+    /// The test does not count tries.
     Unasked,
     /// The test counts tries only at the end of the sequence.
     Later,

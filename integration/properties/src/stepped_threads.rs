@@ -25,13 +25,13 @@ use proxy::{IpFamily, Protocol, Unreadable};
 /// Operation for which a thread waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ThreadOperation {
-    /// Read of this part.
+    /// Read of this part of the kernel's state.
     Read(&'static str),
     /// Write of one step.
     Write(Write),
 }
 
-/// A step of a plan.
+/// A write to the kernel: one step of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
     /// Description of the write.
@@ -55,10 +55,10 @@ pub enum AffectedClients {
     Nobody,
 }
 
-/// Outcome of a step.
+/// The driver's decision about an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
-    /// The operation is done.
+    /// The kernel does the operation.
     Go,
     /// The kernel rejects the write, or the read fails.
     Refuse(RejectionCause),
@@ -129,7 +129,7 @@ impl Gate {
     }
 }
 
-/// A kernel behind a gate.
+/// A kernel behind a gate. A thread waits at the gate before each operation.
 #[derive(Debug)]
 pub struct Turnstile<K> {
     /// The guarded kernel.
@@ -285,7 +285,7 @@ impl SteppedThread {
         Some(self.wait())
     }
 
-    /// Lets the lane continue.
+    /// Lets the thread continue with the driver's decision.
     pub fn permit(&mut self, permit: Permit) -> LaneProgress {
         self.asks = None;
         let _ = self.permits.send(permit);
@@ -325,11 +325,11 @@ pub struct Front {
     pub protocol: Protocol,
     /// Service port.
     pub port: u16,
-    /// Location of its clients.
+    /// Location of the clients.
     pub from: ClientLocation,
 }
 
-/// Location of clients.
+/// Location from which clients send packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientLocation {
     /// The node itself.

@@ -173,7 +173,7 @@ pub trait Subject {
     }
 }
 
-/// Result of a fresh start.
+/// Result of a start on an empty kernel.
 pub struct FreshStart {
     /// The mode and its kernel.
     pub subject: Box<dyn Subject>,

@@ -12,14 +12,14 @@ use crate::stepped_threads::Front;
 /// verdict.
 pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 
-/// The end of one path.
+/// Verdict on the packets that take one path to a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// The kernel delivers the packets to an endpoint.
     Accepted(Target, SeenClient),
-    /// The packets are rejected.
+    /// The kernel rejects the packets.
     Rejected,
-    /// The packets are silently dropped.
+    /// The kernel silently drops the packets.
     Dropped,
     /// No rule and no virtual server sends the packets to an endpoint.
     Missed,

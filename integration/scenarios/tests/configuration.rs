@@ -534,7 +534,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     ensure!(!said.contains("route_localnet"), "{said}");
     c.stop()?;
 
-    // Changes the mode, and back.
+    // Changes the mode, and changes it back.
     map.publish("..7", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
     ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");

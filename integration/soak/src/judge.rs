@@ -24,7 +24,7 @@ pub(crate) struct Figure {
     pub(crate) share: f64,
 }
 
-/// Verdict about a figure.
+/// Verdict about a figure: its values, its growth, and the allowed growth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     /// Median of the first tenth of the judged samples.

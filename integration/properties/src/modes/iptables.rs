@@ -1,4 +1,4 @@
-//! The iptables mode.
+//! The iptables mode, on a fake kernel and on this machine's kernel.
 
 mod real;
 
@@ -28,7 +28,7 @@ use crate::subject::{
 use crate::verdict::Verdicts;
 use real::RealKernel;
 
-/// Marker of foreign rules.
+/// Text that marks rules and chains of other programs.
 const THEIRS: &str = "theirs";
 
 /// A test write without effect.

@@ -1,4 +1,4 @@
-//! The IPVS mode.
+//! The IPVS mode, on a fake kernel and on this machine's kernel.
 
 mod damage;
 mod gate;

@@ -1,4 +1,4 @@
-//! The nftables mode.
+//! The nftables mode, on a fake kernel and on this machine's kernel.
 
 mod real;
 

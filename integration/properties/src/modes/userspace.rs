@@ -1,4 +1,4 @@
-//! The userspace mode.
+//! The userspace mode, on a fake kernel.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

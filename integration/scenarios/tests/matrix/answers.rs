@@ -32,7 +32,7 @@ const QUESTIONS: [(&str, &str); 9] = [
 /// Names of the Services that receive the requests.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// An obstacle for replies.
+/// An obstacle that may stop replies.
 struct Fault {
     what: &'static str,
     /// Script that adds the obstacle.

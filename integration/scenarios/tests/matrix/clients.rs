@@ -77,7 +77,7 @@ pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// Mode of a daemon.
+/// Mode of a daemon. IPVS mode with `--ipvs-semantics=exact` counts as a separate mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Ipvs,
@@ -184,7 +184,7 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// Returns one of [`PLACES`].
+/// Returns the place with this name, which is one of [`PLACES`].
 pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     match name {
         "pod" => &c.client,

@@ -78,7 +78,7 @@ impl RealKernel {
         Carrier::Iptables(chosen)
     }
 
-    /// Starts another process.
+    /// Starts another process of the daemon.
     pub(super) fn process(&mut self, config: &Config) -> Process {
         self.eyes = None;
         Process {
