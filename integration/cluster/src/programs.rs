@@ -69,8 +69,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. A condition that fails with an error does not hold yet, and a
-    /// timeout returns its last error. If a program has ended, fails at once.
+    /// Waits until a condition holds. Fails at once if a program has ended. If the condition fails
+    /// with an error, waits on. On a timeout, fails with the condition's last error.
     pub(crate) fn until(
         &self,
         what: &str,

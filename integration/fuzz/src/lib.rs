@@ -11,7 +11,7 @@
 
 pub mod mutate;
 
-/// A fuzz target.
+/// A fuzz target: its name, and the function that parses an input.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// Name of the target, and of the folder with its inputs.

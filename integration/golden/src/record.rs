@@ -19,8 +19,8 @@ pub(crate) fn record(node: &Node<'_>, case: &Case, folder: &Path) -> Result<()> 
     let folder = folder.join(name);
     fs::create_dir_all(&folder)?;
     for file in ["objects.yaml", "flags"] {
-        // If the recording replaces its own case, these files stay. There, `objects.yaml` is a
-        // symbolic link.
+        // If the recording replaces its own case, the case already has these files. Its
+        // `objects.yaml` is a symbolic link.
         if folder.canonicalize()? != case.folder && case.folder.join(file).exists() {
             fs::copy(case.folder.join(file), folder.join(file))?;
         }

@@ -31,8 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Folder with the links of a mounted ConfigMap. The file is a symbolic link to a file below a
-/// second symbolic link, which leads to the folder of the current version.
+/// Folder with the links of a mounted ConfigMap, such as `config.conf → ..data/config.conf` and
+/// `..data → ..1`. The folder `..1` has the first version of the file.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {

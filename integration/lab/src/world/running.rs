@@ -236,8 +236,9 @@ impl Running {
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // Usually, the streams end with the program, which wakes this thread. If a child process
-        // keeps the streams open, this thread only notices that the program has ended.
+        // Usually, the streams end with the program, which wakes this thread. A remaining child
+        // process may keep them open. Therefore this thread also checks every 50 ms whether the
+        // program has ended.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {

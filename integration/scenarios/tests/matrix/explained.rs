@@ -105,8 +105,8 @@ impl ExplainOutputs {
         };
         if is_unsure(journey) {
             self.unsure.fetch_add(1, Ordering::Relaxed);
-            // explain may be unsure only about the packets of an external client. The node forwards
-            // such packets to another node without masquerading.
+            // explain may be unsure about only one kind of packets: packets of an external client
+            // that the node forwards to another node without masquerading.
             let is_so = !is_node && from.name() != c.client.name() && from.name() != c.near.name();
             ensure!(
                 is_so,

@@ -42,8 +42,8 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // The limit includes the time of three reads. The repair starts as many programs as one
-        // read of the state, and one read may come too early.
+        // A repair starts as many programs as one read of the state. If a read comes too early, the
+        // test reads again. The limit therefore includes the time of three reads.
         assert!(
             took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"
