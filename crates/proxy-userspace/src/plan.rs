@@ -11,43 +11,44 @@ use proxy::{LocalDetector, Protocol, ServicePortName};
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// Writes of one lane (worker thread) in one step.
+/// Writes that one lane (worker thread) makes in one step.
 #[derive(Debug, Clone)]
 pub enum Plan {
     /// Changes of listening ports.
     Sockets(Sockets),
-    /// Changes of the redirecting rules.
+    /// Changes of the rules that redirect packets.
     Redirects(Redirects),
 }
 
 /// Changes of listening ports in one step.
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
-    /// Each listener with its endpoints. `None` closes the listener.
+    /// Each listener with its new endpoints, or with `None` to close it.
     pub changes: Vec<(Listener, Option<Arc<PortBackends>>)>,
-    /// Ports to which rules of an earlier process still lead. This process must not open them for
-    /// another Service.
+    /// Ports to which rules of an earlier process still lead. This process must not open such a
+    /// port for another Service.
     pub avoided: HashSet<(Protocol, u16)>,
-    /// Ports in `avoided` that may be opened again, for the Service that had them.
+    /// Ports in `avoided` that a listener may open again, because the earlier process used them for
+    /// the same Service.
     pub again: HashMap<Listener, u16>,
 }
 
-/// Changes of redirecting rules in one write.
+/// Changes of redirects in one write.
 #[derive(Debug, Clone, Default)]
 pub struct Redirects {
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// Rules that do not depend on Services, or `None` if they stay unchanged.
+    /// New rules that do not depend on Services, or `None` if these rules stay unchanged.
     pub base: Option<Base>,
-    /// Redirects that the write replaces.
+    /// Redirects that the write replaces: only the changed ones, or all.
     pub extent: Extent,
     /// Redirects to write, change or remove.
     pub changes: Vec<Change>,
-    /// Leftovers of other modes to remove after all other writes.
+    /// Leftovers of other modes that the write removes last.
     pub leftovers: Leftovers,
 }
 
-/// The redirects that a plan replaces.
+/// Redirects that a plan replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
     /// Only the changed redirects.
@@ -60,26 +61,25 @@ pub enum Extent {
 /// A change of one redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Destination whose packets are redirected.
+    /// Destination of the packets that the rules redirect.
     pub portal: Portal,
-    /// Current target in the kernel, or `None` without a redirect.
+    /// Current target in the kernel, or `None` if the kernel has no redirect for this destination.
     pub before: Option<RedirectTarget>,
     /// Target after the write, or `None` to remove the redirect.
     pub after: Option<RedirectTarget>,
-    /// Service port that owns the redirect after the write.
+    /// Service port that owns the redirect after the write, if any.
     pub owner: Option<ServicePortName>,
 }
 
-/// Target of a redirect: ports of this process, by the origin of packets.
+/// Target of a redirect: listening ports of this process, by the origin of the packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectTarget {
-    /// Service port as `namespace/name:port`.
+    /// Service port, in the format `namespace/name:port`.
     pub name: Arc<str>,
-    /// Address of the node to which rules send packets from other hosts. `None`: rules redirect
-    /// only packets from the node itself.
+    /// Address of the node to which rules redirect packets from other hosts. If `None`, rules
+    /// redirect only packets from the node itself.
     pub via: Option<IpAddr>,
-    /// Port for packets from other hosts. This number and the next two are 0 until the ports are
-    /// open.
+    /// Port for packets from other hosts. All three port numbers are 0 until the ports are open.
     pub outside: u16,
     /// Port for packets from this node's pods.
     pub pods: u16,
@@ -88,7 +88,7 @@ pub struct RedirectTarget {
 }
 
 impl RedirectTarget {
-    /// Returns the ports, each once.
+    /// Returns the port numbers, without duplicates.
     pub fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         let ports = [self.outside, self.pods, self.node];
         let [outside, pods, node] = ports;
@@ -99,23 +99,23 @@ impl RedirectTarget {
         [outside].into_iter().chain(others.into_iter().flatten())
     }
 
-    /// Reports whether all ports are open.
+    /// True if all ports are open.
     pub fn is_open(&self) -> bool {
         self.ports().all(|port| port != 0)
     }
 }
 
-/// Rules that do not depend on Services. They lead packets to the redirects of Services.
+/// Rules that do not depend on Services. These rules lead packets to the redirects of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// Addresses that serve NodePorts.
+    /// Addresses at which NodePorts are served.
     pub node_ports: NodePortsAt,
-    /// Mark of the relay's own packets, which no rule may redirect. Without a mark, the relay could
-    /// not reach an endpoint if its address and port are those of a Service.
+    /// Mark of the relay's own packets, which rules must not redirect. Without a mark, the relay
+    /// could not reach an endpoint whose address and port are also those of a Service.
     pub own_mark: Option<u32>,
 }
 
-/// The addresses that serve NodePorts.
+/// Addresses of the node at which NodePorts are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortsAt {
     /// All addresses of the node.
@@ -126,7 +126,7 @@ pub enum NodePortsAt {
     These(Vec<IpAddr>),
 }
 
-/// Refusal of a write by the kernel.
+/// Error of a write that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
@@ -139,16 +139,16 @@ pub struct Refusal {
 /// Consequence of a refusal for other writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalMeaning {
-    /// One of the written objects is invalid. Other writes may succeed.
+    /// One of the written objects is invalid, so other writes may succeed.
     One,
-    /// Every other write would fail now, too.
+    /// No object is at fault: every other write would fail now, too.
     None,
 }
 
 /// Reason why a listening port could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
-    /// A retry of this port will never succeed.
+    /// Opening this port will never succeed.
     #[error("{0}")]
     Never(&'static str),
     /// A later retry may succeed.
@@ -159,7 +159,8 @@ pub enum SocketError {
 /// Outcome of a plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
-    /// Port number of each listener, in the order of the plan, or `None` if the listener is closed.
+    /// Port number of each listener in the plan, in order, or `None` if the plan closed the
+    /// listener.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
     /// Refused parts of a write of rules.
     Redirects(RedirectOutcomes),
@@ -168,23 +169,24 @@ pub enum Outcomes {
 /// Refused parts of a write of rules.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
-    /// Refusal of the base. All changes fail with it.
+    /// Refusal of the rules that do not depend on Services. If this write fails, all changes fail,
+    /// too.
     pub base: Option<Refusal>,
-    /// Refusals of changes, by their index in the plan.
+    /// Refusals of changes, each with the index of its change in the plan.
     pub changes: Vec<(usize, Refusal)>,
-    /// Refusal to remove the leftovers of other modes.
+    /// Refusal of the removal of other modes' leftovers.
     pub leftovers: Option<Refusal>,
 }
 
 impl RedirectOutcomes {
-    /// Reports whether any part was refused.
+    /// True if the kernel refused any part.
     pub fn is_refused(&self) -> bool {
         self.base.is_some() || !self.changes.is_empty() || self.leftovers.is_some()
     }
 }
 
 impl Redirects {
-    /// Reports whether the plan is empty.
+    /// True if the plan has no change.
     pub fn is_empty(&self) -> bool {
         self.base.is_none()
             && self.extent == Extent::Changes
@@ -194,7 +196,7 @@ impl Redirects {
 }
 
 impl Plan {
-    /// Returns the steps of the plan for the operator, one line each.
+    /// Describes the steps of the plan for the operator, one line for each step.
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Sockets(sockets) => {

@@ -1,19 +1,19 @@
-//! One Service port: the listening ports that it wants, and the portals (addresses and ports) that
-//! lead to them. Pure: no clock, no I/O, no log and no kernel access.
+//! Compiles one Service port into the listening ports that it needs, and the portals (addresses and
+//! ports) that lead to them. Pure: no clock, no I/O, no log and no kernel access.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of service
 //!                                         └─▶ portals     its addresses, and the kinds of each
 //! ```
 //!
-//! A Service port has one listening port for each kind of service that its portals need. A kind
-//! answers two questions:
+//! Portals may need different kinds of service. A kind answers two questions:
 //!
 //! * Which endpoints serve: all, or only those on this node?
 //! * Which clients are served: all, or only those in the source ranges?
 //!
-//! Most Service ports need one kind. Because the listening port determines the kind, the relay need
-//! not query a connection's original destination.
+//! A Service port has one listening port for each kind that its portals need. Most Service ports
+//! need one kind. The listening port determines the kind, so the relay need not query a
+//! connection's original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +27,7 @@ use proxy::{
 
 use relay::PortBackends;
 
-/// Endpoints that serve the clients of a listening port.
+/// Endpoints to which a listening port sends clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All endpoints.
@@ -48,7 +48,7 @@ pub enum Sources {
 /// Kind of a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKind {
-    /// Endpoints that serve the clients.
+    /// Endpoints to which the port sends clients.
     pub scope: Scope,
     /// Clients that the port serves.
     pub sources: Sources,
@@ -68,7 +68,7 @@ impl ListenerKind {
     }
 }
 
-/// A listening port that a Service port wants.
+/// A listening port that a Service port needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
     /// Service port that owns the listener.
@@ -90,7 +90,7 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Destination whose packets are redirected: an address and port.
+/// Destination of packets that rules redirect: an address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Portal {
     /// The address, or `None` for all addresses of this node.
@@ -111,7 +111,7 @@ impl fmt::Display for Portal {
     }
 }
 
-/// Listener kinds of a portal, by the origin of the packets.
+/// Kinds of the listening ports to which a portal leads, by the origin of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerKinds {
     /// Kind for packets from other hosts.
@@ -122,16 +122,16 @@ pub struct ListenerKinds {
     pub node: ListenerKind,
 }
 
-/// A compiled Service port in one family.
+/// A compiled Service port, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedPort {
     /// Service port that owns the listeners and portals.
     pub owner: Arc<Owner>,
-    /// Service port as `namespace/name:port`.
+    /// Service port, in the format `namespace/name:port`.
     pub name: Arc<str>,
     /// Listening ports, with their endpoints.
     pub listeners: Vec<(Listener, Arc<PortBackends>)>,
-    /// Portals that are redirected to the listening ports.
+    /// Portals that lead to the listening ports.
     pub portals: Vec<(Portal, ListenerKinds)>,
 }
 
@@ -147,8 +147,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node that has a load balancer's address may send packets from this address. So if the
-        // ranges admit the node's own address, they also admit the load balancer's address.
+        // If the ranges admit the node's own address, also admits the load balancer's addresses:
+        // the node may have such an address and send packets from it.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -184,9 +184,9 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // Policy `Local` preserves the source address of clients outside the node. The source
-        // address of a client on this node stays the same even with an endpoint on another node, so
-        // all endpoints serve such clients.
+        // With policy `Local`, packets from clients outside the node go only to endpoints on this
+        // node. So their source address is preserved. Packets from clients on this node keep their
+        // source address in any case, so all endpoints serve these clients.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))
@@ -221,8 +221,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         kinds.sort_unstable();
         kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // Drops the portals, because the relay opens no SCTP port. The report lists this port
-            // as refused.
+            // Drops the portals, because the relay opens no port for SCTP. The report names this
+            // port as refused.
             portals.clear();
         }
         let serving = |kind: ListenerKind| {

@@ -1,20 +1,20 @@
-//! Checks that the kernel has the features that this mode needs.
+//! Checks that the kernel supports the iptables rules of this mode.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use iptables::{Iptables, IptablesError, Match, Rule, Table, Target};
 use proxy::{IpFamily, Protocol};
 
-/// Kernel modules, by alias, for the matches and targets that this mode usually needs
+/// Kernel modules for the matches and targets that this mode usually needs, by alias
 /// ([`Iptables::choose_loading`]).
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Writes rules into an unused chain: a rule with each match and target that all clusters need.
-/// Then removes the rules.
+/// Writes rules into an unused chain, and removes them again. Together, these rules have each match
+/// and target that all clusters need.
 ///
 /// # Errors
 ///
-/// Returns the first refusal.
+/// Fails if the kernel refuses a rule. Returns the first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     let localhost: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),

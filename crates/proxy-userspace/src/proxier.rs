@@ -8,11 +8,12 @@
 //!
 //! The order of writes:
 //!
-//! * A redirect waits until its listening ports are open. Before it moves from one open port to
-//!   another, the new port must have the right endpoints.
-//! * A listening port closes once no rule leads to it.
-//! * If a port cannot be opened and its redirect still leads to ports of deleted Services, the mode
-//!   removes the redirect. These ports then close, which frees a port number or a descriptor.
+//! * A redirect waits until its listening ports are open.
+//! * A redirect moves from one open port to another only once the new port has the right endpoints.
+//! * A listening port closes only once no rule leads to it.
+//! * If a port cannot be opened, its redirect may still lead to ports of deleted Services. The mode
+//!   then removes the redirect. The ports of the deleted Services close, which frees a port number
+//!   or a descriptor.
 
 use std::mem;
 use std::net::IpAddr;
@@ -40,10 +41,10 @@ use crate::tables::Tables;
 /// The userspace mode for one IP family.
 pub type Proxier<K> = Engine<Userspace, K>;
 
-/// Worker threads (lanes) of this mode: [listening ports and rules](Lane).
+/// Worker threads (lanes) of this mode: [one for listening ports, one for rules](Lane).
 pub type Lanes<K> = engine::Lanes<Userspace, K>;
 
-/// Wanted and actual state of the userspace mode, and its next writes.
+/// State of userspace mode: wanted and actual entries, and data for the next writes.
 pub struct Userspace {
     tables: Tables,
     claims: Claims,
@@ -53,8 +54,8 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// Claims the base for the current addresses. Returns true if the addresses have changed and
-    /// redirects depend on them.
+    /// Claims the base for the node's current addresses. Returns true if redirects must change with
+    /// these addresses.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -77,7 +78,8 @@ impl Userspace {
             let addresses = selected.iter().copied().filter(outside).collect();
             (Some(NodePortsAt::These(selected)), addresses)
         } else {
-            // The node's addresses are unknown, so NodePorts stay at the addresses in the kernel.
+            // Keeps NodePorts at the addresses that the kernel's rules have, because the node's
+            // addresses are unknown.
             let installed = self.tables.base.actual(&());
             let installed = installed.map(|base| base.node_ports.clone());
             let addresses = mem::take(&mut state.serving.addresses);
@@ -90,7 +92,7 @@ impl Userspace {
         };
         self.tables.base.claim(&(), [((), base)]);
         state.serving.addresses = addresses;
-        // Redirects keep their target address until the node's addresses are known.
+        // Redirects keep the address to which they lead until the node's addresses are known.
         let is_other = node.has_addresses && self.surroundings.via != via;
         if is_other {
             self.surroundings.via = via;
@@ -107,8 +109,9 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of an earlier process may still lead to ports that are free now. If another Service
-        // opened such a port, it would get packets of the wrong Service.
+        // Opens no port before the rules are known. Rules of an earlier process may still lead to a
+        // free port. If another Service opened this port, it would get packets of the wrong
+        // Service.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -139,8 +142,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Listeners whose port could not be opened precede younger listeners. When a port closes,
-        // the mode tries to open their ports at once.
+        // Also retries listeners whose port could not be opened, so that younger listeners do not
+        // take their ports. When a port closes, this retry succeeds.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -160,8 +163,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Ports to close come first, because this frees ports. Then come listeners that an
-            // earlier process served.
+            // Closes ports first, because this frees ports. Then opens the ports that an earlier
+            // process had, and then all others.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -179,7 +182,7 @@ impl Userspace {
         }))
     }
 
-    /// Reports whether ports are being opened, or will be soon.
+    /// True if ports are being opened, or will be opened soon.
     fn is_opening(&self, state: &State) -> bool {
         let opens = |listener: &Listener| self.tables.port(listener) == 0;
         let mut due = self.tables.sockets.due(state.now);
@@ -192,11 +195,12 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // Without the node's addresses, the base could remove NodePorts that still serve.
+        // Waits for the node's addresses. Without them, the base could lack NodePort addresses that
+        // still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }
-        // Waits for ports that open soon, so that one write contains all redirects.
+        // Waits until all due ports are open, so that one write contains all redirects.
         if self.is_opening(state) {
             return None;
         }
@@ -228,7 +232,7 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // Redirects whose ports are not open yet keep their current target.
+            // Keeps the current target of each redirect whose ports are not open yet.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();
@@ -253,7 +257,7 @@ impl Userspace {
         (!plan.is_empty()).then_some(Plan::Redirects(plan))
     }
 
-    /// Records the rules that a read has found. Returns true if redirects depend on a change.
+    /// Records the rules that a read found in the kernel. Returns true if redirects must change.
     fn observe_rules(&mut self, state: &mut State, held: RedirectState) -> bool {
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
         let is_aimed = self.aim_as_found(state, &held);
@@ -271,9 +275,9 @@ impl Userspace {
         is_other
     }
 
-    /// Keeps the address to which an earlier process sent packets, until the node's addresses are
-    /// known. Without an address, the mode would not serve packets from other hosts. Returns true
-    /// if the address has changed.
+    /// Uses the address to which an earlier process redirected packets, until the node's addresses
+    /// are known. Without an address, the mode would not serve packets from other hosts. Returns
+    /// true if the address has changed.
     fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
@@ -330,7 +334,8 @@ impl Userspace {
 
     fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: RedirectOutcomes) {
         if written.is_refused() {
-            // The kernel may have applied a part of the refused write.
+            // Reads the rules again, because the kernel may have applied a part of the refused
+            // write.
             self.is_uncertain = true;
             state.doubt(Part::Rules);
         }
@@ -392,7 +397,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == RefusalMeaning::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // The kernel accepted other changes, so only this change is invalid.
+            // Excuses the change: the kernel accepted all others, so this change is invalid.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
@@ -405,7 +410,7 @@ impl Userspace {
     }
 }
 
-/// Returns the ports to which the redirects of plans in flight lead.
+/// Returns the ports to which the redirects of running plans lead.
 fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
     let changes = state.in_flight().flat_map(|plan| match plan {
         Plan::Redirects(redirects) => redirects.changes.as_slice(),
@@ -416,7 +421,7 @@ fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
         .collect()
 }
 
-/// Counts a completed write of this kind.
+/// Counts a successful write of an entry of this kind.
 fn count(state: &mut State, subject: EntryKind) {
     state.report.written += 1;
     state.report.writes.add(subject, Fate::Done, 1);
@@ -440,7 +445,7 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // Changed endpoints need only this lane.
+    // The lane that opens and closes ports is the only lane that changed endpoints need.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {
@@ -492,10 +497,11 @@ impl engine::Scheme for Userspace {
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         if *notice == Notice::Ruleset {
-            // Schedules a single read of the rules, because notifications often arrive in groups.
+            // Schedules one read of the rules for several notifications, because they often arrive
+            // in groups.
             state.doubt(Part::Rules);
         }
-        // This mode has no link with service addresses.
+        // Requests no read of addresses: in this mode, no link has service addresses.
         false
     }
 
@@ -534,15 +540,15 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // A lane never gets the plan of another lane.
+            // Cannot occur: a lane never gets the plan of another lane.
             _ => {}
         }
     }
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // The preview uses placeholders, because the system chooses the real port numbers only
-            // when the ports open.
+            // Uses invented port numbers in the preview, because the operating system chooses the
+            // real numbers when the ports open.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()

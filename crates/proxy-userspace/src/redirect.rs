@@ -1,4 +1,5 @@
-//! The interface between redirects and their backend: the iptables programs or an nftables table.
+//! The interface to redirects in the kernel. It has two implementations: iptables programs, and an
+//! nftables table.
 
 pub(crate) mod iptables;
 pub(crate) mod nftables;
@@ -9,19 +10,19 @@ use crate::part_state::RedirectState;
 use crate::plan::{Redirects, Refusal};
 use proxy::Unreadable;
 
-/// Redirects of one IP family in the kernel.
+/// Access to the redirects of one IP family in the kernel.
 pub(crate) trait Redirect: Send {
-    /// Returns the redirects that the kernel has.
+    /// Returns the redirects in the kernel.
     ///
     /// # Errors
     ///
-    /// The redirects cannot be read.
+    /// Fails if the redirects cannot be read.
     fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes all redirects of a plan, or none. The caller must have read the redirects.
+    /// Writes all redirects of a plan, or none. The caller must have read the redirects before.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the plan.
+    /// Fails if the kernel refuses the plan.
     fn write(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 }

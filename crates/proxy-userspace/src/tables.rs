@@ -16,19 +16,19 @@ use relay::PortBackends;
 /// Tables of one IP family, one for each kind of entry.
 #[derive(Default)]
 pub(crate) struct Tables {
-    /// Listening ports. Their actual state is always known, because this process opens them.
+    /// Listening ports. Their actual state is always known, because only this process opens them.
     pub(crate) sockets: Table<Listener, Arc<PortBackends>, Arc<Owner>>,
     pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
-    /// Leftovers of other modes. These entries never delay a Service.
+    /// Leftovers of other modes, which never delay a Service.
     pub(crate) leftovers: Table<(), Leftovers, ()>,
     /// Port number of each open listener.
     ports: HashMap<Listener, u16>,
     /// Open listeners by protocol and port number.
     numbers: HashMap<(Protocol, u16), Listener>,
-    /// Number of actual redirects to each port, by protocol and port number.
+    /// Number of redirects in the kernel that lead to each port, by protocol and port number.
     uses: HashMap<(Protocol, u16), usize>,
-    /// True if rules may still lead to ports of an earlier process.
+    /// True if rules may still lead to ports that an earlier process had opened.
     may_have_foreign: bool,
 }
 
@@ -50,7 +50,7 @@ impl Tables {
 
     // ---- listening ports ----
 
-    /// Returns the port number of a listener, or 0 until its port is open.
+    /// Returns the port number of a listener, or 0 if its port is not open.
     pub(crate) fn port(&self, listener: &Listener) -> u16 {
         self.ports.get(listener).copied().unwrap_or_default()
     }
@@ -73,17 +73,17 @@ impl Tables {
         self.sockets.set_actual(listener, None);
     }
 
-    /// Reports whether rules lead to the port of a listener. The port then stays open.
+    /// True if rules lead to the port of a listener, so that it must stay open.
     pub(crate) fn is_used(&self, listener: &Listener) -> bool {
         let port = (listener.name.protocol, self.port(listener));
         self.uses.contains_key(&port)
     }
 
-    /// Reports whether a redirect must keep its old port for now, because the new port does not
-    /// serve as wanted yet. For example, the new port has no endpoint, and the old one has some.
-    /// The old port may belong to the same Service, or to the previous owner of the address.
+    /// True if a redirect must keep its old port for now, because the new port does not serve as
+    /// wanted yet. For example, the new port has no endpoint yet. The old port may belong to the
+    /// same Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // Usually, also at the end of a start, no listening port is pending.
+        // Saves work in the usual case, also at the end of a start: no listening port is pending.
         if self.sockets.pending_len() == 0 {
             return false;
         }
@@ -104,9 +104,9 @@ impl Tables {
         })
     }
 
-    /// Reports whether a redirect leads only to unwanted ports of other Services, while the
-    /// redirect's own ports could not be opened. The removal of the redirect may free a port number
-    /// for this Service.
+    /// True if a redirect leads only to unwanted ports of other Services, and its own ports could
+    /// not be opened. If the mode removes the redirect, the unwanted ports close, which may free a
+    /// port number for this Service.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)
@@ -128,8 +128,7 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Reports whether exactly `count` redirects lead to this port, and this process has not opened
-    /// the port.
+    /// True if exactly `count` redirects lead to this port and this process has not opened it.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -137,13 +136,13 @@ impl Tables {
             && self.uses.get(&port).copied() == Some(count)
     }
 
-    /// Reports whether rules may still lead to ports of an earlier process.
+    /// True if rules may still lead to ports that an earlier process had opened.
     pub(crate) fn may_have_foreign(&self) -> bool {
         self.may_have_foreign
     }
 
-    /// Returns the ports whose redirects will move to a port of another Service that has endpoints.
-    /// Until then, the old ports keep their own endpoints.
+    /// Returns the ports whose redirects will move to a port of another Service, if that Service
+    /// has endpoints. Until then, these ports keep their own endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects
@@ -171,7 +170,7 @@ impl Tables {
         ports
     }
 
-    /// Reports whether a pending change removes the last endpoint of a listening port.
+    /// True if a pending change removes the last endpoint of a listening port.
     pub(crate) fn is_emptied(&self, listener: &Listener) -> bool {
         let is_empty = |serving: &Arc<PortBackends>| serving.endpoints.is_empty();
         self.sockets.wanted(listener).is_some_and(is_empty)
@@ -181,7 +180,7 @@ impl Tables {
                 .is_some_and(|of| !is_empty(of))
     }
 
-    /// Returns the ports of an earlier process to which rules still lead.
+    /// Returns the ports of an earlier process to which rules in the kernel still lead.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {
             return HashSet::new();
@@ -196,8 +195,8 @@ impl Tables {
 
     // ---- redirects ----
 
-    /// Records the target that a redirect has in the kernel, or `None` if the redirect does not
-    /// exist.
+    /// Records the target of a redirect in the kernel, or `None` if the kernel has no such
+    /// redirect.
     pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<RedirectTarget>) {
         if let Some(before) = self.redirects.actual(portal) {
             for port in before.ports() {
@@ -216,8 +215,8 @@ impl Tables {
         self.redirects.set_actual(portal, aim);
     }
 
-    /// Records the redirects that a read has found. Returns the portals whose redirects another
-    /// program has changed.
+    /// Records the redirects that a read found in the kernel. Returns the portals whose redirects
+    /// another program has changed.
     pub(crate) fn observe(&mut self, held: RedirectState) -> Vec<Portal> {
         let RedirectState {
             base,
@@ -237,7 +236,7 @@ impl Tables {
         self.redirects.observe(redirects)
     }
 
-    /// Reports whether every port and redirect that an owner claims exists.
+    /// True if every port and redirect that an owner claims exists.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut sockets = self.sockets.keys_of(owner).iter();
         let mut redirects = self.redirects.keys_of(owner).iter();
@@ -245,7 +244,7 @@ impl Tables {
             && redirects.all(|key| !self.redirects.is_pending(key))
     }
 
-    /// Reports whether this mode serves all Services.
+    /// True if this mode serves all Services, so that no write is pending.
     pub(crate) fn serve_all(&self) -> bool {
         self.base.pending_len() == 0
             && self.sockets.pending_len() == 0

@@ -1,4 +1,4 @@
-//! Counters and endpoints of all open listening ports, which code on other threads reads.
+//! Counters and endpoints of all open listening ports. Code on other threads reads them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,11 +10,11 @@ use proxy::{IpFamily, Protocol, ServicePortName};
 use crate::port::Listener;
 use relay::{ListeningPort, PortBackends, PortCounters, TrafficCounts};
 
-/// Open listening ports with their counters. Clones share the ports.
+/// Open listening ports and their counters. Clones share the ports.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Mutex<Ports>>);
 
-/// Open ports by family and listener.
+/// Open ports, by IP family and listener.
 type Ports = HashMap<(IpFamily, Listener), OpenPort>;
 
 /// Number of listening ports that this process has opened so far.
@@ -29,12 +29,13 @@ struct OpenPort {
     serving: Arc<PortBackends>,
 }
 
-/// Traffic of one listening port. A Service port may have several of them.
+/// Traffic of one listening port. A Service port may have several listening ports.
 #[derive(Debug, Clone)]
 pub struct ListenerTraffic {
     /// Service port that owns the listener.
     pub name: ServicePortName,
-    /// Number of the opening, unique within this process. Each opening begins with zero counters.
+    /// Number of this opening of the port, unique within this process. Each opening begins with
+    /// zero counters.
     pub opening: u64,
     /// Total traffic of the port.
     pub sum: TrafficCounts,
@@ -43,7 +44,7 @@ pub struct ListenerTraffic {
 }
 
 impl Traffic {
-    /// Returns the traffic of each open listening port.
+    /// Returns the traffic of each listening port that is open.
     pub fn read(&self) -> Vec<ListenerTraffic> {
         // Copies the list of ports first, so that the lock is free while the counters are read.
         let ports: Vec<_> = {
@@ -68,7 +69,7 @@ impl Traffic {
         ports.into_iter().map(read).collect()
     }
 
-    /// Returns the owner and the endpoints of an open port.
+    /// Returns the owner and the endpoints of an open port, if any.
     pub fn listening(
         &self,
         family: IpFamily,
@@ -131,7 +132,7 @@ mod tests {
     use crate::port::{ListenerKind, Scope, Sources};
 
     #[test]
-    fn each_reopened_listening_port_is_counted_separately() {
+    fn a_listening_port_that_is_opened_again_is_counted_separately() {
         let traffic = Traffic::default();
         let serving = Arc::<PortBackends>::default();
         let listener = |scope| Listener {

@@ -1,14 +1,14 @@
-//! Redirects by iptables: rules in upstream's chains of the table nat.
+//! Redirects in iptables: rules in upstream's chains of the table nat.
 //!
 //! ```text
-//!   PREROUTING ─▶ KUBE-PORTALS-CONTAINER    -d 10.96.0.1 -p tcp --dport 80 -j DNAT to this node's address
+//!   PREROUTING ─▶ KUBE-PORTALS-CONTAINER    -d 10.96.0.1 -p tcp --dport 80 -j DNAT to this node
 //!              └▶ KUBE-NODEPORT-CONTAINER   the same for NodePorts
 //!   OUTPUT     ─▶ KUBE-PORTALS-HOST         the same -j DNAT to localhost
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! The rules translate packets that arrive on an interface to the node's own address. The target
-//! `REDIRECT` would use the interface's first address instead. Interfaces of pods often have no
+//! In PREROUTING, rules translate destinations to the node's own address. The target `REDIRECT`
+//! would use the first address of the packet's interface instead. Interfaces of pods often have no
 //! address, and `REDIRECT` would then drop the packet.
 
 use std::collections::BTreeSet;
@@ -33,12 +33,12 @@ use crate::port::Portal;
 /// Table that contains all these chains.
 const NAT: Table = Table::Nat;
 
-/// Chain for packets that arrive on an interface, to service addresses. The next constant is the
-/// chain for packets to NodePorts.
+/// Chain for packets to service addresses that arrive on an interface. The next constant is the
+/// corresponding chain for NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
-/// Chain for packets of this node to service addresses. The next constant is the chain for packets
-/// to NodePorts.
+/// Chain for packets to service addresses that this node sends. The next constant is the
+/// corresponding chain for NodePorts.
 const HOST: &str = "KUBE-PORTALS-HOST";
 const NODE_PORT_HOST: &str = "KUBE-NODEPORT-HOST";
 
@@ -72,16 +72,16 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Redirects that the iptables programs write and read.
+/// Access to redirects in iptables. Starts the iptables programs to write and read rules.
 pub(crate) struct IptablesRedirect {
     family: IpFamily,
     iptables: Iptables,
-    /// Jumps to this mode's chains in built-in chains, as last read or written.
+    /// Jumps from built-in chains to this mode's chains, as last read or written.
     jumps: BTreeSet<String>,
 }
 
 impl IptablesRedirect {
-    /// Creates redirects for one family. `iptables` are the programs that write and read them.
+    /// Creates the access for one IP family. `iptables` are the programs that write and read rules.
     pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -120,7 +120,7 @@ impl Redirect for IptablesRedirect {
     }
 }
 
-/// Writes a plan. `installed` are the jumps that the kernel has.
+/// Writes a plan as input of `iptables-restore`. `installed` are the jumps that the kernel has.
 fn write(
     family: IpFamily,
     plan: &Redirects,
@@ -128,7 +128,8 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // The declaration of a chain empties it, so the write contains all its rules.
+    // Declares the chains, which empties them. A plan that replaces all redirects contains all
+    // rules.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -172,10 +173,10 @@ fn write(
     Ok(())
 }
 
-/// Returns the jumps to this mode's chains, as rules of built-in chains.
+/// Returns the jumps to this mode's chains, as rules in built-in chains.
 fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
-        // Packets of the relay itself skip the redirects.
+        // Exempts packets of the relay itself from the redirects.
         let own = base.own_mark.filter(|_| from == "OUTPUT");
         matches.extend(own.map(Match::NotMark));
         Rule::new(matches, to).line(from)
@@ -212,7 +213,7 @@ fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     lines
 }
 
-/// Returns the rules of a redirect, in writing order.
+/// Returns the rules of a redirect, in the order of writing.
 fn lines(
     family: IpFamily,
     portal: &Portal,
@@ -264,7 +265,7 @@ pub(crate) struct SaveReader<'a> {
     is_ordered: bool,
 }
 
-/// Rules of one redirect, as read from the kernel.
+/// Rules of one redirect that were read from the kernel.
 #[derive(Default)]
 struct RedirectRules {
     name: String,
@@ -272,7 +273,7 @@ struct RedirectRules {
     outside: Option<u16>,
     pods: Option<u16>,
     node: Option<u16>,
-    /// Rules in the order of the kernel.
+    /// Rules in the kernel's order.
     lines: Vec<String>,
 }
 
@@ -305,7 +306,7 @@ impl<'a> SaveReader<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // A rule that matches no portal does not belong to this mode.
+        // A rule that belongs to no redirect is not this mode's, so the chains must be rewritten.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
@@ -337,8 +338,8 @@ impl<'a> SaveReader<'a> {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // If no rule redirects packets of other hosts, no packet uses the port `outside`. Any
-            // open port is then suitable.
+            // If no rule redirects packets from other hosts, no packet uses the port `outside`, so
+            // any open port is suitable.
             let outside = rules.outside.unwrap_or(node);
             let aim = RedirectTarget {
                 name: rules.name.into(),
@@ -347,7 +348,8 @@ impl<'a> SaveReader<'a> {
                 pods: rules.pods.unwrap_or(outside),
                 node,
             };
-            // Compares the rules with this mode's own rules, in the order of each chain.
+            // Compares the kernel's rules with those that this mode would write, in the order of
+            // each chain.
             let mut own = lines(self.family, &portal, &aim, &self.config.detector);
             let mut found = rules.lines;
             let chain = |line: &String| line.contains("-HOST ");
@@ -366,7 +368,7 @@ impl<'a> SaveReader<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// Returns the base to which these jumps belong, if any.
+    /// Returns the base for which this mode would write exactly the kernel's jumps, if any.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;
@@ -392,7 +394,7 @@ impl<'a> SaveReader<'a> {
     }
 }
 
-/// A rule of this mode in parsed form.
+/// A parsed rule of this mode.
 struct ParsedRule {
     portal: Portal,
     name: String,
@@ -400,7 +402,7 @@ struct ParsedRule {
     to: SocketAddr,
 }
 
-/// Reports whether a rule outside of this mode's chains jumps to one of these chains.
+/// True if a rule in a built-in chain jumps to one of this mode's chains.
 fn is_way(rule: RuleLine<'_>) -> bool {
     let target = rule.target();
     target.is_some_and(|target| CHAINS.contains(&&*target))

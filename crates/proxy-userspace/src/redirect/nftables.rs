@@ -1,5 +1,5 @@
-//! Redirects by an nf\_tables table. Its maps lead from destinations to listening ports. There are
-//! separate maps for each origin of packets.
+//! Redirects in an nf\_tables table. Its maps lead from destinations to listening ports. Each
+//! origin of packets has its own maps.
 //!
 //! ```text
 //!   prerouting  ip daddr . meta l4proto . th dport ─▶ @portals    dnat to an address of this node
@@ -7,9 +7,9 @@
 //!   output      the same in @portals-node, @nodeports-node        dnat to localhost
 //! ```
 //!
-//! If a detector recognizes packets from pods, rules first look up these packets in `@portals-pods`
-//! and `@nodeports-pods`. A redirect is one element in each map, so a changed redirect changes only
-//! these elements.
+//! If a detector recognizes packets from pods, rules first look these packets up in `@portals-pods`
+//! and `@nodeports-pods`. A redirect is one element in the map of each origin, so a changed
+//! redirect changes only these elements.
 
 pub(crate) mod layout;
 pub(crate) mod read;
@@ -35,7 +35,7 @@ use layout::{elements, maps, table};
 
 pub(crate) use layout::TABLE;
 
-/// Returns the names of all chains and maps in the table of a family.
+/// Returns the names of all chains and maps in the table of an IP family.
 pub fn native_names(family: IpFamily) -> BTreeSet<String> {
     let base = Base {
         node_ports: NodePortsAt::Everywhere,
@@ -48,21 +48,21 @@ pub fn native_names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Name of the table in trial transactions.
+/// Name of the table in transactions that test the kernel's features.
 const PROBE: &str = "kube-proxy-userspace-probe";
 
-/// Redirects in an nf\_tables table, for one family.
+/// Access to redirects in an nf\_tables table, for one IP family.
 pub(crate) struct NftablesRedirect {
     family: IpFamily,
     nftables: Nftables,
 }
 
 impl NftablesRedirect {
-    /// Opens nf\_tables for the redirects of one family.
+    /// Opens nf\_tables for the redirects of one IP family.
     ///
     /// # Errors
     ///
-    /// The kernel lacks nf\_tables, or the process lacks a privilege.
+    /// Fails if the kernel lacks nf\_tables, or if the process lacks a privilege.
     pub(crate) fn open(
         family: IpFamily,
         own: &Arc<OwnSockets>,
@@ -89,7 +89,7 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                // A smaller transaction may succeed, so one of the changes caused the error.
+                // One of the changes is at fault: a smaller transaction may succeed.
                 CommitError::Refused { .. } | CommitError::TooLarge(_) => RefusalMeaning::One,
                 _ => RefusalMeaning::None,
             },
@@ -98,17 +98,18 @@ impl Redirect for NftablesRedirect {
     }
 }
 
-/// Reports whether the kernel has nf\_tables. Sends no transaction.
+/// True if the kernel has nf\_tables. Sends no transaction.
 pub fn has_nftables() -> bool {
     Nftables::open().is_ok()
 }
 
-/// Tests every feature that the table of a family may need. The kernel rolls back all changes, and
-/// sends no notification.
+/// Tests every feature that the table of an IP family may need. The kernel rolls back all changes,
+/// and sends no notification.
 ///
 /// # Errors
 ///
-/// nf\_tables, one of its features, or a privilege is missing.
+/// Fails if the kernel lacks nf\_tables or one of its features, or if the process lacks a
+/// privilege.
 pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     let node_ports = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost];
     let detector = match family {
@@ -126,7 +127,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     };
     let edits = node_ports.map(|node_ports| edits(family, &of_base(node_ports)));
     let name: Name = PROBE.into();
-    // Builds the mode's table, under the name of the trial table.
+    // Gives the mode's table the name of the test table.
     let edits = edits.into_iter().flatten().map(|edit| match edit {
         Edit::AddTable(table) => Edit::AddTable(Table {
             name: Arc::clone(&name),
@@ -142,11 +143,12 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     Nftables::open()?.check(&transaction)
 }
 
-/// Returns the edits that carry out a plan.
+/// Converts a plan to edits of the table.
 fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     let mut edits = Vec::new();
     if plan.extent == Extent::Whole {
-        // Deletes the table if it exists, and creates it again.
+        // Creates an empty table: adds the table, in case it is missing, deletes it and adds it
+        // again.
         edits.push(Edit::AddTable(table(family)));
         edits.push(Edit::DeleteTable);
         edits.push(Edit::AddTable(table(family)));
@@ -176,7 +178,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     edits
 }
 
-/// Combines the elements of each map into one edit.
+/// Combines all elements of a map into one edit.
 fn by_map(
     elements: impl Iterator<Item = (&'static str, Element)>,
     edit: fn(Name, Vec<Element>) -> Edit,

@@ -1,17 +1,17 @@
-//! Origins of the names that this mode uses in the kernel: the Kubernetes objects or flags that
-//! cause each name.
+//! Origins of the names that this mode uses in the kernel: the fields of Kubernetes objects or the
+//! flags for which each name exists.
 
 use footprint::origin::{FILTER, NAT, Origin, Space};
 
 use super::nftables::TABLE;
 
-/// Objects in this mode's nftables table.
+/// Place of this mode's objects: its nftables table.
 const USERSPACE: Space<'static> = Space::Nftables(TABLE);
 const PORTALS: &str = "Services: their addresses, led to a listening port of kube-proxy";
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
 
-/// One row for each name. If one name begins with another, the longer one is first.
+/// Origins by name. If one name begins with another, the longer name comes first.
 pub(super) const ORIGINS: [Origin; 13] = [
     Origin::of(NAT, "KUBE-PORTALS-CONTAINER", PORTALS),
     Origin::of(NAT, "KUBE-PORTALS-HOST", PORTALS),

@@ -21,7 +21,7 @@ fn aim(via: Option<&str>, ports: [u16; 3]) -> RedirectTarget {
     }
 }
 
-/// Returns the redirects that a table nat with these rules contains.
+/// Parses a table nat with these rules. Returns its redirects and the jumps to this mode's chains.
 fn read(family: IpFamily, config: &Config, rules: &[String]) -> (RedirectState, BTreeSet<String>) {
     let mut saved = SaveReader::new(family, config);
     saved.line("*nat");
@@ -44,7 +44,7 @@ fn of_pods() -> Config {
 }
 
 #[test]
-fn redirect_rules_equal_upstreams_userspace_rules() {
+fn redirect_rules_equal_the_rules_of_upstreams_userspace_mode() {
     let config = of_pods();
     let aim = aim(Some("192.0.2.1"), [40_001, 40_002, 40_002]);
     let rules = lines(
@@ -103,7 +103,7 @@ fn written_redirects_parse_to_the_same_redirects() {
 }
 
 #[test]
-fn any_difference_rewrites_all_redirects() {
+fn any_unexpected_rule_or_order_rewrites_all_redirects() {
     let config = of_pods();
     let node_ports = NodePortsAt::Everywhere;
     let mut rules = jumps(
@@ -167,7 +167,7 @@ fn a_changed_redirect_writes_only_its_own_rules() {
 }
 
 #[test]
-fn the_footprint_covers_each_written_redirect_rule() {
+fn the_footprint_contains_each_chain_and_jump_that_the_mode_writes() {
     let these = NodePortsAt::These(vec!["192.0.2.1".parse().unwrap()]);
     for node_ports in [NodePortsAt::Everywhere, these] {
         let mut saved = "*nat\n".to_owned();

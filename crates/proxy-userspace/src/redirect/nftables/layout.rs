@@ -1,4 +1,4 @@
-//! The maps of the table, and the elements of a redirect.
+//! The maps of the table, and the elements that a redirect has in them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub(super) enum Origin {
 impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
 
-    /// Returns the names of the two maps for this origin: the map of addresses and ports, and the
-    /// map of NodePorts.
+    /// Returns the names of the two maps for packets of this origin: one for addresses with ports,
+    /// one for NodePorts.
     pub(super) const fn maps(self) -> [&'static str; 2] {
         match self {
             Self::Outside => ["portals", "nodeports"],
@@ -37,7 +37,7 @@ impl Origin {
         }
     }
 
-    /// Returns the name of the map that contains this portal.
+    /// Returns the name of the map for packets of this origin that contains the portal.
     pub(super) const fn map(self, portal: &Portal) -> &'static str {
         let [portals, node_ports] = self.maps();
         match portal.address {

@@ -15,17 +15,17 @@ use crate::part_state::RedirectState;
 use crate::plan::{Base, NodePortsAt, RedirectTarget};
 use crate::port::Portal;
 
-/// Element of a portal in one map.
+/// Element that a portal has in one map.
 struct MapEntry {
     name: Arc<str>,
     address: IpAddr,
     port: u16,
 }
 
-/// Elements of a portal, in the order of [`Origin::ALL`].
+/// Elements that a portal has in the maps of each origin, in the order of [`Origin::ALL`].
 type MapEntries = [Option<MapEntry>; 3];
 
-/// Returns the redirects in a dump of the table.
+/// Returns the redirects that a dump of the table contains.
 pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> RedirectState {
     let mut is_ours = whole.table.as_ref() == Some(&table(family)) && has_maps(family, whole);
     let mut portals: HashMap<Portal, MapEntries> = HashMap::new();
@@ -66,7 +66,8 @@ pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> Red
         written += elements(family, &portal, &aim).len();
         redirects.insert(portal, aim);
     }
-    // If the counts differ, elements are missing or superfluous.
+    // Compares the number of elements with the number that the redirects need. If they differ,
+    // elements are missing or superfluous.
     is_ours &= written == count;
     RedirectState {
         base: is_ours.then(|| base(family, config, whole)).flatten(),
@@ -84,7 +85,7 @@ fn has_maps(family: IpFamily, whole: &TableDump) -> bool {
     wanted == found
 }
 
-/// Returns the base to which these chains and rules belong, if any.
+/// Returns the base for which this mode would write exactly these chains and rules, if any.
 fn base(family: IpFamily, config: &Config, whole: &TableDump) -> Option<Base> {
     let of_output = whole.rules.iter().filter(|rule| &*rule.chain == "output");
     let addresses = of_output.filter_map(|found| {

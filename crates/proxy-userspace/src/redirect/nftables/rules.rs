@@ -1,4 +1,4 @@
-//! Chains of the table with their rules, as `nft` would write them.
+//! Chains of the table and their rules, in the form in which `nft` would write them.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// Priority of the chains: `NF_IP_PRI_NAT_DST` minus 10. The chains precede those of iptables,
-/// because leftover rules there may lead to closed ports.
+/// Priority of the chains: `NF_IP_PRI_NAT_DST` minus 10. So the chains precede those of iptables,
+/// whose leftover rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
-/// Beginning of the comment on rules for NodePorts.
+/// Text with which the comments of rules for NodePorts begin.
 pub(super) const EVERYWHERE: &str = "NodePorts";
 
 /// Returns the chains with their rules.
@@ -57,21 +57,21 @@ pub(super) fn chains(
     ]
 }
 
-/// Returns the rule by which packets of the relay skip the redirects.
+/// Returns the rule that exempts packets of the relay from the redirects.
 fn pass_by(family: IpFamily, mark: u32) -> Rule {
     let line = Line::new(family).marked(mark).verdict(Verdict::Return);
     line.comment("connections of kube-proxy itself")
 }
 
-/// Returns the rule that looks up addresses in the map of portals.
+/// Returns the rule that looks up destination addresses and ports in the map of portals.
 fn portals(from: Origin, line: &Line) -> Rule {
     let [map, _] = from.maps();
     let line = line.clone().translate_by(ADDRESS_AND_PORT, map);
     line.comment("addresses of Services")
 }
 
-/// Returns the rules that look up NodePorts in their map: one rule, or one rule for each address
-/// that serves NodePorts.
+/// Returns the rules that look up NodePorts in their map. This is one rule, or one rule for each
+/// address at which NodePorts are served.
 fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<Rule> {
     let [_, map] = from.maps();
     let line = line.clone();
@@ -98,7 +98,7 @@ fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<R
     }
 }
 
-/// Returns the comment on the rule for one address that serves NodePorts.
+/// Returns the comment of the rule for NodePorts at one address.
 pub(super) fn comment_of(address: IpAddr) -> String {
     format!("{EVERYWHERE} at {address}")
 }

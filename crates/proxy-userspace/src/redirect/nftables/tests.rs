@@ -4,7 +4,7 @@ use proxy::Protocol;
 use super::*;
 
 #[test]
-fn one_redirect_is_one_element_of_each_map() {
+fn a_redirect_is_one_element_in_the_map_of_each_origin() {
     let aim = |port| RedirectTarget {
         name: "default/web".into(),
         via: Some([192, 0, 2, 1].into()),
