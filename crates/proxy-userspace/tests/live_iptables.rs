@@ -1,4 +1,5 @@
-//! Tests userspace mode with real packets on a real kernel. Rules of iptables redirect the packets.
+//! Tests of userspace mode with real packets on a real kernel. Rules of iptables redirect the
+//! packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -29,13 +30,13 @@ fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn iptables_redirects_reach_the_endpoints() {
+fn iptables_rules_redirect_packets_to_the_endpoints() {
     on_a_node(|| packets_find_their_way(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn ip6tables_redirects_reach_the_endpoints() {
+fn ip6tables_rules_redirect_packets_to_the_endpoints() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
@@ -54,15 +55,15 @@ fn a_new_process_takes_over_the_redirects() {
         let redirects = saved
             .lines()
             .filter(|line| line.contains("--to-destination"));
-        // Eight rules: one for each combination of protocol (two), destination (address, NodePort)
-        // and origin (outside, this node).
+        // There are eight rules: one for each combination of protocol (two), destination (address
+        // or NodePort) and origin (outside or this node).
         assert_eq!(redirects.count(), 8, "none twice");
     });
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn iptables_redirects_reach_endpoints_on_the_node_itself() {
+fn iptables_rules_redirect_packets_to_endpoints_on_the_node_itself() {
     on_a_node(|| endpoints_of_the_node_itself_are_reached(kernel));
 }
 

@@ -1,4 +1,4 @@
-//! Tests userspace mode with real packets on a real kernel. A table of nf_tables redirects the
+//! Tests of userspace mode with real packets on a real kernel. A table of nf_tables redirects the
 //! packets.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
@@ -23,18 +23,18 @@ fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nftables_redirects_reach_the_endpoints() {
+fn an_nftables_table_redirects_packets_to_the_endpoints() {
     on_a_node(|| packets_find_their_way(kernel));
 }
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nftables_redirects_reach_the_endpoints_over_ipv6() {
+fn an_nftables_table_redirects_ipv6_packets_to_the_endpoints() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// If `nft` writes this mode's rules again as it has listed them, the rules equal the original
-/// rules byte for byte.
+/// If `nft` loads its own listing of this mode's rules, the loaded rules equal the original rules
+/// byte for byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn nftables_rules_that_detect_pods_read_back_unchanged() {
@@ -51,7 +51,7 @@ fn a_new_process_takes_over_the_redirects() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nft_lists_the_table_and_drift_is_repaired() {
+fn nft_lists_the_table_and_drift_in_it_is_repaired() {
     on_a_node(|| {
         let mut world = World::new(IpFamily::V4, kernel);
         let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -67,7 +67,8 @@ fn nft_lists_the_table_and_drift_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Older versions of `nft` print the comment at the end, and print `ip`.
+            // Also accepts the format of older versions of `nft`: they print the comment at the
+            // end, and print `ip`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");
             assert!(
@@ -97,7 +98,7 @@ fn nft_lists_the_table_and_drift_is_repaired() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nftables_redirects_reach_endpoints_on_the_node_itself() {
+fn an_nftables_table_redirects_packets_to_endpoints_on_the_node_itself() {
     on_a_node(|| endpoints_of_the_node_itself_are_reached(kernel));
 }
 

@@ -1,4 +1,4 @@
-//! Tests userspace mode on the strict fake kernel.
+//! Tests of userspace mode on the strict fake kernel.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use proxy_userspace::{
 
 const NODE: &str = "192.0.2.1";
 
-/// A node with a proxier, a model and a fake kernel.
+/// A simulated node: a proxier, a model and a fake kernel.
 struct World {
     kernel: FakeKernel,
     mode: Proxier<FakeKernel>,
@@ -66,7 +66,7 @@ impl World {
             .apply(Event::ServiceDeleted(fixtures::name(name)));
     }
 
-    /// Sets the endpoints of a Service. Endpoints with even addresses are on this node.
+    /// Sets the endpoints of a Service. Endpoints whose address is even are on this node.
     fn endpoints(&mut self, service: &str, addresses: &[&str]) {
         let endpoint = |address: &&str| {
             let is_here = address.ends_with(['0', '2', '4', '6', '8']);
@@ -88,13 +88,13 @@ impl World {
         self.settle()
     }
 
-    /// Returns the target to which a portal is redirected.
+    /// Returns the target to which rules redirect a portal, if any.
     fn aim(&self, address: Option<&str>, port: u16) -> Option<RedirectTarget> {
         let portal = portal(address, port);
         self.kernel.state().redirects.get(&portal).cloned()
     }
 
-    /// Returns the kind and the endpoints of the listener that has a port number.
+    /// Returns the kind and the endpoints of the listener at a port number.
     fn at(&self, port: u16) -> (Scope, Sources, Vec<String>) {
         let state = self.kernel.state();
         let open = state.open.iter();
@@ -110,8 +110,8 @@ impl World {
     }
 }
 
-/// Creates a node with nine Services before the first write: `web1` at 10.96.0.1 to `web9` at
-/// 10.96.0.9.
+/// Creates a node with nine Services, `web1` at 10.96.0.1 to `web9` at 10.96.0.9. The proxier has
+/// not written yet.
 fn of_nine_services() -> World {
     let mut world = World::new().listed();
     for number in 1..=9 {
@@ -146,7 +146,7 @@ fn balanced(name: &str, address: &str) -> Service {
 }
 
 #[test]
-fn a_port_is_opened_before_its_redirect() {
+fn a_listening_port_is_opened_before_its_redirect_is_written() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
@@ -190,7 +190,7 @@ fn a_changed_endpoint_writes_no_rule() {
 }
 
 #[test]
-fn a_port_is_closed_after_its_redirect_is_removed() {
+fn a_listening_port_is_closed_after_its_redirect_is_removed() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.apply(service("other", "10.96.0.2"));
@@ -213,7 +213,7 @@ fn a_port_is_closed_after_its_redirect_is_removed() {
 }
 
 #[test]
-fn removals_of_redirects_wait_for_complete_lists() {
+fn no_redirect_is_removed_before_the_lists_are_complete() {
     let mut world = World::new();
     world.apply(service("web", "10.96.0.1"));
     world.sync();
@@ -229,7 +229,7 @@ fn removals_of_redirects_wait_for_complete_lists() {
 }
 
 #[test]
-fn every_address_of_a_service_leads_to_its_port() {
+fn every_address_of_a_service_leads_to_its_listening_port() {
     let mut world = World::new().listed();
     world.apply(balanced("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
@@ -243,7 +243,7 @@ fn every_address_of_a_service_leads_to_its_port() {
 }
 
 #[test]
-fn policies_and_source_ranges_have_separate_ports() {
+fn traffic_policies_and_source_ranges_have_separate_listening_ports() {
     let detector = LocalDetector::SourceNet("10.244.1.0/24".parse().unwrap());
     let config = Config {
         detector,
@@ -263,8 +263,8 @@ fn policies_and_source_ranges_have_separate_ports() {
     let cluster = world.aim(Some("10.96.0.1"), 80).unwrap();
     let everybody = (Scope::Cluster, Sources::All, all.clone());
     assert_eq!(world.at(cluster.outside), everybody);
-    // Clients on other hosts get only endpoints on this node. The node and its pods get all
-    // endpoints.
+    // At the NodePort, clients on other hosts get only endpoints on this node. The node and its
+    // pods get all endpoints.
     let node_port = world.aim(None, 30_080).unwrap();
     let outside = (Scope::Local, Sources::All, local.clone());
     assert_eq!(world.at(node_port.outside), outside);
@@ -284,8 +284,8 @@ fn policies_and_source_ranges_have_separate_ports() {
         .unwrap();
     let admits = |ip: &str| serving.admits(ip.parse().unwrap());
     assert!(admits("192.0.2.77") && !admits("198.51.100.7"));
-    // The source ranges admit the node, so they also admit the load-balancer address, from which
-    // the node may send.
+    // The source ranges contain the node's address. So the port also admits the load balancer's
+    // address, from which the node may send packets.
     assert!(admits("203.0.113.1"));
 }
 
@@ -308,7 +308,7 @@ fn node_ports_are_redirected_at_the_configured_addresses() {
 }
 
 #[test]
-fn a_changed_node_address_changes_the_redirect_target() {
+fn a_changed_node_address_changes_the_target_of_redirects() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.sync();
@@ -393,7 +393,7 @@ fn a_refused_redirect_does_not_block_a_complete_rewrite() {
     let bad = portal(Some("10.96.0.10"), 80);
     let mut state = world.kernel.state();
     state.refused.insert(bad);
-    // Another program adds a rule to the mode's chains.
+    // Another program adds a rule to the mode's chains. So the mode must write all redirects again.
     state.base = None;
     state.writes.clear();
     drop(state);
@@ -428,7 +428,7 @@ fn a_refused_redirect_does_not_affect_other_redirects() {
 }
 
 #[test]
-fn a_port_that_cannot_be_opened_is_reported_and_retried() {
+fn a_listening_port_that_cannot_be_opened_is_reported_and_retried() {
     let mut world = World::new().listed();
     world.apply(service("before", "10.96.0.9"));
     assert_eq!(world.sync().settled.len(), 1);
@@ -442,7 +442,7 @@ fn a_port_that_cannot_be_opened_is_reported_and_retried() {
         "{told}"
     );
     assert!(world.mode.standing().pending_since.is_some());
-    // Services whose ports are open still serve, and their endpoints still change.
+    // Services whose ports are open still serve, and changes of their endpoints still apply.
     world.endpoints("before", &["10.244.0.7"]);
     world.sync();
     assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);
@@ -456,7 +456,7 @@ fn a_port_that_cannot_be_opened_is_reported_and_retried() {
 }
 
 #[test]
-fn an_unservable_address_does_not_lead_to_a_deleted_service() {
+fn an_address_that_cannot_be_served_does_not_lead_to_a_deleted_service() {
     let mut world = World::new().listed();
     world.apply(service("gone", "10.96.0.1"));
     world.apply(service("stays", "10.96.0.3"));
@@ -469,7 +469,7 @@ fn an_unservable_address_does_not_lead_to_a_deleted_service() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    // Each closed port frees a number, so the mode makes one more attempt.
+    // Two attempts fail: the first one, and the one after the deleted Service's port was closed.
     assert_eq!(report.failures.len(), 2);
     assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
@@ -486,7 +486,7 @@ fn an_unservable_address_does_not_lead_to_a_deleted_service() {
 }
 
 #[test]
-fn a_failed_port_stops_further_attempts_for_its_protocol() {
+fn after_one_failed_port_no_further_port_of_its_protocol_is_opened() {
     let mut world = World::new().listed();
     world.kernel.state().exhausted = Some("address already in use".to_owned());
     for at in 1..=100 {
@@ -503,7 +503,7 @@ fn a_failed_port_stops_further_attempts_for_its_protocol() {
 }
 
 #[test]
-fn sctp_is_reported_as_not_supported_and_blocks_nothing() {
+fn sctp_is_reported_as_not_supported_and_other_services_are_served() {
     let mut world = World::new().listed();
     let mut sctp = service("signal", "10.96.0.7");
     sctp.ports[0].protocol = Protocol::Sctp;
@@ -516,7 +516,7 @@ fn sctp_is_reported_as_not_supported_and_blocks_nothing() {
 }
 
 #[test]
-fn the_older_of_two_services_has_a_shared_address() {
+fn the_older_of_two_services_owns_a_shared_address() {
     let mut world = World::new().listed();
     world.apply(Service {
         created: Some(2),
@@ -533,7 +533,7 @@ fn the_older_of_two_services_has_a_shared_address() {
 }
 
 #[test]
-fn an_address_moves_once_its_new_service_serves() {
+fn an_address_moves_to_another_service_once_that_service_serves() {
     let mut world = World::new().listed();
     world.apply(service("older", "10.96.0.1"));
     world.endpoints("older", &["10.244.1.2"]);
@@ -544,8 +544,8 @@ fn an_address_moves_once_its_new_service_serves() {
     world.sync();
     let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
     assert_eq!(&*name(&world), "default/older");
-    // Both changes are in one update. The younger Service has an open port, but this port has no
-    // endpoints until its write is recorded.
+    // Applies both changes in one update. The younger Service's port is open, but has no endpoints
+    // until the mode has written them.
     world.delete("older");
     world.endpoints("younger", &["10.244.2.3"]);
     let changes = world.model.take_changes();
@@ -560,7 +560,7 @@ fn an_address_moves_once_its_new_service_serves() {
 }
 
 #[test]
-fn an_address_moves_while_its_old_service_loses_endpoints() {
+fn an_address_has_endpoints_while_it_moves_to_another_service() {
     let mut world = World::new().listed();
     let shared: IpAddr = "198.51.100.1".parse().unwrap();
     let claiming = |mut service: Service| {
@@ -570,7 +570,7 @@ fn an_address_moves_while_its_old_service_loses_endpoints() {
     world.apply(claiming(service("former", "10.96.0.1")));
     world.endpoints("former", &["10.244.1.2"]);
     world.sync();
-    // Both changes are in one update, as when a workload moves to another Service.
+    // Applies all changes in one update, as if a workload moved to another Service.
     world.apply(service("former", "10.96.0.1"));
     world.endpoints("former", &[]);
     world.apply(claiming(service("next", "10.96.0.2")));
@@ -598,7 +598,7 @@ fn an_address_moves_while_its_old_service_loses_endpoints() {
 }
 
 #[test]
-fn two_services_can_swap_addresses_without_endpoints() {
+fn two_services_without_endpoints_can_swap_addresses() {
     let mut world = World::new().listed();
     let claiming = |mut service: Service, at: &str| {
         service.external_ips = vec![at.parse().unwrap()];
@@ -621,7 +621,7 @@ fn two_services_can_swap_addresses_without_endpoints() {
 }
 
 #[test]
-fn a_restart_reopens_the_ports_of_existing_redirects() {
+fn a_restart_opens_the_ports_to_which_existing_redirects_lead() {
     let mut world = World::new().listed();
     for (name, at) in [("web", "10.96.0.1"), ("other", "10.96.0.2")] {
         world.apply(balanced(name, at));
@@ -629,7 +629,7 @@ fn a_restart_reopens_the_ports_of_existing_redirects() {
     }
     world.sync();
     let before = world.kernel.state().redirects.clone();
-    // The next process starts with no open ports.
+    // Starts another process on the same kernel. This process has no open ports yet.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -644,8 +644,8 @@ fn a_restart_reopens_the_ports_of_existing_redirects() {
     assert!(world.writes().is_empty(), "no rule changes");
 }
 
-/// Checks which Services get ports when ports are scarce: first those that an earlier process
-/// served, then the oldest.
+/// Checks which Services get listening ports if there are too few: first those that an earlier
+/// process served, then the oldest.
 #[test]
 fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let aged = |number: u16| Service {
@@ -668,7 +668,7 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let report = world.sync();
     assert_eq!(served(&world), ["web1", "web2"]);
     assert!(report.failures.iter().any(|of| of.object.contains("web3")));
-    // A younger Service is added, and then a port becomes free. The older Service gets the port,
+    // Adds a younger Service while a port becomes free. The oldest waiting Service gets this port,
     // although its own retry is due later.
     world.delete("web1");
     world.apply(aged(4));
@@ -677,12 +677,11 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
         world.now += Duration::from_millis(1);
     }
     assert_eq!(served(&world), ["web2", "web3"]);
-    // An older Service is added. The older Service takes no port from a Service that is already
-    // served.
+    // Adds an older Service. It takes no port from a Service that is already served.
     world.apply(aged(1));
     world.sync();
     assert_eq!(served(&world), ["web2", "web3"]);
-    // The next process opens the ports of the same Services.
+    // Starts another process. It opens ports for the Services that the first process served.
     let kernel = world.kernel;
     kernel.state().open.clear();
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -694,7 +693,7 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
 }
 
 #[test]
-fn no_port_is_opened_while_the_redirects_are_unreadable() {
+fn no_port_is_opened_while_the_redirects_cannot_be_read() {
     let kernel = FakeKernel::new(&[NODE]);
     kernel.state().unreadable = Some("busy".to_owned());
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -707,7 +706,7 @@ fn no_port_is_opened_while_the_redirects_are_unreadable() {
 }
 
 #[test]
-fn redirects_keep_their_address_while_node_addresses_are_unknown() {
+fn redirects_keep_their_target_address_while_the_nodes_addresses_are_unknown() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2"]);
@@ -715,7 +714,7 @@ fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let before = world.aim(Some("10.96.0.1"), 80).unwrap().via;
     assert_eq!(before, Some(NODE.parse().unwrap()));
 
-    // The next process cannot read the redirects at first.
+    // Starts another process, which cannot read the node's addresses at first.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -727,7 +726,7 @@ fn redirects_keep_their_address_while_node_addresses_are_unknown() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!((aim.via, aim.outside), (before, 40_000));
 
-    // The node's address has changed meanwhile.
+    // The addresses can be read again, and the node's address has changed.
     let mut state = world.kernel.state();
     state.hidden = None;
     state.addresses = ["192.0.2.7".parse().unwrap()].into();
@@ -753,7 +752,7 @@ fn a_preview_makes_no_write() {
 }
 
 #[test]
-fn ten_thousand_redirects_are_one_write_and_a_change_one_redirect() {
+fn ten_thousand_redirects_need_one_write_and_a_new_one_writes_only_itself() {
     let mut world = World::new().listed();
     for number in 0..10_000_u32 {
         let [_, _, high, low] = number.to_be_bytes();

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 pub(crate) use fixtures::endpoint::{LONG, until};
 
-/// Opens an endpoint at an address, with one port number for both TCP and UDP.
+/// Opens an endpoint for TCP and UDP at an address. Both protocols get the same port number.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
     both_at(SocketAddr::new(at, 0), name)
 }

@@ -1,4 +1,4 @@
-//! The hosts of the tests with real packets: a node and a second host, each in its own network
+//! Hosts for the tests with real packets: a node and a second host, each in its own network
 //! namespace. The second host runs the endpoints and a client.
 //!
 //! ```text
@@ -36,11 +36,12 @@ pub(crate) fn sh(script: &str) -> String {
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The second host, in its own network namespace.
+/// The second host, with a network namespace of its own.
 pub(crate) struct Host(mpsc::Sender<Job>);
 
 impl Host {
-    /// Creates the host. The calling thread must have left the node's namespace before.
+    /// Creates the host, and connects it to the network namespace of the calling thread. The thread
+    /// must already have left the machine's own namespace.
     pub(crate) fn new(family: IpFamily) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (told, id) = mpsc::channel();
@@ -93,7 +94,7 @@ impl Host {
 /// Mark of the relay's packets to endpoints.
 const MARK: Option<u32> = Some(0x4000);
 
-/// A function that opens the kernel on the worker thread of a lane.
+/// A function that opens the kernel. The worker thread of each lane calls it.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
 /// A node with a proxier on the real kernel, a model and a relay, and a second host.
@@ -138,7 +139,7 @@ impl World {
         }
     }
 
-    /// Runs the mode until no work is left, with the model's new changes.
+    /// Applies the model's new changes, and runs the mode until no work is left.
     pub(crate) fn sync(&mut self) -> Report {
         let changes = self.model.take_changes();
         self.mode.update(&self.model, &changes, Instant::now());
@@ -164,7 +165,7 @@ impl World {
         all
     }
 
-    /// Adds a Service at an address and a NodePort, with endpoints on the host.
+    /// Adds a Service with an address, a NodePort and these endpoints on the second host.
     pub(crate) fn serve(&mut self, address: &str, endpoints: &[SocketAddr]) {
         let name = NamespacedName::new("default", "web");
         let address: IpAddr = address.parse().unwrap();
@@ -208,7 +209,8 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Opens endpoints on the host for both protocols, one port for each name.
+    /// Opens endpoints on the second host, one for each name. Each has the same port number for TCP
+    /// and UDP.
     pub(crate) fn endpoints(&self, at: &str, names: &'static [&'static str]) -> Vec<SocketAddr> {
         let at: IpAddr = at.parse().unwrap();
         self.host.run(move || {
@@ -218,7 +220,7 @@ impl World {
     }
 }
 
-/// Returns the name of the endpoint that replies over TCP at an address and port.
+/// Connects to an address and port over TCP. Returns the name of the endpoint that replies.
 pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let connected = TcpStream::connect_timeout(&at, Duration::from_secs(3));
@@ -229,7 +231,7 @@ pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     Ok(String::from_utf8(name.into()).unwrap())
 }
 
-/// Returns the name of the endpoint that replies over UDP at an address and port.
+/// Sends a datagram to an address and port. Returns the name of the endpoint that replies.
 pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -259,7 +261,7 @@ pub(crate) fn on_a_node(story: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Checks all ways to a Service: over TCP and UDP, from the node and from the host.
+/// Checks that packets reach a Service over TCP and UDP, from the node and from the second host.
 pub(crate) fn packets_find_their_way(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a", "b"]);
@@ -271,21 +273,21 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // By default, the node would not reply from its second address.
+    // Includes the node's second address. By default, a UDP socket would reply from the first address.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
         let udp = world.host.run(move || all(who_by_udp, at));
         assert_eq!(udp, both, "{at} by UDP from elsewhere");
     }
-    // The rules do not affect packets to an address and port of no Service.
+    // The rules do not redirect packets to an address and port that no Service has.
     assert!(who("10.96.0.1:81").is_err());
     assert_eq!(who("127.0.0.1:30081"), Err(ErrorKind::ConnectionRefused));
-    // A read of the kernel equals the state that was written.
+    // A check finds the state in the kernel that the mode wrote.
     world.mode.check(Instant::now());
     let report = world.settle();
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
-    // The listening ports reject clients that were not redirected.
+    // The listening ports reject clients whose packets no rule redirected.
     let ports = sh("ss -Hltn | awk '{print $4}' | sed 's/.*://'");
     let port: u16 = ports.lines().next().unwrap().parse().unwrap();
     let direct = format!("192.0.2.1:{port}");
@@ -310,7 +312,8 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     super::until("all are closed", || sh("ss -Hltn").is_empty());
 }
 
-/// Checks all ways to a Service over IPv6.
+/// Checks that IPv6 packets reach a Service over TCP and UDP, from the node and from the second
+/// host.
 pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     let mut world = World::new(IpFamily::V6, kernel);
     let endpoints = world.endpoints("2001:db8::2", &["a", "b"]);
@@ -330,8 +333,8 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
 }
 
-/// Checks that clients reach endpoints in the node's own network namespace. The test includes an
-/// endpoint whose port is the NodePort's number, and an endpoint with an address of the Service.
+/// Checks that clients reach endpoints in the node's own network namespace. One endpoint has the
+/// NodePort as its port. Another endpoint has an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -357,8 +360,8 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     super::until("flows end", || world.relay.counters().flows() == 0);
 }
 
-/// Checks that a read returns the rules for pod detection as the mode wrote them, even after
-/// another program has listed and rewritten them.
+/// Checks that the mode reads back the rules that it wrote for pod detection. Repeats the check
+/// after another program has listed these rules and written them again.
 pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
@@ -409,7 +412,7 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
         mode,
         relay,
     } = world;
-    // The relay of the first process ends when its last handle is dropped.
+    // Ends the relay of the first process by dropping the last handles to it.
     drop((mode, relay));
     super::until("nobody listens", || who("10.96.0.1:80").is_err());
     let relay = Relay::start(Limits::default()).unwrap();
@@ -431,8 +434,8 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks that the mode writes a large number of Services in one step, then one more Service, and
-/// then removes all of them.
+/// Checks three steps of the mode: it writes very many Services in one step, writes one more
+/// Service, and removes all Services.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
