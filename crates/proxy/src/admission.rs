@@ -1,9 +1,13 @@
 //! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
 //! The API server assigns each cluster IP and node port only once. But two fields may contain an
-//! address of another tenant: users who may write a Service choose `spec.externalIPs`, and users
-//! who may write its status choose `status.loadBalancer`. Every mode refuses the following
-//! addresses, even if the other Service is younger:
+//! address of another tenant:
+//!
+//! - `spec.externalIPs`: users who may write a Service choose these addresses.
+//! - `status.loadBalancer`: users who may write the status of a Service choose these addresses.
+//!
+//! Every mode refuses the following addresses, even if the other Service is younger:
+//!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
 //! - the API server's address and port: a node that redirects packets to this address could never
@@ -14,11 +18,11 @@
 //! So an address that the API server or a controller has assigned takes precedence over an address
 //! that a user has chosen.
 //!
-//! The model serves the Service without its refused addresses. Whenever a cluster IP, a load
-//! balancer's address, a node port or an address of this node appears or disappears, the model
-//! decides again. So the result does not depend on the order of events.
+//! The model serves the Service without its refused addresses. It decides again whenever a cluster
+//! IP, a load balancer's address, a node port or an address of this node appears or disappears. So
+//! the result does not depend on the order of events.
 //!
-//! Then the model cuts the Service to its [limits](crate::limits).
+//! Then the model reduces the Service to its [limits](crate::limits).
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -36,14 +40,14 @@ use crate::owner::Rank;
 /// Rules that decide which external and load-balancer addresses Services may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressRules {
-    /// Allowed networks, or `None` to allow every address. A network of a single address allows
-    /// that address even if it belongs to the API server.
+    /// Allowed networks, or `None` to allow every address. A network with a single address allows
+    /// this address even if it is the API server's.
     pub allowed: Option<Vec<IpNet>>,
 }
 
 impl AddressRules {
-    /// Reports whether a network of a single address (`/32`, `/128`) allows this address, even if
-    /// it belongs to the API server.
+    /// True if the allowed networks contain a network with only this address (`/32`, `/128`). Such
+    /// a network allows the address even if it is the API server's.
     pub fn names(&self, address: IpAddr) -> bool {
         let nets = self.allowed.iter().flatten();
         let mut hosts = nets.filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -75,15 +79,15 @@ impl AddressField {
 pub enum Refusal {
     /// The address is another Service's cluster IP.
     ClusterIp,
-    /// The API server uses this address and port.
+    /// The API server uses this address, at this port.
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
-    /// Another Service's load balancer has the address and port. A controller assigned them,
-    /// whereas a user chose the external IP.
+    /// Another Service's load balancer has this address and port. A controller assigned the load
+    /// balancer's address, but a user chose the external IP.
     LoadBalancer(u16, Protocol),
-    /// The address belongs to this node, and another Service has this node port. The API server
-    /// assigned the port to that Service alone.
+    /// The address belongs to this node, and the port is another Service's node port. The API
+    /// server assigned the node port to that Service alone.
     NodePort(u16, Protocol),
 }
 
@@ -94,17 +98,17 @@ pub struct RefusedAddress {
     pub field: AddressField,
     /// The refused address.
     pub address: IpAddr,
-    /// Reason why the address is refused.
+    /// Reason why the model refuses the address.
     pub why: Refusal,
 }
 
-/// The external and load-balancer addresses of all Services, and the refused addresses among them.
+/// External and load-balancer addresses of all Services, and decisions on which of them to refuse.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
-    /// Number of Services with each cluster IP.
+    /// Number of Services that have each cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// Services that name each external or load-balancer address.
+    /// Services that list each external or load-balancer address.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
     /// Addresses and ports at which the source reaches the API server.
     reached_at: Vec<SocketAddr>,
@@ -113,28 +117,28 @@ pub(crate) struct Admission {
     /// The addresses of `reached_at` and `endpoints`, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<RestrictedService>>,
-    /// Services that contain each external IP.
+    /// Services that list each external IP.
     external: HashMap<IpAddr, HashSet<NamespacedName>>,
-    /// Load-balancer addresses and ports that serve each Service.
+    /// Load-balancer addresses and ports at which each Service is served.
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
-    /// Number of Services at each load-balancer address and port.
+    /// Number of Services that are served at each load-balancer address and port.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
-    /// The addresses of this node that serve NodePorts, sorted.
+    /// Addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
-    /// Number of Service ports with each node port.
+    /// Number of Service ports that have each node port.
     node_ports: HashMap<(u16, Protocol), u32>,
-    /// Services with external IPs, by the port numbers of these Services.
+    /// Services with external IPs, by each port number and protocol that they have.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
-    /// Services whose external IPs must be checked again.
+    /// Services whose external IPs the model must check again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses whose Services must be checked again.
+    /// Addresses for which the model must check all Services that list them again.
     doubted: HashSet<IpAddr>,
-    /// Version of the result, which changes whenever the result may change.
+    /// Version number of the decisions. Increases whenever a decision may have changed.
     version: u64,
 }
 
-/// A Service that the proxy serves only in part: its original form, and the parts that are not
-/// served.
+/// A Service that the proxy serves only in part: its original form, and the parts that the proxy
+/// does not serve.
 #[derive(Debug, PartialEq, Eq)]
 struct RestrictedService {
     given: Service,
@@ -142,7 +146,7 @@ struct RestrictedService {
     cut: RemovedParts,
 }
 
-/// Subtracts one from the count of a key, and removes a count of zero.
+/// Subtracts one from the number of a key. Removes the key if its number is then zero.
 fn release<K: Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;
@@ -165,13 +169,13 @@ impl Admission {
         &self.api_servers
     }
 
-    /// Returns a version that changes whenever the result of [`refused`](Self::refused) or
+    /// Returns a version number that increases whenever the result of [`refused`](Self::refused) or
     /// [`asking`](Self::asking) may change.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Returns the refused addresses of all Services, in no order.
+    /// Returns the refused addresses of all Services, in arbitrary order.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.refused.iter().map(move |one| (name, one)))
@@ -182,25 +186,25 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
-    /// Returns the parts of all Services that exceed the limits, in no order.
+    /// Returns the parts of all Services that exceed the limits, in arbitrary order.
     pub(crate) fn excess(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))
     }
 
-    /// Reports whether the model has cut a Service to the limits.
+    /// True if the model has reduced a Service to the limits.
     pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
         let held = self.refused.get(name);
         held.is_some_and(|held| held.cut != RemovedParts::default())
     }
 
-    /// Returns the part of one Service that exceeds the limits.
+    /// Returns the parts of one Service that exceed the limits.
     pub(crate) fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// Returns the EndpointSlices of a Service that exceed its limits and are therefore not served,
-    /// or `None` if all its slices are served.
+    /// Returns the EndpointSlices of a Service that are not served, because they exceed its limits.
+    /// Returns `None` if all slices are served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -209,13 +213,14 @@ impl Admission {
         (!held.cut.slices.is_empty()).then_some(&held.cut.slices)
     }
 
-    /// Returns the Services that name an external or load-balancer address, in no order.
+    /// Returns the Services that list this external or load-balancer address, in arbitrary order.
+    /// Includes Services for which the model refused the address.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
 
     /// Returns all external and load-balancer addresses in a network, each with the Services that
-    /// name it.
+    /// list it.
     pub(crate) fn asking_within(
         &self,
         net: IpNet,
@@ -224,18 +229,18 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns the original form of a Service, of which the model may serve only a part.
+    /// Returns the original form of a Service. The argument is the form that the model serves.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// Reports whether `given` equals the original form of this served Service.
+    /// True if `given` equals the original form of this served Service.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
 
-    /// Adds a Service in its original form.
+    /// Records the addresses and node ports of a new Service, in its original form.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             *self.cluster_ips.entry(*ip).or_default() += 1;
@@ -264,7 +269,7 @@ impl Admission {
         }
     }
 
-    /// Removes a Service in its original form.
+    /// Forgets the addresses and node ports of a Service, in its original form.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             release(&mut self.cluster_ips, ip);
@@ -305,7 +310,7 @@ impl Admission {
         self.refused.remove(&given.name);
     }
 
-    /// Sets the sorted addresses of this node that serve NodePorts.
+    /// Sets the addresses of this node that serve NodePorts. The addresses must be sorted.
     pub(crate) fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         if self.node_addresses == addresses {
             return;
@@ -327,8 +332,9 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses that serve a Service. Marks Services that have one of these
-    /// addresses as external IP for another check.
+    /// Sets the load-balancer addresses and ports at which a Service is served. Marks other
+    /// Services that have one of these addresses as an external IP, so that the model checks them
+    /// again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -359,8 +365,8 @@ impl Admission {
         }
     }
 
-    /// Returns the ports of the Service's external IPs that belong to another Service's node port
-    /// or load balancer, sorted, each with the reason.
+    /// Returns the external IPs and ports of a Service that belong to another Service, sorted. Each
+    /// has the reason: the other Service's node port or load balancer.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -399,8 +405,8 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Removes all refused parts from a Service. The caller must have [entered](Self::enter) the
-    /// Service.
+    /// Removes all refused parts from a Service. The caller must have called [`enter`](Self::enter)
+    /// for this Service.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();
@@ -434,7 +440,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // An address stays if it still serves some port of the Service.
+        // An external IP stays if at least one port of the Service is still served there.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -503,7 +509,8 @@ impl Admission {
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Sets the API server's addresses to the endpoints in these slices of `default/kubernetes`.
+    /// Learns the API server's addresses from the endpoints in these slices of
+    /// `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {
             let ports = slice.ports.iter();
@@ -542,7 +549,7 @@ impl Admission {
         }
     }
 
-    /// Removes and returns the names of the Services that must be checked again.
+    /// Returns the names of the Services that the model must check again. Forgets these names.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));
