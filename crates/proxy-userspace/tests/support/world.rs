@@ -273,7 +273,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // Includes the node's second address. By default, a UDP socket would reply from the first address.
+    // Includes the node's second address, because a UDP socket by default replies from the first.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
