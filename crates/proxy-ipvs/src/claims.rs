@@ -589,8 +589,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if this set member would make another program's virtual server look like one of
-    /// kube-proxy.
+    /// True if this set member would make another program's virtual server look like our own.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,
