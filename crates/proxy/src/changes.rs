@@ -14,10 +14,10 @@ use crate::object::Service;
 pub struct Changes {
     /// Services that were changed or deleted, or whose endpoints have changed.
     pub services: HashSet<NamespacedName>,
-    /// Former addresses and node ports of deleted Services, and of changed Services that may no
-    /// longer have all of them.
+    /// Former addresses and node ports of Services that were deleted, and of changed Services that
+    /// may have lost some of them.
     pub left: HashMap<NamespacedName, FormerPlaces>,
-    /// Families of the cluster IPs and endpoints that have changed.
+    /// IP families of the cluster IPs and endpoints that have changed.
     pub families: FamilySet,
     /// True if the Node object of this node has changed.
     pub node: bool,
@@ -27,10 +27,10 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
-    /// Trigger times of changed slices. A deleted slice has no trigger time, because its annotation
-    /// contains the time of an earlier change.
+    /// Times of the events that caused changes of slices. A deleted slice has no such time, because
+    /// its annotation contains the time of an earlier change.
     pub triggers: Vec<Trigger>,
-    /// Objects that new lists lacked, one entry for each such list.
+    /// Known objects that a new list lacked, with one entry for each such list.
     pub vanished: Vec<MissingObjects>,
 }
 
@@ -42,7 +42,7 @@ pub struct FamilySet {
 }
 
 impl FamilySet {
-    /// Reports whether a family is in the set.
+    /// True if the set contains this IP family.
     pub fn contains(self, family: IpFamily) -> bool {
         match family {
             IpFamily::V4 => self.v4,
@@ -62,7 +62,7 @@ impl Extend<IpFamily> for FamilySet {
     }
 }
 
-/// A changed EndpointSlice, with the time of the event that caused the change.
+/// A changed EndpointSlice, and the time of the event that caused the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
     /// Service of the slice.
@@ -75,15 +75,15 @@ pub struct Trigger {
 }
 
 /// Known objects that a new list lacks, although no event reported their deletion. A few missing
-/// objects are normal after an outage of the source. Many suggest that the API server has lost
-/// objects.
+/// objects are normal after an outage of the source. If many are missing, the API server has
+/// probably lost objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
     /// Kind of the listed objects.
     pub kind: Kind,
     /// Number of objects that the list lacked.
     pub count: usize,
-    /// Number of objects known before, including the missing objects.
+    /// Number of objects that were known before the list, including the missing objects.
     pub known: usize,
     /// The first missing objects by name, at most [`MissingObjects::NAMED`]. The namespace of a
     /// Node is empty.
@@ -91,10 +91,10 @@ pub struct MissingObjects {
 }
 
 impl MissingObjects {
-    /// Largest number of missing objects that are named.
+    /// Largest number of missing objects whose names are listed.
     pub const NAMED: usize = 5;
 
-    /// Returns the objects that the list lacks, or `None` if it lacks none.
+    /// Returns the objects that the list lacks, or `None` if it lacks no object.
     pub(crate) fn of(kind: Kind, known: usize, gone: &HashSet<NamespacedName>) -> Option<Self> {
         if gone.is_empty() {
             return None;
@@ -112,26 +112,26 @@ impl MissingObjects {
 }
 
 impl Changes {
-    /// Reports whether the changes are empty.
+    /// True if there are no changes.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }
 
-    /// Reports whether the changes may affect the kernel entries of a family.
+    /// True if the changes may affect the kernel entries of this IP family.
     pub fn concerns(&self, family: IpFamily) -> bool {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Records a changed Service. The caller passes its old state and, in another call, its new
-    /// state.
+    /// Records a changed Service. The caller calls this function once with the old state and once
+    /// with the new state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
         self.services.insert(service.name.clone());
     }
 
-    /// Records the former addresses and node ports of a Service, unless the Service `by`, which
-    /// replaces it, has the same addresses and node ports.
+    /// Records the former addresses and node ports of a Service. If its replacement `by` has the
+    /// same addresses and node ports, records nothing.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -176,8 +176,8 @@ impl Changes {
     }
 }
 
-/// Former addresses and node ports of a changed Service, and the estimated work of its former
-/// state.
+/// Former addresses and node ports of a changed Service, and the estimated cost of compiling its
+/// former state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FormerPlaces {
     pub(crate) places: HashSet<ServicePlace>,
@@ -185,8 +185,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns the addresses and node ports of a Service, or `None` if the Service `by`, which
-    /// replaces it, has the same addresses and node ports.
+    /// Returns the addresses and node ports of a Service. Returns `None` if its replacement `by`
+    /// has the same addresses and node ports.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports
@@ -201,7 +201,7 @@ impl FormerPlaces {
         })
     }
 
-    /// Adds the addresses and node ports of an earlier state.
+    /// Adds the addresses and node ports of another former state of the same Service.
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);
@@ -228,8 +228,9 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + 
     addresses.chain(node_ports.map(ServicePlace::NodePort))
 }
 
-/// Estimates the work of compiling a Service with this number of endpoints: ports × addresses ×
-/// endpoints, plus ports × addresses × source ranges. All addresses of the node count as one.
+/// Estimates the cost of compiling a Service with this number of endpoints: ports × addresses ×
+/// endpoints, plus ports × addresses × source ranges. All addresses of the node count as one
+/// address.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

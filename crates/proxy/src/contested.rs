@@ -1,9 +1,9 @@
-//! Contested parts of Services, each with the reason:
+//! Parts of Services that are not served as the Service's author intends, each with the reason:
 //!
-//! * refused addresses;
-//! * addresses of the node;
+//! * addresses that the model refuses;
+//! * addresses that belong to the node;
 //! * parts above the limits;
-//! * ignored options.
+//! * options that the node ignores.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -21,14 +21,14 @@ use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Serv
 pub struct Contested {
     /// The Service that has the part.
     pub service: NamespacedName,
-    /// The contested part of the Service.
+    /// The part that is not served as intended.
     pub what: ContestedPart,
 }
 
-/// Part of a Service that is not served as the author intends.
+/// Part of a Service that is not served as the Service's author intends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestedPart {
-    /// An address, the field that contains it, and the reason.
+    /// An address, the field of the Service that contains it, and the reason.
     Address(IpAddr, AddressField, ContestReason),
     /// Part of the Service above the limits.
     TooLarge(OverLimit),
@@ -36,8 +36,8 @@ pub enum ContestedPart {
     Option(IgnoredOption),
 }
 
-/// Part of a Service above the limits, in one family. Values of all sizes compare as equal, so a
-/// Service whose size varies is reported only once.
+/// Part of a Service that exceeds the limits, in one IP family. Values of different sizes compare
+/// as equal, so a Service whose size varies is reported only once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -76,7 +76,7 @@ pub enum ContestReason {
 }
 
 impl ContestedPart {
-    /// Label values of the reasons, in the order in which the gauge lists them.
+    /// Label values of the reasons, in the order in which the metric lists them.
     pub const LABELS: [&str; 9] = [
         "cluster-ip",
         "api-server",
@@ -107,7 +107,7 @@ impl ContestedPart {
         })
     }
 
-    /// Returns the number of addresses in the part.
+    /// Returns the number of addresses in this part.
     pub fn addresses(&self) -> usize {
         match self {
             Self::Address(..) => 1,
@@ -118,7 +118,7 @@ impl ContestedPart {
 }
 
 impl Contested {
-    /// Returns the family of the part, or `None` if the part affects the whole Service.
+    /// Returns the IP family of the part, or `None` if the part affects the whole Service.
     pub fn family(&self) -> Option<IpFamily> {
         match &self.what {
             ContestedPart::Address(address, ..) => Some(IpFamily::of(*address)),
@@ -127,7 +127,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether the proxy does not serve the part.
+    /// True if the proxy does not serve the part. False if the proxy serves it despite the reason.
     pub fn is_refused(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) | ContestedPart::Option(_) => true,
@@ -135,7 +135,7 @@ impl Contested {
         }
     }
 
-    /// Describes the contested action: `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the action that the reason concerns, such as `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(
@@ -156,7 +156,7 @@ impl Contested {
         }
     }
 
-    /// Returns the reason as text, with advice for the user.
+    /// Returns the reason as text, with advice for the Service's author.
     pub fn reason(&self, model: Option<&Model>) -> String {
         let (address, field, why) = match &self.what {
             ContestedPart::Option(unheeded) => return unheeded.reason.clone(),
@@ -229,7 +229,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether the reason is a property of this node: its addresses or its kernel.
+    /// True if the reason is specific to this node, such as its addresses or its kernel.
     pub fn is_of_this_node(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) => false,
@@ -241,7 +241,8 @@ impl Contested {
         }
     }
 
-    /// Formats the part and its reason as one line. The names of other Services come from `model`.
+    /// Formats the part and its reason as one line. Looks up the names of other Services in
+    /// `model`.
     pub fn line(&self, model: &Model) -> String {
         let Self { service, .. } = self;
         let reason = self.reason(Some(model));
@@ -255,7 +256,7 @@ impl Contested {
     }
 }
 
-/// Returns the owner of an address as text for a message.
+/// Formats the Service that owns an address, for a message.
 fn named(owner: Option<&NamespacedName>) -> String {
     owner.map_or_else(
         || "another Service".to_owned(),

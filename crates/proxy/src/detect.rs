@@ -1,4 +1,4 @@
-//! Detection of traffic from pods of this node. Such traffic needs no masquerading.
+//! Detection of traffic from pods of this node. Rules need not masquerade such traffic.
 
 use ipnet::IpNet;
 
@@ -12,7 +12,7 @@ pub enum LocalDetector {
     SourceNet(IpNet),
     /// Detection by the bridge on which packets arrive, for the mode `BridgeInterface`.
     Bridge(String),
-    /// Detection by the name of the interface on which packets arrive: the text is the beginning of
-    /// the name (mode `InterfaceNamePrefix`).
+    /// Detection by the name of the interface on which packets arrive (mode `InterfaceNamePrefix`).
+    /// The text is the beginning of the name.
     InterfacePrefix(String),
 }

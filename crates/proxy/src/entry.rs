@@ -2,7 +2,7 @@
 
 use crate::names::ServicePortName;
 
-/// A change of one entry as text, with the state before and after it.
+/// A change of one kernel entry as text: the state before and after the change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryChange {
     /// Name of the entry, such as `10.96.0.1:443/TCP` or `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.

@@ -15,12 +15,12 @@ pub enum Kind {
     EndpointSlice,
     /// Nodes (v1), only this node's object.
     Node,
-    /// ServiceCIDRs (networking.k8s.io/v1), if the mode uses them.
+    /// ServiceCIDRs (networking.k8s.io/v1), if the mode needs them.
     ServiceCidr,
 }
 
 impl Kind {
-    /// All kinds. Those that every mode needs are first.
+    /// All kinds. The kinds that every mode needs come first.
     pub const ALL: [Self; 4] = [
         Self::Service,
         Self::EndpointSlice,
@@ -28,7 +28,7 @@ impl Kind {
         Self::ServiceCidr,
     ];
 
-    /// Reports whether objects of the kind have no namespace.
+    /// True if objects of this kind have no namespace.
     pub fn is_cluster_scoped(self) -> bool {
         matches!(self, Self::Node | Self::ServiceCidr)
     }
@@ -36,13 +36,15 @@ impl Kind {
 
 /// An event of a source.
 ///
-/// A list consists of `ListStarted`, its objects as `…Applied` or `Unreadable`, and `ListComplete`.
-/// The end of a whole list deletes all known objects that are not in the list. Before its end, a
-/// list deletes no object. After an interrupted list, the source sends `ListStarted` again.
+/// A list consists of `ListStarted`, its objects as `…Applied` or `Unreadable`, and `ListComplete`:
 ///
-/// A complete list has every readable object. The list is not whole if there may be more objects,
-/// for example in a broken manifest. Known objects that are not in such a list stay. The source
-/// sends a `ListComplete` without a `ListStarted` in two cases:
+/// - The end of a whole list deletes all known objects that are not in the list. Before its end, a
+///   list deletes no object.
+/// - After an interrupted list, the source sends `ListStarted` again.
+/// - A complete list contains every readable object. It is not whole if there may be more objects,
+///   for example in a broken manifest. Such a list deletes no known object.
+///
+/// The source sends a `ListComplete` without a `ListStarted` in two cases:
 ///
 /// * Every file has become readable. This `ListComplete` is whole.
 /// * A server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not whole.
@@ -54,11 +56,11 @@ pub enum Event {
     ListComplete {
         /// Kind of the listed objects.
         kind: Kind,
-        /// True if the list contains every existing object.
+        /// True if the list contains all objects that exist.
         is_whole: bool,
     },
-    /// An object exists, but the source cannot decode it. The model keeps its last known state. If
-    /// no state is known, kernel entries that may belong to the object stay.
+    /// An object exists, but the source cannot decode it. The model keeps the object's last known
+    /// state. If no state is known, the proxy keeps kernel entries that may belong to the object.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
@@ -66,7 +68,7 @@ pub enum Event {
     ServiceDeleted(NamespacedName),
     /// A slice was added or changed.
     SliceApplied(EndpointSlice),
-    /// A slice was deleted, or this proxy no longer has to serve it. The name is that of the slice.
+    /// The slice with this name was deleted, or this proxy no longer has to serve it.
     SliceDeleted(NamespacedName),
     /// The Node object of this node was added or changed.
     NodeApplied(Node),
@@ -77,7 +79,7 @@ pub enum Event {
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
     /// All addresses and ports at which the source reaches its API server. No Service may redirect
-    /// packets to them. The source sends this event before it reads events over a connection to a
-    /// new address.
+    /// packets to these addresses. Before the source reads events over a connection to a new
+    /// address, it sends this event.
     ApiServerAt(Vec<SocketAddr>),
 }

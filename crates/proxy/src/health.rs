@@ -1,9 +1,10 @@
 //! The result of a Service's health-check node port: the number of ready endpoints on this node.
 //!
-//! A load balancer checks this port on every node, and sends packets only to nodes with ready
-//! endpoints. So no packet is lost with `externalTrafficPolicy: Local`. Terminating endpoints still
-//! serve packets that arrive, but are not counted. So the load balancer sends new packets to other
-//! nodes.
+//! A load balancer checks this port on every node. It sends packets only to nodes with ready
+//! endpoints, so no packet is lost with `externalTrafficPolicy: Local`.
+//!
+//! Terminating endpoints still serve packets that arrive, but this number does not include them. So
+//! the load balancer sends new packets to other nodes.
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use hashbrown::HashSet;
 use crate::names::IpFamily;
 use crate::view::ServiceView;
 
-/// Result of the health-check node port of one Service, in one family.
+/// Result of the health-check node port of one Service, for one IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthCheck {
     /// Health-check node port of the Service (`spec.healthCheckNodePort`).

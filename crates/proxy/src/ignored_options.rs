@@ -1,4 +1,4 @@
-//! Options of Services that this node ignores, with the reasons.
+//! Options of Services that this node ignores, and the reasons.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ pub struct IgnoredOption {
     value: Box<str>,
     /// Reason why the node ignores the option, with advice for the operator.
     pub(crate) reason: String,
-    /// True if the reason is a property of this node, such as its kernel.
+    /// True if the reason is specific to this node, such as its kernel.
     pub(crate) is_of_this_node: bool,
 }
 
 impl IgnoredOption {
-    /// Describes the ignored option in the words of a plan's line, such as `heed annotation
+    /// Describes the ignored option for a line of a plan, such as `heed annotation
     /// kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(
@@ -29,19 +29,19 @@ impl IgnoredOption {
     }
 }
 
-/// Options that this node supports: those of the mode, except values that the kernel lacks.
+/// Options that this node supports: those of the mode, without the values that the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
     /// Name of the mode.
     pub mode: &'static str,
-    /// Scheduler of Services whose options name no scheduler (`--ipvs-scheduler`).
+    /// Node's scheduler (`--ipvs-scheduler`), for Services whose options name no scheduler.
     pub scheduler: Arc<str>,
     /// Option values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
 }
 
 impl OptionSupport {
-    /// Returns all ignored options, each with its Service. O(Services with options).
+    /// Returns all ignored options, each with its Service. Costs O(Services with options).
     pub fn unheeded<'a>(
         &'a self,
         model: &'a Model,
@@ -66,7 +66,7 @@ impl OptionSupport {
             })
     }
 
-    /// Returns the options that the scheduler of a Service ignores.
+    /// Returns the options of a Service that its scheduler ignores.
     fn ignored_by_scheduler<'a>(
         &'a self,
         options: &'a ServiceOptions,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_the_scheduler_ignores_is_told_with_the_scheduler() {
+    fn an_option_that_the_scheduler_ignores_is_reported_with_the_scheduler() {
         let mut model = Model::new();
         for (name, scheduler, flags) in [
             ("heeded", "sh", "sh-port"),

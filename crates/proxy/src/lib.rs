@@ -8,9 +8,10 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! This crate is pure: it has no clock, no I/O, no kernel access and no Kubernetes client. Sources
-//! decode their input into the compact types of [`object`]. A mode, such as `proxy-ipvs`, compiles
-//! a [`ServiceView`] into the kernel entries that the mode wants.
+//! - This crate is pure: it has no clock, no I/O, no kernel access and no Kubernetes client.
+//! - Sources decode their input into the compact types of [`object`].
+//! - A mode, such as `proxy-ipvs`, compiles a [`ServiceView`] into the kernel entries that the mode
+//!   wants.
 
 mod admission;
 mod changes;

@@ -1,7 +1,8 @@
 //! Limits on the kernel entries of one Service.
 //!
-//! A Service object of 90 KB can name 5,000 external IPs and 100 ports. In IPVS mode, these are
-//! 500,000 virtual servers on every node. So two products have a limit, for each IP family:
+//! A Service object of 90 KB can contain 5,000 external IPs and 100 ports. In IPVS mode, such a
+//! Service needs 500,000 virtual servers on every node. So two products have a limit, for each IP
+//! family:
 //!
 //! | product | entries |
 //! |---|---|
@@ -11,10 +12,13 @@
 //! Other modes write each endpoint only once. They have the same limits, so that every mode serves
 //! the same part of a Service.
 //!
-//! The limits keep addresses in this order: the cluster IP, NodePorts, load-balancer addresses,
-//! external IPs. Within each kind, the order is that of the object. Ports and EndpointSlices are
-//! cut only if the cluster IP and NodePorts alone exceed a limit. The result depends only on the
-//! objects, so every mode and every node serves the same part.
+//! Addresses above a limit are not served:
+//!
+//! - Addresses are kept in this order: the cluster IP, NodePorts, load-balancer addresses, external
+//!   IPs. Within each kind, the order is that of the object.
+//! - Ports and EndpointSlices are removed only if the cluster IP and NodePorts alone exceed a
+//!   limit.
+//! - The result depends only on the objects, so every mode and every node serves the same part.
 
 use std::fmt;
 
@@ -24,30 +28,32 @@ use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
 
 /// Largest number of addresses × ports of one Service, in one IP family. All addresses of the node
-/// that serve NodePorts count as one address.
+/// at which NodePorts are served count as one address.
 pub const MAX_FRONTENDS: usize = 4_096;
 
 /// Largest number of addresses × ports × endpoints of one Service, in one IP family. The same limit
 /// applies to load-balancer addresses × ports × source ranges.
 pub const MAX_DESTINATIONS: usize = 100_000;
 
-/// Largest number of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`],
-/// in one IP family.
+/// Largest number of addresses × ports × endpoints of one Service, in one IP family, if the Service
+/// has at most [`FEW_FRONTENDS`] addresses × ports.
 ///
 /// This limit is larger than [`MAX_DESTINATIONS`]: a tenant can add addresses and ports at no cost,
 /// but must create a pod for each endpoint. In IPVS mode, such a Service needs some 190 MB of
 /// kernel memory (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// Largest number of endpoints of one Service port in one IP family: ten times the number with
-/// which Kubernetes is tested. The reason for a limit: for each added destination, the kernel
-/// searches all destinations of the virtual server.
+/// Largest number of endpoints of one Service port in one IP family. This is ten times the number
+/// with which Kubernetes is tested. A limit is necessary, because the kernel searches all
+/// destinations of a virtual server for each added destination.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// Number of addresses × ports, of one Service in one IP family, up to which they count as few.
+/// Largest number of addresses × ports, of one Service in one IP family, with which
+/// [`MAX_DESTINATIONS_OF_FEW`] applies.
 pub const FEW_FRONTENDS: usize = 16;
 
-/// Returns the limit of addresses × ports × endpoints for a Service with this number of frontends.
+/// Returns the largest number of addresses × ports × endpoints for a Service with this number of
+/// frontends (addresses × ports).
 fn max_destinations(frontends: usize) -> usize {
     if frontends <= FEW_FRONTENDS {
         MAX_DESTINATIONS_OF_FEW
@@ -61,13 +67,13 @@ fn max_destinations(frontends: usize) -> usize {
 pub struct Excess {
     /// The IP family that exceeds the limits.
     pub family: IpFamily,
-    /// Number of load-balancer addresses that the proxy does not serve, from the end of the list.
+    /// Number of load-balancer addresses that the proxy does not serve: the last ones in the list.
     pub ingress_ips: usize,
-    /// Number of external IPs that the proxy does not serve, from the end of the list.
+    /// Number of external IPs that the proxy does not serve: the last ones in the list.
     pub external_ips: usize,
-    /// Number of ports that the proxy does not serve, from the end of the list.
+    /// Number of ports that the proxy does not serve: the last ones in the list.
     pub ports: usize,
-    /// Number of endpoints that the proxy does not serve: those of whole EndpointSlices.
+    /// Number of endpoints that the proxy does not serve. It omits whole EndpointSlices.
     pub endpoints: usize,
 }
 
@@ -105,17 +111,17 @@ impl fmt::Display for Excess {
     }
 }
 
-/// The parts that [`cut`] removes from a Service.
+/// Parts that [`cut`] removes from a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemovedParts {
-    /// Excess of the Service, at most one entry for each family.
+    /// Excess of the Service, with at most one entry for each IP family.
     pub(crate) excess: Vec<Excess>,
     /// EndpointSlices that the proxy does not serve.
     pub(crate) slices: HashSet<NamespacedName>,
 }
 
-/// Reports whether [`cut`] would remove nothing from a Service. Costs O(1) for a Service of usual
-/// size, otherwise O(slices).
+/// True if [`cut`] would remove no part of a Service. Costs O(1) for a Service of usual size, and
+/// O(slices) otherwise.
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();
@@ -129,16 +135,16 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // The sum over both families may be large although each family is small.
+    // Checks each IP family separately: the sum may be large although each family is small.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == RemovedParts::default() && copy == *service
     }
 }
 
-/// Removes the excess from a Service. O(addresses + slices).
+/// Removes the excess from a Service. Costs O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
-    // The cluster IP and the node's addresses are never cut.
+    // Keeps the cluster IP and the node's addresses in any case.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
@@ -156,7 +162,8 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
         let mut load = 0_usize;
         let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
-            // Port names are unique, so a slice has each port of the Service at most once.
+            // Counts each port of the Service at most once per slice, because port names are
+            // unique.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
             let count = slice.endpoints.len();
             let has_room = slice.ports.iter().all(|port| {
@@ -192,15 +199,16 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
             cut.excess.push(excess);
         }
     }
-    // Source ranges apply only to load-balancer addresses.
+    // Removes the source ranges if no load-balancer address is left, because they apply only to
+    // such addresses.
     if service.ingress_ips.is_empty() && ports * service.source_ranges.len() > MAX_DESTINATIONS {
         service.source_ranges.clear();
     }
     cut
 }
 
-/// Keeps only the first `most` addresses of a family. Returns the numbers of kept and removed
-/// addresses.
+/// Keeps only the first `most` addresses of an IP family. Returns the number of kept addresses and
+/// the number of removed addresses.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -6,8 +6,9 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never blocks. Its worker threads make system calls and run programs. Independent work
-//! runs in parallel. A single task calls all functions of a mode.
+//! - A mode never blocks: its worker threads make system calls and run programs.
+//! - Independent work runs in parallel.
+//! - A single task calls all functions of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,12 +28,12 @@ use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
 
-/// A proxy mode for one IP family. One task owns the mode, so its state has no lock.
+/// A proxy mode for one IP family. A single task owns the mode, so its state needs no lock.
 pub trait Mode: Send {
-    /// Returns the family that the mode serves.
+    /// Returns the IP family that the mode serves.
     fn family(&self) -> IpFamily;
 
-    /// Reports whether the mode can receive changes now. Until then, the caller collects them.
+    /// True if the mode can receive changes now. Until then, the caller collects the changes.
     fn is_ready(&self) -> bool;
 
     /// Computes the wanted entries after these changes. Writes nothing.
@@ -45,59 +46,60 @@ pub trait Mode: Send {
     /// function once in each sync period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all pending work on idle worker threads, which read and write the kernel. Returns at
-    /// once.
+    /// Starts all pending work for which worker threads are idle. These threads read and write the
+    /// kernel. Returns at once.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only writes for which clients wait. The daemon calls this function when another mode
-    /// will replace this mode. The daemon replaces the mode once all worker threads are idle.
+    /// Starts only writes for which clients wait. The daemon calls this function instead of
+    /// [`proceed`](Self::proceed) when another mode will replace this mode. The replacement happens
+    /// once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
     /// Becomes ready when [`book`](Self::book) has a result, because a worker thread has finished
     /// or a change needs no write. While the mode is idle, returns `Pending` and wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Records the finished work of worker threads. Returns a report, or `None` if no work has
-    /// finished.
+    /// Records the finished work of worker threads. Returns a report, or `None` if there is no
+    /// finished work.
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
 
-    /// Reports whether all worker threads are idle, so that another mode may replace this one.
+    /// True if all worker threads are idle, so that another mode may replace this one.
     fn is_idle(&self) -> bool;
 
     /// Returns the next time at which [`proceed`](Self::proceed) has work without a new event, such
     /// as a retry or the check of a drain. Returns `now` if work is ready.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
-    /// Returns the progress of the mode.
+    /// Returns the progress of the mode: pending writes, and whether they succeed.
     fn standing(&self) -> Standing;
 
-    /// Returns the addresses that serve NodePorts, or `None` while the node's addresses are
-    /// unknown.
+    /// Returns the addresses at which NodePorts are served, or `None` while the node's addresses
+    /// are unknown.
     fn node_ports(&self) -> Option<&NodePorts>;
 
-    /// Returns the node's own addresses of this family, on any interface, or `None` while the
-    /// addresses are unknown.
+    /// Returns the node's own addresses of this family, on all interfaces. Returns `None` while
+    /// these addresses are unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// Returns the Service addresses and ports that another program owns in the kernel. This mode
-    /// writes no entries for them. Empty by default.
+    /// Returns the addresses and ports of Services that another program owns in the kernel. This
+    /// mode writes no entries for them. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Returns the Services' option values that the mode supports in general, but not on this node.
+    /// Returns the option values of Services that the mode supports, but this node does not.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// Returns the form of the family's entries, such as `layout flat`, or `None` if the mode has
-    /// only one form.
+    /// Returns the form of this mode's kernel entries, such as `layout flat`. Returns `None` if the
+    /// mode has only one form.
     fn form(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the number of draining endpoints, with details of at most `named` endpoints. Empty
-    /// if the mode does not track the connections of removed endpoints.
+    /// Returns the number of draining endpoints, and details of at most `named` endpoints. Empty if
+    /// the mode does not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
@@ -116,14 +118,14 @@ pub struct Drains {
     pub limit: Option<Duration>,
 }
 
-/// A removed endpoint that keeps its open connections.
+/// A removed endpoint whose open connections continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainingEndpoint {
-    /// Service address from which the endpoint drains.
+    /// Service address at which the endpoint drains.
     pub at: ServiceAddress,
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Start of the drain or of this process, whichever is later.
+    /// Time at which the drain or this process started, whichever is later. `None` if unknown.
     pub since: Option<Instant>,
 }
 
@@ -134,9 +136,9 @@ pub enum Notice {
     AddressAdded(IpAddr),
     /// An address was removed from an interface.
     AddressRemoved(IpAddr),
-    /// A service address was removed from the link for service addresses.
+    /// A service address was removed from the link that has the service addresses.
     ServiceAddressRemoved(IpAddr),
-    /// The link that holds service addresses was removed, replaced, or set up or down.
+    /// The link that has the service addresses was removed, replaced, or set up or down.
     ServiceLink,
     /// Another program has changed the mode's rules, or may have done so.
     Ruleset,
@@ -148,15 +150,16 @@ pub enum Notice {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Time of the oldest change that the kernel does not have yet. Ignores entries whose write
-    /// failed for a reason that concerns only the entry; `failures` names these entries.
+    /// failed for a reason that affects only this entry. The report's `failures` list such entries.
     pub pending_since: Option<Instant>,
-    /// Time since which pending changes make no progress: the last successful write, or the oldest
-    /// pending change if this is later. `None` if no pending change affects clients.
+    /// Time since which pending changes make no progress. This is the later of two times: the last
+    /// successful write, and the oldest pending change. `None` if no pending change affects
+    /// clients.
     pub stuck_since: Option<Instant>,
     /// True if no write is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state. The kernel refused their write, or they
-    /// wait for other entries or for the initial lists.
+    /// Number of entries that differ from the wanted state. Their write is pending or was refused,
+    /// or they wait for other entries or for the initial lists.
     pub pending: usize,
     /// Number of pending entries whose last write the kernel refused.
     pub failing: usize,
@@ -169,34 +172,37 @@ pub struct Report {
     pub written: usize,
     /// Number of writes by kind of entry and by result, including refused writes.
     pub writes: Writes,
-    /// Writes that failed, and writes that the mode could not try. Their entries stay pending, and
-    /// the mode retries the writes with back-off.
+    /// Writes that failed or that the mode could not try. Their entries stay pending, and the mode
+    /// retries the writes with back-off.
     pub failures: Vec<Failure>,
     /// Number of tables whose rules `iptables-restore` refused.
     pub failed_restores: usize,
-    /// Parts of the kernel's state that the mode cannot read. The mode keeps their last known state
-    /// and retries the read with back-off. Its other work continues.
+    /// Parts of the kernel's state that the mode cannot read. The mode keeps the last known state
+    /// of these parts and retries the read with back-off. All other work continues.
     pub unreadable: Vec<Unreadable>,
     /// Parts of the kernel's state that the mode has read.
     pub readable: Vec<&'static str>,
-    /// Services whose wanted entries all exist in the kernel, as of the last
-    /// [`update`](Mode::update).
+    /// Services whose wanted entries all exist in the kernel. The wanted entries are those of the
+    /// last call of [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
     /// Settled Services that needed at least one write since their change.
     pub written_for: HashSet<NamespacedName>,
     /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
-    /// UDP frontends whose rules the mode has removed from the kernel, and no longer serves.
+    /// UDP frontends that the mode no longer serves, and whose rules it has removed from the
+    /// kernel.
     pub withdrawn: Vec<Frontend>,
-    /// Service ports that claim an address and port of another Service port. `None` if unchanged.
+    /// Service ports that claim an address and port of another Service port. `None` if the list has
+    /// not changed.
     pub conflicts: Option<Vec<Conflict>>,
-    /// Number of conflicts that `conflicts` omits. One namespace can cause very many.
+    /// Number of conflicts that `conflicts` omits, because one namespace can cause very many
+    /// conflicts.
     pub more_conflicts: usize,
     /// Addresses and ports that a Service port wants but another program owns. The mode reports
-    /// each only once.
+    /// each address and port only once.
     pub foreign: Vec<(String, ServicePortName)>,
-    /// Service ports that need a packet mark while none is free (`--ipvs-mark-bits`). The mode
-    /// reports each only once.
+    /// Service ports that need a packet mark, although no mark is free (`--ipvs-mark-bits`). The
+    /// mode reports each Service port only once.
     pub unmarked: Vec<ServicePortName>,
     /// Entries that another program had changed and the mode has repaired.
     pub drift: Drift,
@@ -204,16 +210,16 @@ pub struct Report {
     pub iptables: Option<IptablesReport>,
     /// Numbers of failures for the metrics of nftables mode.
     pub nftables: Option<NftablesReport>,
-    /// True if this work temporarily needed much memory: the mode read or compared the kernel's
-    /// state, or wrote many entries.
+    /// True if this work temporarily needed much memory, because the mode read or compared the
+    /// kernel's state, or wrote many entries.
     pub has_used_much: bool,
     /// Reason why a worker thread ended, if one has ended. The process should then exit, because
-    /// the thread's state is lost.
+    /// the state of the thread is lost.
     pub gone: Option<String>,
 }
 
 impl Report {
-    /// Records that the node no longer serves a UDP port at `address`, or at any address of the
+    /// Records that the node no longer serves a UDP port at `address`, or at all addresses of the
     /// node if `address` is `None`. Ignores other protocols, because their flows end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
@@ -222,7 +228,7 @@ impl Report {
     }
 }
 
-/// An unreadable part of the kernel's state.
+/// A part of the kernel's state that the mode cannot read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     /// The part's name, such as `the virtual servers`.
@@ -232,7 +238,7 @@ pub struct Unreadable {
 }
 
 impl Unreadable {
-    /// Creates the error of an unreadable part.
+    /// Creates the error of a part that cannot be read.
     pub fn new(part: &'static str, reason: impl fmt::Display) -> Self {
         let reason = reason.to_string();
         Self { part, reason }
@@ -248,11 +254,11 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-/// Our kernel entries that another program has changed, by kind.
+/// Entries of this mode that another program has changed, by kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drift(BTreeMap<&'static str, DriftedEntries>);
 
-/// Drifted entries of one kind.
+/// Entries of one kind that another program has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriftedEntries {
     /// Number of drifted entries.
@@ -274,7 +280,7 @@ impl Drift {
         "chain",
     ];
 
-    /// Largest number of entries that are named for each kind.
+    /// Largest number of entries whose names are kept, for each kind.
     pub const NAMED: usize = 3;
 
     /// Adds a drifted entry. `kind` is one of the [`KINDS`](Self::KINDS).
@@ -286,7 +292,7 @@ impl Drift {
         }
     }
 
-    /// Reports whether no entry has drifted.
+    /// True if no entry has drifted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -300,39 +306,41 @@ impl Drift {
 /// Result of one sync of iptables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IptablesReport {
-    /// Number of wanted rules in the tables filter and nat. Ignores rules in chains of other
-    /// programs.
+    /// Number of wanted rules in the tables filter and nat, in this order. Ignores rules in chains
+    /// of other programs.
     pub wanted: [usize; 2],
-    /// Number of rules in filter and nat that this sync wrote. `None` if the kernel already had all
-    /// rules.
+    /// Number of rules in filter and nat that this sync wrote. `None` if it wrote none, because the
+    /// kernel already had all rules.
     pub written: Option<[usize; 2]>,
-    /// True if the sync compared all rules with the kernel. False if it only wrote changes.
+    /// True if the sync compared all rules with the kernel's rules. False if it only wrote changes.
     pub is_full: bool,
 }
 
 /// Result of one sync of nftables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NftablesReport {
-    /// Number of transactions that the kernel refused, or whose result is unknown.
+    /// Number of transactions that the kernel refused or whose result is unknown.
     pub failed_syncs: usize,
-    /// Number of failed transactions that only remove unwanted entries.
+    /// Number of failed transactions that only removed unwanted entries.
     pub failed_cleanups: usize,
     /// Number of NodePorts that the relay could not open on localhost.
     pub failed_listeners: usize,
-    /// Number of NodePorts that the relay serves on localhost. `None` if it cannot have changed.
+    /// Number of NodePorts that the relay serves on localhost. `None` if this number cannot have
+    /// changed.
     pub listeners: Option<usize>,
-    /// True if the work compared all entries with the kernel. False if it only wrote changes.
+    /// True if the sync compared all entries with the kernel's entries. False if it only wrote
+    /// changes.
     pub is_full: bool,
 }
 
-/// A failed write. Displayed as one line for the operator's log.
+/// A failed write. Its display text is one line for the operator's log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failure {
     /// The entry, such as `virtual server 10.0.0.1:80/TCP`.
     pub object: String,
     /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
-    /// The kernel's reason where possible, with advice for the operator.
+    /// Reason, from the kernel where possible, with advice for the operator.
     pub reason: String,
 }
 
@@ -348,11 +356,11 @@ impl fmt::Display for Failure {
 /// A conflict: two Service ports claim the same address and port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
-    /// Contested address, port and protocol.
+    /// Address, port and protocol that both Service ports claim.
     pub object: String,
-    /// Service port that owns the address and port: that of the older Service or, at equal age, of
-    /// the first by name.
+    /// Service port that owns the address and port. Its Service is the older one or, if both have
+    /// the same age, the first by name.
     pub winner: ServicePortName,
-    /// Service port that is not served at this address and port while the winner exists.
+    /// Service port that is not served at this address and port as long as the winner exists.
     pub loser: ServicePortName,
 }

@@ -21,26 +21,26 @@ use crate::service_cidrs::ServiceCidrs;
 use list::ListProgress;
 use shared::{Shared, is_just_elsewhere, seen};
 
-/// All Services, all EndpointSlices, and the Node object of this node. An update costs O(event), a
-/// read of the changes costs O(changed Services).
+/// All Services, all EndpointSlices, and the Node object of this node. An update costs O(event).
+/// Reading the changes costs O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Services by name. Boxed, because a hash table needs up to twice the memory of its entries,
-    /// and three times as much while the table grows.
+    /// Services by name. The values are boxed, because a hash table needs up to twice the memory of
+    /// its entries, and three times as much while the table grows.
     services: HashMap<NamespacedName, Box<Service>>,
     /// Slices by Service, sorted by name. A list needs less memory than a tree: most Services have
-    /// one slice, and one tree node would be ten times as large.
+    /// one slice, and even one tree node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Service of each slice. This map is needed because a deletion event names only the slice, and
-    /// because the slice's label may have changed.
+    /// Service of each slice. A deletion event names only the slice, and the label of a changed
+    /// slice may name another Service than before.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Version of the set of Service names. Changes whenever a Service is added or deleted.
+    /// Version number of the set of Service names. Changes whenever a Service is added or deleted.
     names_version: u64,
-    /// Name of this node. The model drops the names of other nodes and keeps only their zones.
+    /// Name of this node. Of all other nodes, the model keeps only the zones and drops the names.
     own_node: Option<Box<str>>,
     node: Option<Node>,
-    /// True if the Node object of this node exists, false if a list lacked it, and `None` while its
-    /// existence is unknown.
+    /// True if the Node object of this node exists, and false if it was deleted or a list lacked
+    /// it. `None` while its existence is unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -50,12 +50,12 @@ pub struct Model {
     service_cidr_list: ListProgress,
     external_ips: ExternalIps,
     admission: Admission,
-    /// Services that have options.
+    /// Services that have options (annotations of this proxy).
     with_options: HashSet<NamespacedName>,
-    /// Version of all Services' options. Changes whenever an option may change.
+    /// Version number of the options of all Services. Changes whenever an option may change.
     options_version: u64,
-    /// True while a list of Services arrives. The model checks changed cluster IPs at the end of
-    /// the list.
+    /// True while a list of Services arrives. The model checks addresses of Services again only at
+    /// the end of the list.
     is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
@@ -79,7 +79,8 @@ impl Model {
     }
 
     /// Creates an empty model for the node with this name. For each endpoint, the model records
-    /// whether it is on this node or has a hint for it. The model drops the names of other nodes.
+    /// whether the endpoint is on this node or has a hint for it. The model drops the names of
+    /// other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -87,14 +88,15 @@ impl Model {
         }
     }
 
-    /// Sets the treatment of external IPs. Modes never see ignored external IPs.
+    /// Sets whether external IPs are served. Modes never see external IPs that are ignored.
     #[must_use]
     pub fn with_external_ips(mut self, external_ips: ExternalIps) -> Self {
         self.external_ips = external_ips;
         self
     }
 
-    /// Sets the rules for external and load-balancer addresses. Modes never see refused addresses.
+    /// Sets the rules for external and load-balancer addresses. Modes never see addresses that
+    /// these rules refuse.
     #[must_use]
     pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
         self.admission = Admission::new(rules);
@@ -139,7 +141,7 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // Keeps the last state of the Node: someone may delete the object while the node still
+            // Keeps the last state of the Node object: someone may delete it while the node still
             // serves.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
@@ -169,7 +171,7 @@ impl Model {
         }
     }
 
-    /// Ends a list, and deletes the objects that a whole list lacked.
+    /// Ends a list. If the list is whole, deletes the known objects that it lacked.
     fn complete(&mut self, kind: Kind, is_whole: bool) {
         let (known, gone) = match kind {
             Kind::Service => (self.services.len(), self.service_list.complete(is_whole)),
@@ -196,7 +198,7 @@ impl Model {
             match kind {
                 Kind::Service => self.delete_service(&name),
                 Kind::EndpointSlice => self.delete_slice(&name),
-                // Keeps the last state of the Node.
+                // Keeps the last state of the Node object.
                 Kind::Node => {}
                 Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
@@ -259,7 +261,7 @@ impl Model {
     }
 
     /// Records that the options of a Service have changed or were removed. `has_options` is true if
-    /// the Service has options now.
+    /// the Service still has options.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())
@@ -269,17 +271,20 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Checks the addresses of doubted Services again, except while a list arrives.
+    /// Checks the addresses of Services again for which the decision may have changed. Does nothing
+    /// while a list arrives.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Checks the addresses of doubted Services again, even while a list arrives. A Service at the
-    /// API server's address cannot wait, because this Service may prevent the list from ending.
+    /// Checks the addresses of Services again for which the decision may have changed, even while a
+    /// list arrives. A Service at the API server's address cannot wait for the end of the list,
+    /// because this Service may prevent the list from ending.
     fn judge_doubted(&mut self) {
-        // Repeats the check: an external IP may get an address that a load balancer has just lost.
+        // Repeats the check, because a Service that loses an address may free it for another
+        // Service.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -304,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Applies the limits to a Service again, after a change of its slices.
+    /// Applies the limits to a Service again, after its slices have changed.
     fn weigh_again(&mut self, name: &NamespacedName) {
         let slices = slices_of(&self.slices, name);
         let is_within = |service: &Service| limits::is_within(service, slices);
@@ -329,7 +334,7 @@ impl Model {
         }
     }
 
-    /// Updates the API server's addresses if this Service is `default/kubernetes`.
+    /// Updates the API server's addresses if the changed Service is `default/kubernetes`.
     fn follow_api_servers(&mut self, service: &NamespacedName) {
         if Rank::of(service) == Rank::ApiServer {
             let slices = slices_of(&self.slices, service);
@@ -341,7 +346,8 @@ impl Model {
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
         let own_node = self.own_node.as_deref();
-        // The endpoints of a slice may be on many nodes, but these nodes are in few zones.
+        // Collects the zones of the endpoints' nodes. The endpoints of a slice may be on many
+        // nodes, but these nodes are in few zones.
         let mut zones = SmallVec::<[Arc<Placement>; 8]>::new();
         slice.endpoints = slice.endpoints.with_placements(|placement| {
             let is_just_elsewhere = is_just_elsewhere(placement, own_node);
@@ -424,8 +430,7 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns the name of a Service. If the Service is known, the returned name shares its memory
-    /// with the model.
+    /// Returns this name. If the model already has it, the returned name shares the model's memory.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
