@@ -357,7 +357,8 @@ impl Arguments {
     /// pairs. The first case of a pair starts on upstream's state. The second case starts on the
     /// final state of the first case.
     fn next(&self, index: usize) -> Option<&str> {
-        // Skips cases with preset state, because this state belongs to other programs.
+        // Skips cases that create kernel state before the daemon starts, such as state of other
+        // programs.
         let is_plain = |name: &&String| {
             Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
         };
