@@ -64,8 +64,8 @@ impl Ipvs {
             // The kernel may make a set larger than requested: a bitmap has room for every port.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Also reads the rules again: they are in the same nftables table as the sets,
-                    // so the other program may have changed both.
+                    // Reads the rules again, because another program may have changed both sets and
+                    // rules: they are in the same nftables table.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -141,7 +141,8 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // Also reads the sets: another program that flushes the rules may next remove the sets.
+            // Reads the sets again, because another program that flushes the rules may next remove
+            // the sets.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -253,8 +254,8 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Puts marks of the shim in use last, because a later mark of an address replaces an
-            // earlier one.
+            // Puts marks from sets in use after marks from the sets of an earlier shim, because a
+            // later mark of an address replaces an earlier mark.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();
@@ -263,8 +264,8 @@ impl Ipvs {
     }
 
     /// Adopts virtual servers that may have lost their evidence of ownership: those that a
-    /// kube-proxy would have created in the same way for a wanted address. Reports all other
-    /// virtual servers at wanted addresses as foreign.
+    /// kube-proxy would have created in the same way for a wanted address. All other virtual
+    /// servers at wanted addresses are reported as other programs'.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {

@@ -22,7 +22,7 @@ engine::parts! {
         Sets on Services: "the sets",
         /// The link `kube-ipvs0`, its service addresses, and the node's other addresses.
         Addresses on Addresses: "the addresses of this node",
-        /// The rules of the shim, and leftovers of other modes.
+        /// The rules beside IPVS (the shim), and leftovers of other modes.
         Rules on Rules: "the rules beside IPVS",
     }
 }

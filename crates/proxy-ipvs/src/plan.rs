@@ -33,8 +33,8 @@ pub enum Op {
     AddMember(Set, Member),
     /// Removes a member.
     RemoveMember(Set, Member),
-    /// Changes the shim from `installed` to `wanted`, with one run of `iptables-restore` or one
-    /// nftables transaction.
+    /// Changes the shim (the rules beside IPVS) from `installed` to `wanted`, with one run of
+    /// `iptables-restore` or one nftables transaction.
     WriteRules {
         /// Shim after the write.
         wanted: Arc<Rules>,

@@ -6,9 +6,9 @@
 //!                         └ booking, observe ◀─────┘
 //! ```
 //!
-//! A lane is a worker thread that accesses the kernel. One lane writes virtual servers and sets,
-//! one addresses, and one rules. An entry waits only if it needs an entry of another lane
-//! ([`planner`]).
+//! A lane is a worker thread that accesses the kernel. The first lane writes virtual servers and
+//! sets, the second writes addresses, and the third writes rules. An entry waits only if it needs
+//! an entry of another lane ([`planner`]).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -133,7 +133,7 @@ impl Ipvs {
         }
     }
 
-    /// Returns the next query for the read-only lane, if any.
+    /// Returns the next query for the worker thread that only reads, if any.
     fn next_question(&mut self, state: &State) -> Option<Query> {
         // Needs the virtual servers first: an existing virtual server with the scheduler makes the
         // query unnecessary.
@@ -211,8 +211,8 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // Reads the addresses if a write or read is under way: it may have bound or read the
-        // address, and its result is not in the tables yet.
+        // Reads all addresses if a write or read is under way, because it may have bound or read
+        // the address. Its result is not in the tables yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }

@@ -15,9 +15,9 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables that the shim uses, in the order of writing, because the kernel replaces each table
-/// separately. Table mangle comes first: packets must have their mark before rules in table nat let
-/// them pass to IPVS.
+/// Tables of the shim (the rules beside IPVS), in the order of writing, because the kernel replaces
+/// each table separately. Table mangle comes first: packets must have their mark before rules in
+/// table nat let them pass to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. The chains are in table
@@ -159,8 +159,8 @@ impl Rules {
             .collect()
     }
 
-    /// Parses the shim from the output of `iptables-save` or `ip6tables-save`. Ignores rules of
-    /// other programs.
+    /// Parses the shim (our rules beside IPVS) from the output of `iptables-save` or
+    /// `ip6tables-save`. Ignores rules of other programs.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
         for (table, entry) in entries(saved) {

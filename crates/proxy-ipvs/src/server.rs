@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets, claims and evidence of ownership contain
-/// service addresses instead, and each service address can be converted to this type.
+/// Identity of a virtual server in the kernel. Sets and claims contain service addresses instead.
+/// Each service address can be converted to this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
     /// Packets with this firewall mark, to any address. Plans create these virtual servers first.
@@ -85,7 +85,7 @@ impl Properties {
     /// Flag of session affinity (`IP_VS_SVC_F_PERSISTENT`): a client stays with its first
     /// destination.
     pub const PERSISTENT: u32 = 0x1;
-    /// Flag that the kernel sets by itself (`IP_VS_SVC_F_HASHED`). This proxy ignores it.
+    /// Flag that the kernel sets by itself (`IP_VS_SVC_F_HASHED`). This proxy ignores the flag.
     pub const HASHED: u32 = 0x2;
     /// Flag of the schedulers `mh` and `sh`: choose another destination if the hashed one has
     /// weight 0 or is full (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).

@@ -13,7 +13,7 @@ use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
-/// A set that the shim's rules match.
+/// A set that our rules beside IPVS (the shim) match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "each is described by its row in ROWS")]

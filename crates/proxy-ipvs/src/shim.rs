@@ -126,8 +126,8 @@ impl Shim {
     }
 
     /// Returns matches for the node's own packets to the members of a set, if a rule must
-    /// masquerade them. With exact semantics, the node may use all endpoints under any traffic
-    /// policy, so it must. Returns `None` otherwise.
+    /// masquerade these packets. This is so with `--ipvs-semantics=exact`, which lets the node use
+    /// all endpoints under any traffic policy. Returns `None` otherwise.
     fn own_packets_to(
         &self,
         set: Set,
@@ -167,7 +167,7 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
 /// that the rule looks up in the set. Returns `None` if no rule is needed.
 ///
 /// Without a detector of local traffic, rules masquerade only packets whose source is a service
-/// address. With exact semantics, no packet has such a source.
+/// address. With `--ipvs-semantics=exact`, no packet has such a source.
 fn not_local(config: &Config) -> Option<(Option<Match>, &'static [Field])> {
     Some(match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),

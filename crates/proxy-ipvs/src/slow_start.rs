@@ -22,7 +22,7 @@ use proxy::{Owner, Target};
 
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
-/// Number of weights that a growing destination has one after the other, including the full weight.
+/// Number of different weights that a growing destination gets, including the full weight.
 const STEPS: u16 = 10;
 /// Largest weight that scheduler `mh` distinguishes from weight 1. `mh` halves all weights until
 /// the largest fits.
@@ -38,7 +38,7 @@ const SERVERS_AT_ONCE: usize = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ramp {
     duration: Duration,
-    /// Number of weights that a destination has one after the other, at least 2.
+    /// Number of different weights that a growing destination gets, at least 2.
     steps: u16,
 }
 

@@ -107,7 +107,8 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. They do not count while removals are held back.
+    /// Sets whether unwanted entries count as late (not yet removed in time). They do not count
+    /// while the proxy must not remove entries.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));

@@ -46,9 +46,9 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Adopts virtual servers of an earlier run or of upstream kube-proxy. The caller must first
-    /// read all evidence of ownership. Virtual servers in the networks of `excluded` count as
-    /// foreign.
+    /// Adopts virtual servers that an earlier run or upstream kube-proxy created. The caller must
+    /// first read all evidence of ownership. Virtual servers in the networks of `excluded` count as
+    /// other programs'.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -547,8 +547,8 @@ fn the_removal_of_all_services_keeps_entries_of_other_programs() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // The proxier reads and counts fwmark virtual servers like all others, and recognizes our
-        // flag.
+        // The proxier reads and counts fwmark virtual servers like all other virtual servers, and
+        // recognizes the ownership flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -850,8 +850,7 @@ fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // The call queries the link with one message, and then binds the address and adds the
-        // landmark route.
+        // Three messages: the query of the link, the address, and the landmark route.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -1142,7 +1141,7 @@ fn the_proxiers_of_both_ip_families_grow_their_sets_at_the_same_time() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // At the barrier, each thread waits for the other one, so both grow their sets at
+                // Each thread waits for the other thread at a barrier, so both grow their sets at
                 // the same time.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);

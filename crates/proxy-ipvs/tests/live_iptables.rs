@@ -153,8 +153,8 @@ fn each_iptables_backend_reads_back_the_written_rules_unchanged() {
                 ];
                 let exact = Semantics::Exact(MarkBits::DEFAULT);
                 let all = detectors.iter().flat_map(|detector| {
-                    // The change from exact to upstream's semantics removes the chains of exact
-                    // semantics.
+                    // A change of `--ipvs-semantics` from `exact` to `upstream` removes the chains
+                    // that only `exact` needs.
                     [exact, Semantics::Upstream].map(|semantics| (detector, semantics))
                 });
                 for (detector, semantics) in all {

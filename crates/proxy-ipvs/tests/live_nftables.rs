@@ -1,5 +1,5 @@
-//! Tests of the shim in nftables on the real kernel, without IPVS. The tests read the results with
-//! `nft`.
+//! Tests of the shim (the rules beside IPVS) in nftables on the real kernel, without IPVS. The
+//! tests read the results with `nft`.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::fs;

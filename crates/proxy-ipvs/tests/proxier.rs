@@ -375,7 +375,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A check without drift only reads. The proxier reads the shim once per sync period.
+    // A check without drift only reads. The proxier reads its rules once per sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -664,10 +664,10 @@ fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     world.check();
     world.settle();
     // The proxier removes only the virtual server at 10.96.0.12, because this address is bound to
-    // the link. It keeps the two others:
+    // the link. It keeps two others:
     //
     // - 192.168.99.99:30080, because the address is not on this node.
-    // - 10.96.0.10:81, because the sets contain another port of this address, but not this one.
+    // - 10.96.0.10:81, because the sets contain port 80 of this address, but not port 81.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);

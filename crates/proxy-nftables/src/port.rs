@@ -539,8 +539,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Policy Local does not apply to packets from this node's pods and from the node itself:
-        // they count as if they had left the node and returned through the load balancer.
+        // Policy Local does not apply to packets from this node's pods and from the node itself.
+        // They count as if they had left the node and returned through the load balancer.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -560,8 +560,8 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // Also admits the load balancer's addresses, because the node's own packets to such an
-        // address may have it as their source.
+        // Admits the source ranges and the load balancer's addresses: the node's own packets to
+        // such an address may have this address as their source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();

@@ -321,8 +321,8 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // Needs no lane here: a single lane (worker thread) makes all writes. When this lane is idle,
-    // no write is in progress.
+    // Lists no lane, because a single lane (worker thread) makes all writes. When this lane is
+    // idle, no write is in progress.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {

@@ -63,7 +63,7 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted objects of Services count as late.
+    /// Sets whether unwanted objects of Services count as late (not yet deleted in time).
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -312,7 +312,7 @@ impl Tables {
     }
 }
 
-/// Effect of a refusal on its entries: they count as late, or are excused.
+/// Effect of a refusal on its entries: they count as late (not written in time), or they do not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,

@@ -445,7 +445,7 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // The lane that opens and closes ports is the only lane that changed endpoints need.
+    // Changed endpoints need only the lane (worker thread) that opens and closes ports.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {
@@ -540,7 +540,7 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // Cannot occur: a lane never gets the plan of another lane.
+            // Cannot occur: a lane (worker thread) never gets the plan of another lane.
             _ => {}
         }
     }

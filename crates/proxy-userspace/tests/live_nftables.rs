@@ -67,7 +67,7 @@ fn nft_lists_the_table_and_drift_in_it_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Also accepts the format of older versions of `nft`: they print the comment at the
+            // Accepts the format of older versions of `nft`, too: they print the comment at the
             // end, and print `ip`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");

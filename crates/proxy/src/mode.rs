@@ -92,8 +92,8 @@ pub trait Mode: Send {
         Vec::new()
     }
 
-    /// Returns the form of this mode's kernel entries, such as `layout flat`. Returns `None` if the
-    /// mode has only one form.
+    /// Returns the variant of this mode's kernel entries, such as `layout flat`. Returns `None` if
+    /// the mode has only one variant.
     fn form(&self) -> Option<&'static str> {
         None
     }

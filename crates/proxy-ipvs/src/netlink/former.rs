@@ -36,7 +36,7 @@ const IPSET: &str = "/sys/module/ip_set";
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
-    /// Carrier of the shim in use: iptables or nftables.
+    /// Place of the rules in use (the shim): iptables or nftables.
     pub(super) carrier: &'a Carrier,
     pub(super) modes: Footprints,
 }

@@ -484,8 +484,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if a foreign set with our name and another type may have caused the refusal. With such a
-/// set, the kernel refuses our definition of the set, or later the elements.
+/// True if another program's set with our name and another type may have caused the refusal. With
+/// such a set, the kernel refuses our definition of the set, or later the elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -530,8 +530,8 @@ pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     }
 }
 
-/// Tests whether the kernel supports the shim. The test sends a transaction with every kind of
-/// chain and every expression, but never commits it.
+/// Tests whether the kernel supports our nftables table with the rules beside IPVS (the shim). The
+/// test sends a transaction with every kind of chain and every expression, but never commits it.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

@@ -46,8 +46,8 @@ pub fn check_nftables() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Tests whether the kernel's nftables supports the shim of an IP family, in the network namespace
-/// of the calling thread. Leaves no object in the kernel.
+/// Tests whether the kernel's nftables supports the rules beside IPVS (the shim) of an IP family,
+/// in the network namespace of the calling thread. Leaves no object in the kernel.
 ///
 /// # Errors
 ///

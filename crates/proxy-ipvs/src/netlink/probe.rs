@@ -19,7 +19,7 @@ use proxy::IpFamily;
 /// it.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Types of sets that the shim uses.
+/// Types of sets that the rules beside IPVS (the shim) match.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,

@@ -41,8 +41,8 @@ impl Servers {
         })
     }
 
-    /// Returns the number of virtual servers. If the kernel has no counter for them, reports
-    /// whether the virtual server `one` exists.
+    /// Returns the number of virtual servers in the kernel. If the kernel has no counter of virtual
+    /// servers, reports whether the virtual server `one` exists.
     pub(super) fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Error> {
         if let Some(counter) = &self.counter
             && let Ok(count) = counter.count()

@@ -38,9 +38,9 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits a foreign
-    /// set that has our name but another type: the later attempt to create our set reports the
-    /// reason.
+    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits another
+    /// program's set that has our name but another type: the later attempt to create our set
+    /// reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -226,8 +226,8 @@ impl Sets {
     }
 }
 
-/// Returns advice for removing a foreign set that has our name. The advice depends on whether rules
-/// match the set. Rules match sets by name, so even our own rules may match it.
+/// Returns advice for removing another program's set that has our name. The advice depends on
+/// whether rules match the set. Rules match sets by name, so even our own rules may match this set.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {

@@ -11,8 +11,9 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Largest number of addresses in one plan. The kernel may need half a millisecond for each new
-/// address if the link has very many, and an urgent address waits for the end of the running plan.
+/// Largest number of addresses in one plan. If the link has very many addresses, the kernel may
+/// need half a millisecond for each new address. An urgent address waits for the end of the running
+/// plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// Returns the next plan for the link and its addresses.

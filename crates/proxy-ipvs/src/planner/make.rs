@@ -275,7 +275,8 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 }
 
 /// True if a virtual server without destinations must wait for rules. A virtual server that
-/// replaces a foreign one waits too: no set contained its address, so its rules are still missing.
+/// replaces another program's waits, too: no set contained its address, so its rules are still
+/// missing.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

@@ -1,4 +1,4 @@
-//! Plans that write the shim and remove leftovers of other modes.
+//! Plans that write the shim (the rules beside IPVS) and remove leftovers of other modes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,8 @@ use crate::server::VirtualServerKey;
 use crate::sets::Set;
 use crate::tables::{Tables, sorted};
 
-/// Returns the next plan that writes the shim or removes leftovers.
+/// Returns the next plan that writes the shim (the rules beside IPVS) or removes leftovers of other
+/// modes.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     // Waits for the sets: the kernel refuses a rule that names a missing set.
@@ -28,8 +29,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Removes leftovers only after the shim is written. Until then, the shim's old chains may jump
-    // into the leftovers.
+    // Removes leftovers of other modes only after the shim (our rules beside IPVS) is written.
+    // Until then, old chains of the shim may jump into the leftovers.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -42,14 +43,15 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if the leftovers at a place can be removed: no Service needs them, and they do not prove
-/// ownership of a virtual server.
+/// True if the leftovers of another mode or shim at a place can be removed: no Service needs them,
+/// and they do not prove ownership of a virtual server.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced these leftovers, or the process that needed them has ended.
+        // The shim (our rules beside IPVS) has replaced these leftovers, or the process that needed
+        // them has ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // The leftover rules match packets before IPVS does. They may serve Services that IPVS mode
-        // does not serve yet.
+        // The other mode's rules match packets before IPVS does. They may serve Services that IPVS
+        // mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
         }

@@ -118,8 +118,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
-            // With exact semantics, the source ranges alone decide about the node's own packets, so
-            // no separate list of forbidden addresses is needed.
+            // With `--ipvs-semantics=exact`, the source ranges decide about the node's own packets.
+            // So no separate list of forbidden addresses is needed.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -158,8 +158,8 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
-        // With exact semantics, the node's own packets may use all endpoints under any traffic
-        // policy, so all of them are marked.
+        // With `--ipvs-semantics=exact`, the node's own packets may use all endpoints under any
+        // traffic policy. So rules mark all of them for masquerading.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();
@@ -396,7 +396,7 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules of exact semantics that apply before IPVS.
+    /// Renders the rules that apply before IPVS (`--ipvs-semantics=exact`).
     fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
         let rules = self.early_rules(hook, config).into_iter();
         let render = |of: EarlyRule| {
@@ -424,8 +424,8 @@ impl Shim {
         rules.map(render).collect()
     }
 
-    /// Returns the rules that filter the node's own packets. With exact semantics, the source of
-    /// these packets is a node address, so the source ranges alone decide.
+    /// Returns the rules that filter the node's own packets. With `--ipvs-semantics=exact`, the
+    /// source of these packets is a node address, so the source ranges alone decide.
     fn filter_output(&self, config: &Config) -> Vec<Rule> {
         if !config.semantics.is_exact() {
             return self.forbid();

@@ -49,7 +49,7 @@ impl Shim {
     }
 
     /// Renders the nat chain KUBE-SERVICES. The chain marks some packets to service addresses for
-    /// masquerading, and accepts the others.
+    /// masquerading, and accepts all other packets to these addresses.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -82,8 +82,9 @@ impl Shim {
         chain
     }
 
-    /// Returns two rules that accept packets to external IPs: one for packets whose sender is
-    /// neither a bridged pod nor the node, and one for packets whose destination is local.
+    /// Returns two rules that accept packets to external IPs. The first rule is for packets whose
+    /// sender is neither a bridged pod nor the node. The second rule is for packets whose
+    /// destination is local.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -169,8 +170,8 @@ impl Shim {
         chain
     }
 
-    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With exact semantics the chain is empty,
-    /// because other rules check source ranges before IPVS.
+    /// Renders the filter chain KUBE-IPVS-OUT-FILTER. With `--ipvs-semantics=exact` the chain is
+    /// empty, because other rules check source ranges before IPVS.
     pub(super) fn out_filter(&self, config: &Config) -> Vec<Rule> {
         if config.semantics.is_exact() {
             return Vec::new();

@@ -458,8 +458,8 @@ fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two Services with a cluster IP each. Both claim one external address. The first Service is the
-/// older one.
+/// Two Services, each with a cluster IP of its own. The first Service is older. Both Services claim
+/// the external address `SHARED`.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 

@@ -149,8 +149,8 @@ fn a_change_to_upstreams_semantics_removes_the_rules_and_marks_of_exact_semantic
     }
 }
 
-/// After a change of the shim, the rules of the former shim mark packets from outside until the
-/// proxier removes them.
+/// After a change of `--ipvs-shim`, the rules of the former shim mark packets from outside until
+/// the proxier removes these rules.
 #[test]
 fn a_former_shims_rules_are_removed_after_unwanted_endpoints_and_before_drains() {
     for (from, to, places, removal) in [

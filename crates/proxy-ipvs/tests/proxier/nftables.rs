@@ -1,5 +1,5 @@
-//! Tests of the shim in nftables: it starts no processes, can replace the shims in iptables, and
-//! can be replaced by them.
+//! Tests of the shim (the rules beside IPVS) in nftables. It starts no processes, can replace a
+//! shim in iptables, and can be replaced by one.
 
 use std::sync::Arc;
 

@@ -61,7 +61,8 @@ fn the_iptables_modes_rules_stay_while_lists_are_incomplete() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
-    // The write of the shim is late, but the node stays healthy, because a restart would not help.
+    // The proxier has not written its rules in time, but the node stays healthy, because a restart
+    // would not help.
     let standing = world.proxier.standing();
     assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
     let is_whole = true;
