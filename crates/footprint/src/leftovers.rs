@@ -179,8 +179,8 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether the leftovers are still in use: one of the installed rules is a leftover
-    /// jump.
+    /// Reports whether one of these installed rules jumps to a leftover chain. If so, the mode that
+    /// left the chain still handles packets.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {
