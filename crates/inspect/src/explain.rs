@@ -1,4 +1,4 @@
-//! Responds to `/api/v1/explain`.
+//! Responds to `/api/v1/explain`, which traces packets.
 
 use std::net::IpAddr;
 
@@ -13,18 +13,18 @@ use super::question::{ClaimingServices, NodeContext, Question, ServiceCopy};
 use super::service::{Detail, ServiceContext};
 use super::{Asker, Inspect, RequestRefusal, rendered};
 
-/// Maximum number of Services that one turn of the loop checks.
+/// Maximum number of Services that the daemon's loop checks in one turn for this request.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
-/// Largest number of endpoints that are checked to find pods on this node.
+/// Maximum number of endpoints in which the loop searches for pods of this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
-/// Largest number of Services that are listed for an address.
+/// Maximum number of Services that are listed as having an address.
 const NAMED_BY: usize = 4;
-/// Largest number of attempts, because Services may change during a search.
+/// Maximum number of attempts at a search. An attempt fails if Services change during the search.
 const TRIES: usize = 3;
 
 impl Inspect {
-    /// Traces packets to a destination.
+    /// Traces packets to the destination in the query, and renders the result.
     pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, RequestRefusal> {
         let asked = TraceRequest::read_query(uri.query().unwrap_or_default());
         let asked = asked.map_err(|error| RequestRefusal::Wrong(error.to_string()))?;
@@ -36,7 +36,7 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // Keeps the turn until the work ends, even if the client disconnects.
+            // The next trace must wait until this work ends, even if the client disconnects.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -46,7 +46,7 @@ impl Inspect {
         .await
     }
 
-    /// Requests the objects that a trace needs from the daemon's loop.
+    /// Requests from the daemon's loop the objects that a trace needs.
     async fn known(&self, asked: &TraceRequest) -> Result<CopiedObjects, RequestRefusal> {
         let names = match &asked.to {
             TraceDestination::Service(name, _) => {
@@ -60,7 +60,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // Each reply has at least one Service, so `rest` becomes empty.
+            // Each reply covers at least one Service, so the loop ends.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -84,8 +84,8 @@ impl Inspect {
         })
     }
 
-    /// Lists the Services that have an address and port. If the order of Services changes during
-    /// the search, starts again, for a limited number of times.
+    /// Lists the Services that have an address and port. Starts the search again if the order of
+    /// Services changes during the search, for a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -114,7 +114,7 @@ impl Inspect {
     }
 }
 
-/// Objects for a trace, as the daemon's loop returned them.
+/// Copies of the objects that a trace needs, from the daemon's loop.
 struct CopiedObjects {
     copied: Vec<ServiceCopy>,
     ground: NodeContext,
@@ -123,7 +123,7 @@ struct CopiedObjects {
 }
 
 impl CopiedObjects {
-    /// Converts the copied objects to API objects. For many endpoints, this takes a while.
+    /// Converts the copies to API objects. This takes a while if there are many endpoints.
     fn objects(self, asked: &TraceRequest) -> Result<Objects, RequestRefusal> {
         let (counted, nowhere) = (CounterSamples::default(), EndpointPlaces::default());
         let seen = ServiceContext::new(&self.ground, &counted, &nowhere);
@@ -141,8 +141,8 @@ impl CopiedObjects {
     }
 }
 
-/// Searches the Services for an address and port. Begins at index `from`, and ends at the limit of
-/// one turn of the daemon's loop.
+/// Searches the Services from index `from` on for an address and port. Checks at most
+/// `LOOKED_AT_A_TURN` Services.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> ClaimingServices {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
@@ -159,8 +159,7 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
     }
 }
 
-/// Reports whether a Service has an address and port. A node port matches at any address of the
-/// node.
+/// Reports whether a Service may have an address and port. A NodePort matches with any address.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     let is_it = |place| match place {
         FrontendAddress::At(at) => at.address == address && at.port == port,
@@ -170,7 +169,7 @@ fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     ports.any(|own| places(service, own).any(is_it))
 }
 
-/// Returns the facts about this node from the model.
+/// Returns facts about this node from the object model.
 pub fn own_node(
     model: &Model,
     name: &str,
@@ -199,7 +198,7 @@ pub fn own_node(
     }
 }
 
-/// Returns some of this node's pods, found among the endpoints of the first Services.
+/// Returns some pods of this node. Finds them among the endpoints of the first Services.
 fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let names = model.service_names().take(LOOKED_AT_A_TURN);
     let views = names.filter_map(|name| model.view(name));
@@ -212,7 +211,8 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     pods
 }
 
-/// Returns a function that finds the Service port for which this process listens on a port.
+/// Returns a function that returns the Service port for which the daemon listens on a port number,
+/// if any.
 fn listening(
     counters: &Counters,
 ) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::RelayedPort> + '_ {
@@ -222,7 +222,7 @@ fn listening(
     }
 }
 
-/// Fails if a Service lacks the requested port.
+/// Returns an error if the requested Service does not have the requested port.
 fn unknown_port(asked: &TraceRequest, objects: &Objects) -> Result<(), RequestRefusal> {
     let TraceDestination::Service(name, Some(_)) = &asked.to else {
         return Ok(());

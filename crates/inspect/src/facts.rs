@@ -1,4 +1,4 @@
-//! State of the daemon, as its loop reports it.
+//! Facts about the state of the daemon, which its loop copies for a response.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,29 +13,29 @@ use service_counters::frontend_addresses::is_of_node;
 pub struct Facts {
     /// Name of the current mode.
     pub mode: &'static str,
-    /// Kernel features and variants of the mode.
+    /// Variant of the mode, and the kernel features that it uses.
     pub uses: Uses,
-    /// State of each served family.
+    /// State of each IP family that the daemon serves.
     pub families: Vec<FamilyFacts>,
-    /// External and load-balancer addresses that the proxy refuses, each with the time at which it
-    /// was found.
+    /// External and load-balancer addresses that the daemon refuses to serve, each with the time
+    /// since which it refuses.
     pub refused: Vec<(Contested, Instant)>,
-    /// Number of Services that the proxy serves.
+    /// Number of Services that the daemon serves.
     pub services: usize,
     /// Number of EndpointSlices of these Services.
     pub slices: usize,
-    /// True once both initial lists are complete.
+    /// True once both initial lists (Services and EndpointSlices) are complete.
     pub is_complete: bool,
-    /// True if every object could be read.
+    /// True if the daemon could read every object.
     pub is_whole: bool,
-    /// True if this node's Node object exists. `None`: unknown.
+    /// True if a Node object of this node exists, or `None` if this is unknown.
     pub has_node: Option<bool>,
     /// Time at which the loop collected these facts.
     pub now: Instant,
 }
 
 impl Facts {
-    /// Reports whether NodePorts are served at an address.
+    /// Reports whether NodePorts are served at this address.
     pub fn is_of_node(&self, address: IpAddr) -> bool {
         let mut families = self.families.iter();
         let family = families.find(|of| of.family == IpFamily::of(address));
@@ -48,39 +48,40 @@ impl Facts {
 pub struct FamilyFacts {
     /// IP family of this state.
     pub family: IpFamily,
-    /// Progress of the family's writes.
+    /// Progress of the writes in this IP family.
     pub standing: Standing,
-    /// True once the kernel has the initial Services.
+    /// True once the kernel has the entries of all initial Services.
     pub is_served: bool,
-    /// Failures, conflicts and drift from the family's reports.
+    /// Failures, conflicts and drift that the mode has reported.
     pub seen: FamilyProblems,
-    /// Variant of the family's entries, such as `layout flat`, if the mode may change it.
+    /// Variant of the kernel's entries, such as `layout flat`, if the mode may change it while it
+    /// runs.
     pub form: Option<&'static str>,
-    /// Draining endpoints of the family.
+    /// Draining endpoints of this IP family.
     pub drains: proxy::Drains,
-    /// Addresses that serve NodePorts, if known.
+    /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
 }
 
-/// Drift of one kind of entry since the start.
+/// Drift (changes by other programs) of one kind of entry since the daemon's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftTotal {
-    /// Number of entries that drifted.
+    /// Number of entries that other programs have changed.
     pub count: u64,
     /// Time of the last drift.
     pub last: SystemTime,
-    /// Names of the first entries in the last drift.
+    /// Names of the first few entries in the last report of drift.
     pub names: Vec<String>,
 }
 
-/// Problems of a family, from its reports.
+/// Problems of an IP family that the mode has reported.
 #[derive(Debug, Clone, Default)]
 pub struct FamilyProblems {
-    /// Failures, each with its age.
+    /// Entries that the kernel rejects, each with its age.
     pub failures: Vec<(Failure, Duration)>,
-    /// Addresses that two Services claim.
+    /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,
-    /// Parts of the kernel that cannot be read.
+    /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
     /// Drift, by kind of entry.
     pub drift: Vec<(&'static str, DriftTotal)>,

@@ -1,16 +1,19 @@
-//! Serves `/api/v1/...` on a local socket, and at the metrics address if that address is loopback.
+//! Serves `/api/v1/...` on a local socket. Also serves it at the metrics address if that is a
+//! loopback address.
 //!
 //! ```text
-//!   socket ───────┐            Question ─▶ the loop: facts, a limited number per turn ──┐
-//!   metrics pages ┴▶ Inspect ─▶                                                         ├─▶ view ─▶ JSON
-//!                              a blocking thread: counters, limits, topology ◀──────────┘
+//!   socket ───────┐
+//!   metrics pages ┴▶ Inspect ─▶ Question ─▶ the loop: facts, a limited number per turn ──┐
+//!                       └─▶ a blocking thread: counters, limits, topology ◀──────────────┘
+//!                               └─▶ view ─▶ JSON
 //! ```
 //!
-//! - The daemon's loop owns the model and the modes, so the server sends it [`Question`]s. The loop
-//!   replies with copies.
+//! - The daemon's loop owns the object model and the modes, so the server sends it [`Question`]s.
+//!   The loop replies with copies.
 //! - The number of copies per turn is limited, so that a turn takes about 2 ms.
 //! - A blocking thread computes and renders the response.
-//! - The server stores nothing for later requests, so an idle API needs no memory.
+//! - Between requests, the server stores only counter samples, for a minute. So an idle API needs
+//!   no memory.
 //! - The API is read-only: it responds only to `GET`, and no response contains a secret.
 //!
 //! # The local socket
@@ -18,22 +21,22 @@
 //! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700.
 //!
 //! - Only root can replace the socket of a stopped daemon.
-//! - The file's name is the number of the network namespace, so that two test nodes on one machine
-//!   use different files.
-//! - The client checks the folder's owner and its peer (`SO_PEERCRED`).
+//! - The name of the file is the number of the network namespace, so that two test nodes on one
+//!   machine use different files.
+//! - The client checks who owns the folder, and which user the server has (`SO_PEERCRED`).
 //!
 //! On a read-only root file system without a volume, the socket has the abstract name
 //! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name.
 //!
-//! - A client accepts only a peer that runs the client's own program file. Otherwise, the client's
-//!   error names the peer.
+//! - The client accepts only a server that runs the client's own program file. Otherwise, its error
+//!   names the process.
 //! - The daemon accepts only user 0 and its own user.
 //!
 //! # The metrics address
 //!
 //! Any process on the node may send requests to this address, but the kernel shows rules only to
-//! root. So responses at this address name the rules of other programs, but do not quote them. The
-//! two kinds of clients have separate limits (`request_limits`).
+//! root. So responses mention the rules of other programs, but do not quote them. Requests at this
+//! address and at the socket have separate limits (`request_limits`).
 
 mod explain;
 mod facts;
@@ -77,20 +80,21 @@ pub use question::{
 pub use request_limits::Asker;
 use request_limits::{RequestSlots, TURN_PATIENCE, Trims};
 
-/// Prefix of the paths of all requests.
+/// Beginning of the paths of all requests.
 pub const PREFIX: &str = "/api/v1/";
-/// Maximum number of requests that wait for the loop.
+/// Maximum number of questions that wait for the daemon's loop.
 const QUEUE: usize = 16;
-/// Deadline for a reply of the loop.
+/// Maximum time that a request waits for a reply of the daemon's loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Server that responds to requests about the daemon's state.
 pub struct Inspect {
     about: About,
-    /// The source of objects. Empty until the source is open.
+    /// Source of the daemon's objects. Empty until the source is open.
     source: OnceLock<Origin>,
     counters: Counters,
-    /// Counters for status requests, which have a separate reader.
+    /// Counters for status requests. They have their own reader, so that other requests do not
+    /// delay a status.
     status_counters: Counters,
     looks: top::SampleStore,
     health: Arc<dyn Health>,
@@ -100,21 +104,21 @@ pub struct Inspect {
     of_anyone: RequestSlots,
 }
 
-/// Facts about the process that never change.
+/// Facts about the process that do not change.
 #[derive(Debug, Clone)]
 pub struct About {
     /// Name of this node.
     pub node: String,
-    /// The start time of the process.
+    /// Start time of the process.
     pub started: SystemTime,
-    /// The version of this program.
+    /// Version of this program.
     pub version: &'static str,
-    /// The version of Kubernetes that this program matches.
+    /// Version of Kubernetes that this program matches.
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Function that returns why IPVS lacks a scheduler of this name, or `None` if IPVS may have
-    /// it.
+    /// Function that returns why IPVS lacks the scheduler with this name, or `None` if IPVS may
+    /// have it.
     pub missing_scheduler: fn(&str) -> Option<String>,
     /// Function that returns free memory to the system. Blocks.
     pub trim: fn(),
@@ -122,41 +126,41 @@ pub struct About {
 
 /// Access to the daemon's health.
 pub trait Health: Send + Sync {
-    /// Reports whether the initial lists are complete.
+    /// Reports whether the initial lists are still incomplete.
     fn is_expecting(&self) -> bool;
 
-    /// Lists the conditions for which the daemon waits before it is ready.
+    /// Lists the conditions that must hold before the daemon is ready.
     fn awaiting(&self) -> Vec<String>;
 
     /// Reports whether the daemon writes changes to the kernel in time.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns for each family the time up to which all changes are in the kernel. Omits a family
-    /// without such a time.
+    /// Returns for each IP family the time up to which all changes are in the kernel. Omits a
+    /// family if this time is unknown.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
-/// The source of the daemon's objects.
+/// Source of the daemon's objects.
 #[derive(Clone)]
 pub struct Origin {
-    /// The description of the source, without secrets.
+    /// Description of the source, without secrets.
     pub from: String,
-    /// Access to objects that the model does not store.
+    /// Access to objects that the object model does not store.
     pub registry: Registry,
     /// Errors of the source.
     pub troubles: Troubles,
 }
 
-/// Reason why a request gets no object.
+/// Reason why a request gets an error instead of an object.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestRefusal {
-    /// The initial lists are not complete yet.
+    /// The initial lists are incomplete.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
-    /// The loop is busy or is ending.
+    /// The daemon's loop is busy, or the daemon is ending.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Earlier requests are in progress, or their clients have not read the responses yet.
+    /// Too many earlier requests are in progress, or their clients have not read the responses yet.
     #[error(
         "too many requests are running, and none ended within {} s: try again",
         TURN_PATIENCE.as_secs()
@@ -168,13 +172,13 @@ pub enum RequestRefusal {
     /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// A part of the state cannot be read.
+    /// A part of the kernel's state cannot be read.
     #[error("{0}")]
     Unreadable(String),
 }
 
 impl Inspect {
-    /// Returns the server, and the receiving end of the requests to the loop.
+    /// Creates the server, and the channel from which the daemon's loop receives questions.
     pub fn new(
         about: About,
         health: Arc<dyn Health>,
@@ -202,9 +206,9 @@ impl Inspect {
         socket::start(SocketLocations::default(), ByRoot(Arc::clone(self)))
     }
 
-    /// Sets the source of objects.
+    /// Sets the source of the daemon's objects.
     pub fn comes_from(&self, source: Origin) {
-        // Ignores the result, because the source is set only once.
+        // Ignores the result, because the daemon sets the source only once.
         let _ = self.source.set(source);
     }
 
@@ -226,8 +230,8 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // If the client closes the connection, the request keeps its permission until its work
-        // ends.
+        // Runs in its own task. If the client disconnects, the request still counts towards the
+        // limits until its work ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;
@@ -253,7 +257,8 @@ impl Inspect {
                         )),
                     },
                 };
-                // Returns the memory of copied objects to the system soon. Samples expire later.
+                // The copied objects are freed now, so their memory can soon return to the system.
+                // Counter samples are freed later.
                 self.trims.soon();
                 found
             }
@@ -275,7 +280,7 @@ impl Inspect {
         }
     }
 
-    /// Sends a request to the loop, and waits for its reply.
+    /// Sends a question to the daemon's loop, and waits for the reply.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
@@ -295,12 +300,12 @@ impl Inspect {
     }
 }
 
-/// Returns the part of the path after [`PREFIX`].
+/// Returns the rest of the path after [`PREFIX`].
 fn path(uri: &Uri) -> &str {
     uri.path().strip_prefix(PREFIX).unwrap_or_default()
 }
 
-/// The server on the local socket, for root.
+/// Server on the local socket. Its clients have the rights of root.
 struct ByRoot(Arc<Inspect>);
 
 impl Respond for ByRoot {
@@ -333,7 +338,7 @@ fn failed(code: StatusCode, why: &str) -> Answer {
     uncached(answer(code, "application/json", body))
 }
 
-/// Forbids caching, because a response is a snapshot.
+/// Adds a header that forbids caching, because a response is a snapshot.
 fn uncached(mut answer: Answer) -> Answer {
     let not = HeaderValue::from_static("no-store");
     answer.headers_mut().insert(header::CACHE_CONTROL, not);
@@ -352,7 +357,7 @@ async fn rendered<T: Serialize>(
     rendered.await.map_err(ended)?
 }
 
-/// Parses a path with a query. Entry point for fuzzing.
+/// Parses a path with a query. Only the fuzzer uses this function.
 #[doc(hidden)]
 pub fn read_query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {

@@ -1,21 +1,21 @@
 //! Restricts the API at the metrics address to clients on this node. In a browser, only the
 //! daemon's own page may use it.
 //!
-//! Every program on the node can reach a loopback address, including a browser. A foreign page can
-//! resolve its own name to 127.0.0.1 and read responses as if they were its own (DNS rebinding).
-//! The host name of such a request is the name of the foreign page, so this module accepts only
-//! names of this node.
+//! Every program on the node can reach a loopback address, including a browser. A page of another
+//! site can resolve its own name to 127.0.0.1, and then read responses as if they were its own (DNS
+//! rebinding). Such a request has the name of that site as its host. So this module accepts only
+//! host names of this node.
 
 use std::net::IpAddr;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, header};
 
-/// Header in which a browser reports the origin of a request (Fetch Metadata, W3C).
+/// Header in which a browser says which site caused a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns the reason for refusing a request at the metrics address, or `None` if the request is
-/// allowed. `is_loopback` is true if only this node can reach the address.
+/// Returns the reason why a request at the metrics address is refused, or `None` if it is allowed.
+/// `is_loopback` is true if only this node can reach the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(
@@ -25,7 +25,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     }
     let host = head.headers.get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // In HTTP/1.1, a host in the request line overrides the header.
+    // In HTTP/1.1, a host in the request line takes precedence over the header.
     let host = head.uri.authority().map_or(host, |uri| uri.as_str());
     if !is_of_this_node(host) {
         return Some(
@@ -37,9 +37,11 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
         .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
 }
 
-/// Reports whether a page of another origin requests an object. That page could not read the
-/// response, but the request would cause work on the node. A link to the daemon's page is allowed.
-/// Other clients than browsers are allowed, because only browsers send [`SITE`].
+/// Reports whether a page of another site caused the request. That page could not read the
+/// response, but the request would cost work on the node.
+///
+/// Returns false for a link to the daemon's own page. Also returns false for clients other than
+/// browsers, because only browsers send [`SITE`].
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)
@@ -48,7 +50,7 @@ fn is_anothers(head: &Parts) -> bool {
 
 fn is_of_this_node(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        // The last colon precedes the port and is not part of an IPv6 address.
+        // The last colon separates the port, and is not part of an IPv6 address in brackets.
         Some((name, port)) if !port.ends_with(']') => {
             if port.parse::<u16>().is_err() {
                 return false;
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_host_headers_of_this_node_are_accepted() {
+    fn only_host_names_of_this_node_are_accepted() {
         for (host, is_heard) in [
             ("localhost", true),
             ("LOCALHOST:10249", true),
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_from_foreign_web_pages_are_rejected() {
+    fn requests_caused_by_pages_of_other_sites_are_rejected() {
         let from = |path: &str, site: &str| {
             let mut head = head(path, "localhost:10249");
             head.headers.insert(SITE, site.parse().unwrap());

@@ -1,5 +1,5 @@
-//! Finds the Service ports that own addresses. In one turn, the daemon's loop checks a limited
-//! number of Services, and copies only matching ones.
+//! Finds the Service ports that own addresses. In one turn, the daemon's loop checks only a limited
+//! number of Services, and copies those that match.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,23 +9,23 @@ use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortNa
 use service_counters::At;
 use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 
-/// Maximum number of Services that one turn checks.
+/// Maximum number of Services that the daemon's loop checks in one turn.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
-/// Addresses and names of the requested Service ports.
+/// Addresses and names of the Service ports to find.
 #[derive(Debug, Default)]
 pub struct RequestedPorts {
-    /// Addresses of the requested Service ports.
+    /// Addresses of the Service ports to find.
     pub(crate) at: HashSet<At>,
     /// Port numbers of these addresses. Each may be a NodePort, because this module does not know
-    /// the node's addresses.
+    /// which addresses the node has.
     pub(crate) ports: HashSet<(u16, Protocol)>,
-    /// Names of the requested Service ports.
+    /// Names of the Service ports to find.
     pub(crate) names: HashSet<ServicePortName>,
 }
 
 impl RequestedPorts {
-    /// Creates a request for these addresses and names.
+    /// Creates a request for Service ports with these addresses or names.
     pub(crate) fn new(
         at: impl IntoIterator<Item = At>,
         names: impl IntoIterator<Item = ServicePortName>,
@@ -43,7 +43,7 @@ impl RequestedPorts {
             FrontendAddress::At(at) => self.at.contains(&at),
             FrontendAddress::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Compares ports first, because they exclude most Services quickly.
+        // Compares the port numbers first, because this quickly excludes most Services.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
@@ -56,18 +56,18 @@ pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// Addresses of the Service, without the node's addresses for NodePorts.
+    /// Addresses of the Service. Does not include the node's addresses, which serve NodePorts.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Matching Service ports among the Services of one turn.
+/// Matching Service ports that the daemon's loop found in one turn.
 #[derive(Debug, Default)]
 pub struct Owners {
     pub(crate) found: Vec<Owner>,
     pub(crate) is_last: bool,
 }
 
-/// Searches the Services from index `from` on, as many as one turn allows.
+/// Searches the Services from index `from` on. Checks at most `LOOKED_AT_A_TURN` Services.
 pub fn owners(model: &Model, wanted: &RequestedPorts, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! Reads the kernel features of a mode, and the use of limited resources. The read blocks, runs
-//! only when a client requests it, and loads no module.
+//! Reads which kernel features a mode has, and how much of limited resources is in use. Runs only
+//! for a request, blocks, and loads no kernel module.
 
 use std::fs;
 use std::path::Path;
@@ -14,16 +14,17 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Function that returns why IPVS lacks a scheduler of this name, or `None` if IPVS may have it.
+/// Function that returns why IPVS lacks the scheduler with this name, or `None` if IPVS may have
+/// it.
 type MissingScheduler = fn(&str) -> Option<String>;
 
-/// Root directory of the kernel's files.
+/// Root of the file system with the kernel's files.
 const ROOT: &str = "/";
 
-/// Folder of the settings of connection tracking.
+/// Folder with the settings and the counters of connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
-/// Returns the use of limited resources.
+/// Returns how much of each limited resource is in use.
 pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     let mut limits = Vec::new();
     if parts.contains(&KernelFeature::Ipset) {
@@ -40,7 +41,7 @@ pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// Creates a limit. From 90 % of use on, the limit counts as nearly reached.
+/// Creates a limit. It counts as nearly reached if 90 % or more is in use.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,
@@ -50,7 +51,7 @@ fn limit(of: String, used: u64, limit: u64) -> Limit {
     }
 }
 
-/// Returns the sizes of a mode's sets, with their limits.
+/// Returns the number of entries in each set of a mode, with the set's limit.
 fn sets(footprint: &Footprint) -> Vec<Limit> {
     let headers = Ipset::open().and_then(|mut ipset| ipset.headers());
     let headers = headers.unwrap_or_default();
@@ -67,8 +68,8 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns the number of IPVS connections in this network namespace, or `None` if the kernel does
-/// not limit it.
+/// Returns the number of IPVS connections in this network namespace, with the limit. Returns `None`
+/// if the kernel has no limit.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -80,8 +81,8 @@ fn connections(root: &Path) -> Option<Limit> {
     ))
 }
 
-/// Returns the number of conntrack entries in this network namespace, with the limit for all
-/// namespaces.
+/// Returns the number of conntrack entries in this network namespace, with the limit that applies
+/// to all namespaces.
 fn conntrack(folder: &Path) -> Option<Limit> {
     let used = number(&folder.join("nf_conntrack_count"))?;
     let most = number(&folder.join("nf_conntrack_max"))?;
@@ -103,7 +104,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns the kernel features of the mode.
+/// Returns the kernel features that the mode needs, and whether the kernel has them.
 pub(super) fn features(uses: &Uses, missing_scheduler: MissingScheduler) -> Vec<Feature> {
     let mut features: Vec<Feature> = {
         let parts = uses.parts.iter();
@@ -153,15 +154,15 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // Reports success: the mode tried the iptables programs when it started.
+        // Always found, because the mode already ran the iptables programs at its start.
         KernelFeature::Iptables(backend) => {
             vec![feature("iptables", Ok(format!("backend {backend}")))]
         }
     }
 }
 
-/// Returns the iptables tables of the mode that packets bypass, by family. If the tables of a
-/// family cannot be read, its text is the reason.
+/// Returns the iptables tables of the mode that the kernel skips for all packets (dormant), by IP
+/// family. If a family's tables cannot be read, its text is the reason.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),
@@ -193,15 +194,15 @@ fn ipvs() -> Result<String, String> {
     Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
 }
 
-/// Returns a description of a connection table that grows.
+/// Describes the state of an IPVS connection table that grows.
 fn growing(tables: &Tables) -> String {
     let connections = tables.status.connections.unwrap_or_default();
     let chain = tables.status.connection_table.longest().unwrap_or_default();
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Describes the connection table. Since Linux 7.1, the kernel creates it with a namespace's first
-/// virtual server, and enlarges it later.
+/// Describes the size of the IPVS connection table. Since Linux 7.1, the kernel creates it with the
+/// first virtual server of a namespace, and enlarges it later.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -218,8 +219,8 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Returns the feature that conntrack entries count packets, or `None` if the kernel has no
-/// connection tracking.
+/// Reports as a feature whether conntrack entries count packets and bytes. Returns `None` if the
+/// kernel has no connection tracking.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");
     let found = if number(&file)? == 1 {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_near_from_nine_tenths_of_its_value() {
+    fn a_limit_counts_as_near_from_nine_tenths_of_its_value() {
         let is_near = |used, most| limit(String::new(), used, most).near;
         assert!(!is_near(89, 100));
         assert!(is_near(90, 100));

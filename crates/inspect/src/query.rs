@@ -1,33 +1,33 @@
-//! The query of a request for a list of Services.
+//! Query string of a request for a list of Services.
 
 use http::Uri;
 use proxy::NamespacedName;
 
 use super::RequestRefusal;
 
-/// Default number of Services on a page.
+/// Number of Services on a page, if the query does not set it.
 const LIMIT: usize = 500;
-/// Largest number of Services on a page.
+/// Maximum number of Services on a page.
 const LIMIT_MAX: usize = 5_000;
 
-/// Filter and details of the requested list.
+/// Filter for the list of Services, and the details to include.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
-    /// Namespace of the Services. `None`: all namespaces.
+    /// Namespace of the Services, or `None` for all namespaces.
     pub(super) namespace: Option<String>,
-    /// Text that `NAMESPACE/NAME` must contain, in lower case.
+    /// Text that `NAMESPACE/NAME` must contain, in lower case. An empty text matches all Services.
     pub(super) search: String,
-    /// Last Service of the previous page. `None`: the first page is requested.
+    /// Last Service of the previous page, or `None` to request the first page.
     pub(super) after: Option<NamespacedName>,
     pub(super) limit: usize,
     /// True to list endpoints, false only to count them.
     pub(super) has_endpoints: bool,
-    /// True to add counters to the Services.
+    /// True to include the counters of Services.
     pub(super) has_counters: bool,
 }
 
 impl Query {
-    /// Parses the query part of a request's URI.
+    /// Parses the query string of a request.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Reports whether a Service matches the filter, regardless of the page.
+    /// Reports whether a Service matches the filter. Ignores the page.
     pub(super) fn matches(&self, name: &NamespacedName) -> bool {
         let of = self.namespace.as_deref();
         of.is_none_or(|of| of == name.namespace())
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_query_parameters_are_rejected() {
+    fn unknown_parameters_of_a_query_are_rejected() {
         let all = "?namespace=default&search=We%2Fb&after=a/b&limit=5000&endpoints=true&counters=1";
         let query = read(all).unwrap();
         assert_eq!(
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_matches_namespace_and_name() {
+    fn a_search_matches_the_namespace_and_the_name() {
         let matches = |query: &str, namespace: &str, name: &str| {
             read(query)
                 .unwrap()

@@ -1,7 +1,7 @@
-//! Requests to the daemon's loop, and its replies: copies of limited size.
+//! Questions to the daemon's loop, and its replies, which are copies of limited size.
 //!
-//! The limits keep each turn of the loop short, and replies small.
-//! `run::answers::tests::no_api_request_blocks_the_loop` measures the cost of a turn.
+//! The limits keep each turn of the loop short.
+//! `run::answers::tests::no_api_request_blocks_the_loop` measures the time that a turn takes.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -19,72 +19,75 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, RequestedPorts};
 
-/// Maximum number of names that the loop returns in one turn.
+/// Maximum number of names that the loop copies in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Maximum number of Services in one turn. Services with many endpoints lower the number.
+/// Maximum number of Services that the loop copies in one turn. It copies fewer if they have many
+/// endpoints.
 pub const SERVICES_A_TURN: usize = 100;
-/// Maximum number of endpoints in one turn. The endpoints of one Service are never split.
+/// Maximum number of endpoints that the loop copies in one turn. It always copies all endpoints of
+/// a Service at once.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
-/// Maximum number of failures, and of conflicts, in a family.
+/// Maximum number of failures, and of conflicts, that the loop copies for one IP family.
 pub const TROUBLES: usize = 1_000;
-/// Maximum number of drains with a start time in a family.
+/// Maximum number of draining endpoints with a start time that the loop copies for one IP family.
 pub const DRAINS: usize = 1_000;
 
-/// Request to the daemon's loop, with the channel for its reply. Each request takes at most about 2
-/// ms, except for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
+/// Question to the daemon's loop, with the channel for its reply. The loop takes at most about 2 ms
+/// for a reply, or longer for a Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
-    /// Requests the state of the daemon.
+    /// Question for the state of the daemon.
     Facts(Sender<Facts>),
-    /// Request for the owners of addresses. One turn checks a limited number of Services, beginning
-    /// at an index.
+    /// Question for the owners of addresses. The loop checks a limited number of Services, from
+    /// this index on.
     Owners(Arc<RequestedPorts>, usize, Sender<Owners>),
-    /// Request for the names of Services, unsorted and beginning at an index. One turn returns a
-    /// limited number.
+    /// Question for the names of Services, unsorted. The loop returns a limited number, from this
+    /// index on.
     Names(usize, Sender<Names>),
-    /// Requests copies of these Services. One turn returns a limited number, at least one.
+    /// Question for copies of these Services. The loop returns at least one, but possibly not all.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
-    /// Requests facts about the node and its problems.
+    /// Question for facts about the node and about its problems.
     Ground(Sender<NodeContext>),
-    /// Request for the Services with an address and port. One turn checks a limited number of
-    /// Services, beginning at an index.
+    /// Question for the Services that have an address and port. The loop checks a limited number of
+    /// Services, from this index on.
     Claimants(usize, IpAddr, u16, Sender<ClaimingServices>),
-    /// Requests the name of the mode, and facts about this node and this address.
+    /// Question for the name of the mode, for facts about this node, and for Services that name
+    /// this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// Services that have an address, among those that one turn checked.
+/// Services that have the requested address, among those that the loop checked in one turn.
 #[derive(Debug, Default)]
 pub struct ClaimingServices {
-    /// Names of the Services that have the address.
+    /// Names of the Services that have the requested address.
     pub names: Vec<NamespacedName>,
-    /// Version of the list of Services, which changes with their order.
+    /// Version of the list of Services. It changes whenever their order changes.
     pub version: u64,
-    /// Index at which the next turn continues. `None`: all Services were checked.
+    /// Index from which the next turn must continue, or `None` once all Services are checked.
     pub next: Option<usize>,
 }
 
-/// Names of Services that one turn returns.
+/// Names of Services that the loop copied in one turn.
 #[derive(Debug)]
 pub struct Names {
-    /// Names of Services, unsorted.
+    /// Names of some Services, unsorted.
     pub some: Vec<NamespacedName>,
-    /// Version of the list of Services, which changes with their order.
+    /// Version of the list of Services. It changes whenever their order changes.
     pub version: u64,
-    /// True if no further names follow.
+    /// True if no more names follow.
     pub is_last: bool,
 }
 
-/// A copy of a Service and its EndpointSlices.
+/// A copy of a Service with its EndpointSlices.
 #[derive(Debug)]
 pub struct ServiceCopy {
     /// Copy of the Service.
     pub service: Service,
-    /// Copies of its EndpointSlices.
+    /// Copies of the EndpointSlices.
     pub slices: Vec<EndpointSlice>,
 }
 
 impl ServiceCopy {
-    /// Copies a Service and its slices.
+    /// Copies a Service and its EndpointSlices.
     pub fn of(view: &ServiceView<'_>) -> Self {
         Self {
             service: view.service.clone(),
@@ -97,7 +100,8 @@ impl ServiceCopy {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
-    /// Returns the number of listed endpoints. An endpoint counts once for each port.
+    /// Returns the number of endpoints in a list of the Service. Each endpoint counts once per
+    /// Service port.
     pub(crate) fn listed_count(&self) -> usize {
         self.endpoint_count()
             .saturating_mul(self.service.ports.len())
@@ -108,29 +112,29 @@ impl ServiceCopy {
     }
 }
 
-/// The node and its problems, for responses about Services.
+/// Facts about the node and its problems, for responses about Services.
 #[derive(Debug, Default)]
 pub struct NodeContext {
-    /// Served families, with their problems.
+    /// Problems of each IP family that the daemon serves.
     pub families: Vec<GroundOfFamily>,
-    /// External and load-balancer addresses that are not served.
+    /// External and load-balancer addresses that the daemon refuses to serve.
     pub refused: Vec<Contested>,
 }
 
-/// The node and its problems in one IP family.
+/// Facts about the node and its problems in one IP family.
 #[derive(Debug)]
 pub struct GroundOfFamily {
     /// Name and zone of the node.
     pub node: NodeFacts,
-    /// Addresses that serve NodePorts. `None`: unknown.
+    /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
     /// Entries that the kernel rejects.
     pub failures: Vec<Failure>,
-    /// Addresses that two Services claim.
+    /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,
     /// Addresses and ports at which another program has a virtual server.
     pub held_by_others: HashSet<ServiceAddress>,
-    /// Draining endpoints. At most [`DRAINS`].
+    /// Draining endpoints, at most [`DRAINS`] of them.
     pub drains: Drains,
     /// Time of this reply.
     pub now: Instant,

@@ -1,11 +1,10 @@
-//! Limits for the work and memory of requests, separate for root and for other clients.
+//! Limits on the work and memory for requests. Root and other clients have separate limits:
 //!
 //! - Root uses the local socket.
-//! - Any process on the node may send requests to the metrics address, with a limited number of
+//! - Any process on the node may use the metrics address, which accepts a limited number of
 //!   connections.
 //!
-//! Because of the separate limits, other clients cannot block root. A status request waits only for
-//! other status requests.
+//! So other clients cannot block root. A status request waits only for other status requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,42 +18,43 @@ use tokio::time::{sleep, timeout};
 
 use super::RequestRefusal;
 
-/// Number of requests of one kind of client that are processed in parallel. It limits their memory.
+/// Maximum number of requests that the server processes in parallel for one kind of client. It
+/// limits their memory.
 const AT_ONCE: usize = 2;
-/// Number of traces in parallel. A trace reads the kernel rule by rule.
+/// Maximum number of traces in parallel. A trace reads the kernel's rules one by one.
 const EXPLAINING: usize = 1;
 /// Longest wait for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest total size of responses that clients have not read yet, in KiB. The limit is needed
-/// because some clients read slowly or never.
+/// Maximum total size in KiB of the responses that clients have not read yet. Without this limit,
+/// clients that read slowly or never would use up memory.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Size in bytes up to which a response does not count. The number of connections limits the memory
-/// of such responses.
+/// Size in bytes up to which a response does not count towards [`UNTAKEN_KIB`]. The limit on
+/// connections is enough to limit the memory of such responses.
 const SMALL_BYTES: usize = 64 << 10;
-/// Delay between a response and the return of free memory to the system.
+/// Time after a response at which free memory returns to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The client of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
-    /// A client of the local socket: root, or the user of the daemon.
+    /// A client of the local socket, which is root or the daemon's own user.
     Root,
-    /// A client at the metrics address, which may be any process on the node.
+    /// A client of the metrics address, which may be any process on the node.
     Anyone,
 }
 
-/// Limits for one kind of client.
+/// Limits on the requests of one kind of client.
 #[derive(Debug)]
 pub(super) struct RequestSlots {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// Remaining room for unread responses, in KiB.
+    /// Size that further unread responses may have, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }
 
-/// Permission to process a request. Dropping it permits the next request.
+/// Permission to process a request. Dropping the value lets the next request proceed.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -72,22 +72,23 @@ impl RequestSlots {
         }
     }
 
-    /// Waits for a turn to process a request.
+    /// Waits until the server may process another request.
     pub(super) async fn turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.at_once, 1).await
     }
 
-    /// Waits for a turn to process a status request.
+    /// Waits until the server may process another status request.
     pub(super) async fn status_turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.status, 1).await
     }
 
-    /// Waits for a turn to trace packets.
+    /// Waits until the server may trace packets for another request.
     pub(super) async fn explaining_turn(&self) -> Result<Turn, RequestRefusal> {
         wait(&self.explaining, 1).await
     }
 
-    /// Wraps a response, which counts as unread until it is sent or its connection ends.
+    /// Waits until a response fits the limit on unread responses. The response counts as unread
+    /// until the client has read it or disconnects.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, RequestRefusal> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
@@ -106,12 +107,12 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, RequestRefusal
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
-        // Cannot fail: the semaphore is never closed.
+        // The first case cannot happen, because nobody closes the semaphore.
         Ok(Err(_)) | Err(_) => Err(RequestRefusal::Busy),
     }
 }
 
-/// A response that the client has not read yet.
+/// A large response that the client has not read yet.
 struct UnreadResponse {
     answer: Vec<u8>,
     _room: Turn,
@@ -130,8 +131,8 @@ impl Drop for UnreadResponse {
     }
 }
 
-/// Timer that returns free memory to the system after responses. It runs at most once a second, and
-/// never on the thread of the daemon's loop. Clones share the timer.
+/// Timer that returns free memory to the system after responses, at most once a second. Never runs
+/// on the thread of the daemon's loop. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,
@@ -139,7 +140,7 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    /// Creates a timer that calls `trim`.
+    /// Creates a timer that calls the function `trim`.
     pub(super) fn new(trim: fn()) -> Self {
         Self {
             is_due: Arc::default(),
@@ -147,9 +148,9 @@ impl Trims {
         }
     }
 
-    /// Schedules returning memory to the system in a second.
+    /// Makes the timer return free memory to the system in a second.
     pub(super) fn soon(&self) {
-        // Does nothing without a runtime: the process is about to end.
+        // Without a runtime, the process is about to end, so there is nothing to do.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -160,7 +161,7 @@ impl Trims {
         runtime.spawn(async move {
             sleep(TRIM_DELAY).await;
             is_due.store(false, Ordering::Relaxed);
-            // Ignores the error: the runtime is shutting down.
+            // Ignores the error, because the runtime may be shutting down.
             let _ = spawn_blocking(trim).await;
         });
     }
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn unread_large_responses_delay_only_other_large_responses() {
+    async fn large_unread_responses_delay_only_other_large_responses() {
         let trims = Trims::new(|| {});
         let [anyone, root] = [RequestSlots::new(&trims), RequestSlots::new(&trims)];
         let large = || vec![0; 6 << 20];
@@ -187,12 +188,12 @@ mod tests {
         assert!(root.untaken(large()).await.is_ok());
         drop(held);
         assert_eq!(anyone.untaken(large()).await.unwrap().len(), 6 << 20);
-        // A response larger than the whole limit may pass if no other response is unread.
+        // A response that is larger than the whole limit passes once no other response is unread.
         assert!(anyone.untaken(vec![0; 40 << 20]).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn freed_memory_is_returned_once_per_second() {
+    async fn freed_memory_returns_to_the_system_once_per_second() {
         let trims = Trims::new(|| {});
         let room = RequestSlots::new(&trims);
         let is_due = || trims.is_due.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Converts copied Services to API objects, and adds counters.
+//! Converts copied Services to objects of the API, and adds counters.
 
 mod draining;
 
@@ -19,14 +19,14 @@ use draining::HeldEndpoints;
 
 use super::question::{NodeContext, ServiceCopy};
 
-/// Choice between a list and a count of the converted Services' endpoints.
+/// Choice of the details that a converted Service includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
     /// True to list endpoints, false only to count them.
     pub(super) has_endpoints: bool,
 }
 
-/// Data that the conversion of a Service needs: the node's state, counters, and names of pods and
+/// Inputs to the conversion of a Service: the node's state, counters, and the names of pods and
 /// nodes.
 pub(super) struct ServiceContext<'a> {
     ground: &'a NodeContext,
@@ -36,7 +36,7 @@ pub(super) struct ServiceContext<'a> {
 }
 
 impl NodeContext {
-    /// Lists the addresses of a port with their kinds.
+    /// Lists the addresses at which a Service port is served, each with its kind.
     pub(super) fn addresses(
         &self,
         service: &Service,
@@ -62,7 +62,8 @@ impl NodeContext {
         addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
         if let Some(number) = port.node_port {
             for of in &self.families {
-                // Skips NodePorts in a family without a cluster IP of the Service.
+                // If the Service has no cluster IP in an IP family, its NodePort is not served in
+                // this family.
                 let has_family = service.cluster_ip(of.node.family).is_some();
                 let node_ports = of.node_ports.as_ref().filter(|_| has_family);
                 let localhost = match of.node.family {
@@ -94,7 +95,7 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Converts a copied Service to an API object.
+    /// Converts a copied Service to an object of the API.
     pub(super) fn service(&self, copied: &ServiceCopy, detail: Detail) -> view::Service {
         let service = &copied.service;
         let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
@@ -132,7 +133,7 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Lists the problems of a Service.
+    /// Lists the problems that affect a Service.
     fn errors(&self, service: &Service) -> Vec<String> {
         let refused = self.ground.refused.iter();
         let refused = refused.filter(|one| one.service == service.name);
@@ -180,7 +181,8 @@ impl<'a> ServiceContext<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // Skips counters of virtual servers that belong to other programs.
+        // At some addresses, another program owns the virtual server. Its counters do not belong to
+        // the Service.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
@@ -231,14 +233,14 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Sums the counters of a port over its addresses.
+    /// Sums the counters of a Service port over all its addresses.
     fn of_port(&self, name: &ServicePortName, at: &[At]) -> Option<Counters> {
         let of_addresses = at.iter().filter_map(|at| self.counted.addresses.get(at));
         let counts = of_addresses.map(|of| &of.count);
         sum(counts.chain(self.counted.ports.get(name)))
     }
 
-    /// Lists the endpoints of EndpointSlices, and then endpoints that only the kernel has.
+    /// Lists the endpoints in EndpointSlices, followed by endpoints that only the kernel still has.
     fn endpoints(
         &self,
         judged: &[EndpointVerdict<'_>],
@@ -275,7 +277,7 @@ impl<'a> ServiceContext<'a> {
         endpoints
     }
 
-    /// Converts an endpoint of an EndpointSlice.
+    /// Converts an endpoint of an EndpointSlice to an object of the API.
     fn endpoint(&self, one: &EndpointVerdict<'_>, name: &ServicePortName) -> Endpoint {
         let place = self.places.find(name, one.ip, one.port).cloned();
         let place = place.unwrap_or_default();
@@ -307,7 +309,7 @@ impl<'a> ServiceContext<'a> {
         }
     }
 
-    /// Adds the kernel's weight and counters to an endpoint.
+    /// Adds to an endpoint the weight and the counters that the kernel has for it.
     fn add_held(
         &self,
         endpoint: &mut Endpoint,
@@ -323,8 +325,8 @@ impl<'a> ServiceContext<'a> {
     }
 }
 
-/// Returns the unspecified addresses. Some modes have one counter at such an address for a node
-/// port at all node addresses.
+/// Returns `0.0.0.0` and `::` with the NodePort, if the port has one. In some modes, this address
+/// has one counter for the NodePort at all addresses of the node.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);
@@ -337,7 +339,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     })
 }
 
-/// Lists the options of a Service: valid ones first, then invalid ones.
+/// Lists the options of a Service, the valid ones first.
 fn options(service: &Service) -> Vec<ServiceOption> {
     let options = service.options.as_deref().into_iter();
     let all = options.flat_map(|of| {
@@ -364,7 +366,7 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Returns the reason why an endpoint receives traffic or not, under each policy of the Service.
+/// Explains for each traffic policy of the Service why an endpoint receives traffic or not.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

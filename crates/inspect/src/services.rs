@@ -16,19 +16,19 @@ use super::question::{NodeContext, Question, SERVICES_A_TURN, ServiceCopy};
 use super::service::{Detail, ServiceContext, anywhere};
 use super::{Inspect, RequestRefusal, rendered};
 
-/// Largest number of attempts to list the Services. An attempt fails if the Services change
-/// meanwhile.
+/// Maximum number of attempts to list the Services. An attempt fails if the Services change during
+/// the listing.
 const TRIES: usize = 3;
-/// Number of endpoints after which a page with endpoints ends. An endpoint counts once for each of
-/// its ports.
+/// Number of endpoints after which a page with endpoints ends. An endpoint counts once per Service
+/// port.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Largest number of addresses whose counters are read one by one, together with their endpoints.
-/// For more addresses, one dump returns the counters without endpoints.
+/// Maximum number of addresses for which counters are read one by one, together with those of their
+/// endpoints. For more addresses, one dump returns the counters without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
-/// Longest wait for the names of pods, nodes and zones.
+/// Maximum wait for the API server to return the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Names of the Services on a page, and the next page.
+/// Names of the Services on a page, the total number, and whether more pages follow.
 struct Page {
     names: Vec<NamespacedName>,
     total: usize,
@@ -36,7 +36,7 @@ struct Page {
 }
 
 impl Inspect {
-    /// Returns a page of Services.
+    /// Returns a page of the list of Services, rendered as JSON.
     pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, RequestRefusal> {
         let query = Query::read(uri)?;
         let mut list = ServiceList::default();
@@ -53,7 +53,7 @@ impl Inspect {
         while !names.is_empty() {
             let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
             let told = self.ask(|answer| Question::Services(asked, answer)).await?;
-            // Each reply has at least one Service, so `names` becomes empty.
+            // Each reply covers at least one Service, so this loop ends.
             let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
             last = done.last().cloned();
             names = rest;
@@ -83,7 +83,7 @@ impl Inspect {
         .await
     }
 
-    /// Returns one Service with all details.
+    /// Returns one Service with all details, rendered as JSON.
     pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, RequestRefusal> {
         let (namespace, name) = path.split_once('/').unwrap_or_default();
         let is_name = |text: &str| {
@@ -129,7 +129,8 @@ impl Inspect {
         .await
     }
 
-    /// Reads the pods, nodes and zones of endpoints from the source. The model does not store them.
+    /// Reads from the source the pods, nodes and zones of endpoints, which the object model does
+    /// not store.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
@@ -147,7 +148,7 @@ impl Inspect {
         EndpointPlaces::default()
     }
 
-    /// Returns the names of all Services, unsorted.
+    /// Requests the names of all Services from the daemon's loop. They are unsorted.
     async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, RequestRefusal> {
         let mut all = Vec::new();
         for _ in 0..TRIES {
@@ -182,7 +183,7 @@ impl Inspect {
     }
 }
 
-/// Selects the Services of a page and sorts them.
+/// Selects the Services for a page, and sorts them.
 fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     names.retain(|name| query.matches(name));
     let total = names.len();
@@ -193,7 +194,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
     let has_more = names.len() > query.limit;
     if has_more {
-        // Sorts only the Services of this page.
+        // Selects the first Services, so that only these must be sorted.
         names.select_nth_unstable_by(query.limit, by_name);
         names.truncate(query.limit);
     }
@@ -205,12 +206,13 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
 }
 
-/// Compares namespaces first, then names. A comparison of the whole texts would put `-` before `/`.
+/// Compares the namespaces first, then the names. A comparison of the texts `NAMESPACE/NAME` would
+/// sort `-` before `/`.
 fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
 
-/// Lists the addresses of all ports of these Services.
+/// Lists all addresses of these Services whose counters are needed.
 fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     let ports = copied.iter().flat_map(|one| {
         let service = &one.service;
@@ -223,7 +225,7 @@ fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     addresses.collect()
 }
 
-/// Reads the counters of a page. Blocks.
+/// Reads the counters for a page of Services. Blocks.
 fn counted_of_page(
     counters: &Counters,
     addresses: &[At],
@@ -245,7 +247,7 @@ fn counted_of_page(
     counted(counters, which, notes)
 }
 
-/// Reads counters, and adds a note if they cannot be read. Blocks.
+/// Reads counters. If they cannot be read, adds a note and returns none. Blocks.
 fn counted(
     counters: &Counters,
     which: CounterSelection<'_>,
@@ -270,11 +272,11 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| RequestRefusal::Unreadable(error.to_string()))
 }
 
-/// Time in seconds for which IPVS keeps a closed TCP connection (`TIME_WAIT`).
+/// Seconds for which IPVS keeps a closed TCP connection (`TIME_WAIT`).
 const TIME_WAIT: u32 = 120;
 
-/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's persistence
-/// template while the client has any connection, even a closed one.
+/// Returns a note if session affinity may last longer than its timeout. IPVS remembers a client's
+/// endpoint as long as the client has a connection, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(
@@ -289,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_affinity_that_outlasts_its_timeout_is_noted() {
+    fn session_affinity_that_may_outlast_its_timeout_is_noted() {
         assert!(
             affinity_note("ipvs", Some(5))
                 .unwrap()

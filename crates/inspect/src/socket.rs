@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-/// Interval between retries while another process has bound the socket.
+/// Interval between attempts to bind the socket while another process has bound it.
 const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Server on the socket. Dropping it ends the server.
+/// Server on the local socket. Dropping the value stops the server.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
@@ -29,8 +29,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server on the socket. If another process has the socket, logs one warning that names
-/// the process, and retries in the background.
+/// Starts a server on the local socket. If another process has bound the socket, logs one warning
+/// that names the process, and retries in the background.
 pub(crate) fn start(places: SocketLocations, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
@@ -72,11 +72,11 @@ fn listen(places: &SocketLocations) -> io::Result<Local> {
     })
 }
 
-/// Local socket that the server has bound.
+/// A local socket on which the server listens.
 #[derive(Debug)]
 struct Local {
-    /// Socket file, or `None` if the socket has an abstract name. The file is removed before the
-    /// listener closes, so that no daemon finds a file without a listener.
+    /// File of the socket, or `None` for an abstract name. The file is removed before the listener
+    /// closes, so that no other daemon finds a file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
     /// User of the daemon.
@@ -88,8 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // Reads the user that the kernel recorded when the client connected. Refuses a client
-        // without such a record.
+        // The kernel recorded the client's user when the client connected. A client without such a
+        // record is refused.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -107,7 +107,7 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> AcceptedConnecti
     }
 }
 
-/// Returns the reason for refusing a user. Returns `None` if the user is allowed.
+/// Returns the reason why a user is refused, or `None` if the user has access.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

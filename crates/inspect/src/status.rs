@@ -17,12 +17,13 @@ use super::facts::{Facts, FamilyFacts};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, RequestRefusal, rendered};
 
-/// Largest number of errors, of conflicts, and of drains in the response, over all families.
+/// Maximum number of errors, of conflicts, and of draining endpoints in the response, over all IP
+/// families.
 const LISTED: usize = 100;
 
 impl Inspect {
-    /// Returns the state of the node. During the start, returns the conditions for which the daemon
-    /// waits.
+    /// Returns the state of the node as JSON. While the daemon starts, returns the conditions for
+    /// which it waits.
     pub(super) async fn status(&self) -> Result<Vec<u8>, RequestRefusal> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
@@ -49,11 +50,11 @@ impl Inspect {
     }
 }
 
-/// Facts for the response that do not come from the loop.
+/// Facts for the response that do not come from the daemon's loop.
 struct ExternalFacts {
     about: About,
     source: String,
-    /// Errors of the source, in words.
+    /// Errors of the objects' source, as texts.
     troubles: Vec<String>,
     /// Conditions that must hold before the daemon is ready.
     awaiting: Vec<String>,
@@ -136,7 +137,8 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// Adds the variants of entries that families use now. If the families differ, names the families.
+/// Adds the variants of entries that the mode uses now. Names the IP family if the families use
+/// different variants.
 fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     let all = families.iter().filter_map(|of| Some((of.family, of.form?)));
     let all: Vec<(IpFamily, &str)> = all.collect();
@@ -153,8 +155,8 @@ fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     }
 }
 
-/// Adds the numbers of connections to draining endpoints, if they can be read. Both lists have the
-/// endpoints in the same order, but the list in `status` may be shorter.
+/// Adds the number of connections to each draining endpoint, if it can be read. `status` has the
+/// same endpoints as `drains`, in the same order, but possibly fewer.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;
@@ -247,7 +249,7 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> SyncState 
     }
 }
 
-/// Describes an error of the source, with its duration.
+/// Describes an error of the objects' source, and how long it has lasted.
 fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
     let seconds = now.saturating_duration_since(trouble.since).as_secs();
     let served = if is_serving {
@@ -267,7 +269,7 @@ fn ago(since: Instant, now: Instant) -> f64 {
     Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Formats a time as RFC 3339, in whole seconds.
+/// Formats a time in whole seconds as RFC 3339.
 fn text(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or_default();
     Timestamp::from_second(at.as_second())

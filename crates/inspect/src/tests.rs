@@ -36,7 +36,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
     Inspect::new(about, Arc::new(Starting), &SeparateReaders::default())
 }
 
-/// Returns the status and the body of a response.
+/// Sends a request to the API. Returns the status code and the body of the response.
 async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::builder().method(method).uri(path);
@@ -48,7 +48,7 @@ async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value)
 }
 
 #[tokio::test]
-async fn the_status_of_a_starting_daemon_names_awaited_parts() {
+async fn the_status_of_a_starting_daemon_names_what_it_waits_for() {
     let (inspect, _questions) = starting();
     inspect.comes_from(Origin {
         from: "manifests in /m".to_owned(),
@@ -69,7 +69,7 @@ async fn the_status_of_a_starting_daemon_names_awaited_parts() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_write_methods_are_rejected() {
+async fn unknown_paths_and_methods_that_write_are_rejected() {
     let (inspect, _questions) = starting();
     for (method, path, wanted) in [
         ("GET", "/api/v1/nothing", 404),

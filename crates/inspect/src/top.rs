@@ -1,13 +1,13 @@
-//! Responds to `/api/v1/top` with the busiest Services, from two counter samples.
+//! Responds to `/api/v1/top` with the busiest Services. Computes them from two counter samples.
 //!
 //! ```text
-//!   sample: all addresses ─▶ rates since the last sample ─▶ busiest addresses ─▶ the loop: their owners
-//!                                                                                  │
-//!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of these addresses ◀┘
+//!   sample: all addresses ─▶ rates since the last sample ─▶ busiest addresses
+//!                                                            └─▶ the loop: their owners
+//!                                                                             │
+//!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of addresses ◀─┘
 //! ```
 //!
-//! - All clients share the last two samples. The store keeps the samples for a minute after the
-//!   last request.
+//! - All clients share the last two samples. They are kept for a minute after the last request.
 //! - Within a second, all requests share one read of all addresses, and one read of the endpoints
 //!   of each listed address.
 //! - Blocking threads read the kernel, one sample after the other, and rank the Services.
@@ -27,9 +27,9 @@ pub(super) use samples::SampleStore;
 use super::owners::{Owner, RequestedPorts};
 use super::{Inspect, Question, RequestRefusal, rendered};
 
-/// Default number of listed Service ports and endpoints.
+/// Number of Service ports, and of endpoints, that a response lists if the query does not set it.
 const LIMIT: usize = 50;
-/// Largest number of listed Service ports and endpoints.
+/// Maximum number of Service ports, and of endpoints, that a response lists.
 const LIMIT_MAX: usize = 1_000;
 
 /// Parameters of the request.
@@ -74,7 +74,7 @@ impl TopQuery {
 }
 
 impl Inspect {
-    /// Returns the busiest Service ports and endpoints.
+    /// Returns the busiest Service ports and endpoints as JSON.
     pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, RequestRefusal> {
         let TopQuery { limit, sort } = TopQuery::read(uri)?;
         let facts = self.ask(Question::Facts).await?;
@@ -107,7 +107,8 @@ impl Inspect {
         .await
     }
 
-    /// Requests the owners of addresses from the loop, turn by turn.
+    /// Requests the owners of addresses from the daemon's loop, a limited number of Services per
+    /// turn.
     async fn owners(&self, wanted: RequestedPorts) -> Result<Vec<Owner>, RequestRefusal> {
         let wanted = Arc::new(wanted);
         let mut all = Vec::new();

@@ -1,5 +1,5 @@
 //! Lists draining endpoints, and endpoints that only the kernel or the userspace relay still has.
-//! The mode reports the start of each drain.
+//! The mode reports when each drain began.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use view::{Condition, Drain, Endpoint};
 
 use crate::question::NodeContext;
 
-/// Endpoints that drain or have connections, by address or Service port.
+/// Endpoints that drain or still have connections, by address or by Service port.
 pub(super) struct HeldEndpoints<'a> {
     counted: &'a CounterSamples,
     drains: HashMap<At, Vec<ReportedDrain<'a>>>,
-    /// Destinations of virtual servers, by address.
+    /// Destinations of the virtual server at each address.
     destinations: HashMap<At, Vec<SocketAddr>>,
-    /// Endpoints to which the userspace relay has connections.
+    /// Endpoints to which the userspace relay has connections, by Service port.
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
-/// A draining endpoint that the mode reports.
+/// A draining endpoint, as the mode has reported it.
 struct ReportedDrain<'a> {
     endpoint: SocketAddr,
     drain: &'a DrainingEndpoint,
@@ -30,7 +30,7 @@ struct ReportedDrain<'a> {
     now: Instant,
 }
 
-/// Owner of an endpoint's connections.
+/// Program that handles the connections to an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectionOwner {
     Kernel,
@@ -71,7 +71,7 @@ impl<'a> HeldEndpoints<'a> {
         held
     }
 
-    /// Lists all endpoints of a port that drain or have connections.
+    /// Lists all endpoints of a Service port that drain or still have connections.
     pub(super) fn all(&self, name: &ServicePortName, at: &[At]) -> BTreeSet<SocketAddr> {
         let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
         let destinations = at.iter().filter_map(|at| self.destinations.get(at));
@@ -82,7 +82,7 @@ impl<'a> HeldEndpoints<'a> {
             .collect()
     }
 
-    /// Counts the draining endpoints of a port that the mode reports.
+    /// Returns the number of endpoints of a Service port that the mode reports as draining.
     pub(super) fn count(&self, at: &[At]) -> usize {
         if self.drains.is_empty() {
             return 0;
@@ -92,7 +92,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoints.len()
     }
 
-    /// Adds the drain, if any, to an endpoint that an EndpointSlice contains.
+    /// Adds its drain to an endpoint that an EndpointSlice contains. Does nothing if the endpoint
+    /// does not drain.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -114,8 +115,8 @@ impl<'a> HeldEndpoints<'a> {
         }
     }
 
-    /// Returns the reason why the kernel or the relay still has an endpoint that no EndpointSlice
-    /// contains.
+    /// Adds to an endpoint that no EndpointSlice contains the reason why the kernel or the relay
+    /// still has it.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -146,8 +147,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain of an endpoint over all addresses, or `None` if the mode does not report
-    /// it.
+    /// Returns the drain of an endpoint that the mode has reported, summed over all addresses.
+    /// Returns `None` if the mode has not reported any.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -163,7 +164,7 @@ impl<'a> HeldEndpoints<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // The drain has no time limit if the drain at one of the addresses has none.
+        // If the drain has no time limit at one of the addresses, it has none in total.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());
@@ -179,8 +180,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the drain of a destination with weight 0, from the counts of its connections. The
-    /// start of the drain is unknown.
+    /// Returns the drain of a destination with weight 0, with the numbers of its connections. When
+    /// the drain began is unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
@@ -215,10 +216,10 @@ fn seconds(time: Duration) -> f64 {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// Describes a drain and its time limit in words.
+/// Describes a drain with its duration and its time limit.
 fn says(drain: &Drain, by: ConnectionOwner) -> String {
     let mut text = "drains".to_owned();
-    // Ignores the results: a write to a String cannot fail.
+    // Ignores the results, because a write to a String cannot fail.
     if let Some(seconds) = drain.seconds {
         let _ = write!(text, " for {seconds:.0} s");
     }

@@ -130,7 +130,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    // Another pod on the node's network has the same address and another port.
+    // Another pod on the node's network has the same address as web-0, but a different port.
     let list = r#"{"items": [
         {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
@@ -155,7 +155,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
         addresses,
         [
             (AddressKind::ClusterIp, "10.96.0.1:80"),
-            // This node does not serve the IPv6 address.
+            // The list omits the external IPv6 address, because this node does not serve IPv6.
             (AddressKind::ExternalIp, "192.0.2.20:80"),
             (AddressKind::NodePort, "172.35.0.100:30080"),
             (AddressKind::NodePort, "127.0.0.1:30080"),
@@ -211,7 +211,7 @@ fn a_service_object_has_addresses_reasons_errors_and_counters() {
 }
 
 #[test]
-fn counters_without_an_address_are_shown_at_the_port() {
+fn counters_without_an_address_are_shown_at_the_service_port() {
     let count = Count {
         connections: 3,
         ..Count::default()
@@ -241,7 +241,7 @@ fn counters_without_an_address_are_shown_at_the_port() {
 }
 
 #[test]
-fn draining_endpoints_outside_the_slices_are_listed() {
+fn draining_endpoints_that_no_slice_contains_are_listed() {
     let since = Instant::now();
     let now = since + Duration::from_secs(12);
     let target = |last: u8| proxy::Target {
@@ -339,9 +339,9 @@ fn draining_endpoints_outside_the_slices_are_listed() {
     assert_eq!(port.endpoints[0].draining, None, "it serves");
 }
 
-/// Another program, such as keepalived, has a virtual server at an address of a Service.
+/// Simulates another program, such as keepalived, with a virtual server at an address of a Service.
 #[test]
-fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
+fn counters_of_another_program_s_virtual_server_do_not_count_for_a_service() {
     let mut counted = CounterSamples::default();
     let of = OfAddress {
         scheduler: Some("wrr".to_owned()),
@@ -377,7 +377,7 @@ fn counters_of_foreign_virtual_servers_are_not_attributed_to_services() {
 }
 
 #[test]
-fn endpoints_with_open_relay_connections_are_listed() {
+fn endpoints_to_which_the_relay_has_connections_are_listed() {
     let mut counted = CounterSamples::default();
     for (last, active) in [(1, 4), (3, 1), (7, 2), (8, 0)] {
         let count = Count {

@@ -11,7 +11,7 @@ use http_server::text;
 
 use super::*;
 
-/// Socket addresses that no other test uses. Dropping the value removes their folder.
+/// Locations for sockets that no other test uses. Dropping the value removes their folder.
 struct Own {
     root: PathBuf,
     places: SocketLocations,
@@ -26,7 +26,8 @@ impl Own {
         Self { root, places }
     }
 
-    /// Returns addresses whose folder cannot be created. Only the abstract name remains.
+    /// Returns locations with a folder that cannot be created, so that only the abstract name
+    /// works.
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
         fs::write(own.root.join("file"), "").unwrap();
@@ -50,7 +51,7 @@ fn echo(head: &Parts) -> http_server::Answer {
     text(StatusCode::OK, head.uri.path().to_owned())
 }
 
-/// Returns the whole response to a request. Blocks on a separate thread.
+/// Sends a request on a separate thread. Returns the whole response.
 async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let places = places.clone();
@@ -66,7 +67,7 @@ async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn the_daemons_own_user_gets_a_response() {
+async fn the_user_of_the_daemon_gets_a_response() {
     let own = Own::new("answered");
     assert!(own.places.connect().unwrap().is_none());
     let _server = start(own.places.clone(), echo);
@@ -76,7 +77,7 @@ async fn the_daemons_own_user_gets_a_response() {
 }
 
 #[tokio::test]
-async fn a_symlinked_socket_folder_is_replaced_by_the_abstract_socket() {
+async fn a_symlink_as_socket_folder_is_rejected_and_the_abstract_socket_is_used() {
     let own = Own::new("link");
     fs::create_dir(own.root.join("elsewhere")).unwrap();
     let link = own.root.join("inspect");
@@ -91,18 +92,20 @@ async fn a_symlinked_socket_folder_is_replaced_by_the_abstract_socket() {
 async fn without_a_socket_folder_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
-    // A client of the abstract name requires that the server runs the client's program.
+    // The client of an abstract socket requires that the server runs the client's own program. In
+    // this test, both are one process.
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
 }
 
 #[tokio::test]
-async fn a_foreign_program_at_the_abstract_socket_is_named() {
+async fn an_error_names_another_program_at_the_abstract_socket() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
-    // The kernel reports the credentials of the last process that called `listen` on the socket.
+    // The perl process calls `listen`, because the kernel reports the credentials of the last
+    // process that called it.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
@@ -119,9 +122,9 @@ async fn a_foreign_program_at_the_abstract_socket_is_named() {
         .unwrap();
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let refused = places.connect().unwrap_err().to_string();
-    // If the name is taken, a daemon must not report that process as another kube-proxy either.
+    // A daemon that cannot bind the abstract name must not call the other process a kube-proxy.
     let taken = listen_words(&own.places);
-    // The daemon uses its folder, so the process with the abstract name has no effect.
+    // A daemon with a socket folder ignores the process that has the abstract name.
     let with_folder = SocketLocations::of(&own.root.join("inspect"), &own.name());
     let server = start(with_folder.clone(), echo);
     let answer = ask(&with_folder, "/a").await;
@@ -143,7 +146,7 @@ fn listen_words(places: &SocketLocations) -> String {
 }
 
 #[tokio::test]
-async fn a_world_writable_socket_folder_is_rejected() {
+async fn a_socket_folder_that_everyone_can_write_is_rejected() {
     use std::os::unix::fs::PermissionsExt as _;
     let own = Own::new("folder");
     let _server = start(own.places.clone(), echo);
@@ -153,7 +156,7 @@ async fn a_world_writable_socket_folder_is_rejected() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let error = own.places.connect().unwrap_err().to_string();
     assert!(error.contains("others may write"), "{error}");
-    // A daemon also uses an existing folder, as in a volume of its pod.
+    // The daemon also accepts a folder that already exists, such as a volume of its pod.
     let file = own.places.file().unwrap();
     fs::remove_file(&file).unwrap();
     let _other = start(own.places.clone(), echo);
@@ -162,7 +165,7 @@ async fn a_world_writable_socket_folder_is_rejected() {
 }
 
 #[tokio::test]
-async fn a_socket_left_by_a_killed_daemon_is_replaced() {
+async fn the_socket_file_of_a_killed_daemon_is_replaced() {
     let own = Own::new("killed");
     drop(listen(&own.places).unwrap());
     drop(std_unix::UnixListener::bind(own.places.file().unwrap()).unwrap());
@@ -172,7 +175,7 @@ async fn a_socket_left_by_a_killed_daemon_is_replaced() {
 }
 
 #[tokio::test]
-async fn unauthorized_users_get_an_error() {
+async fn a_user_without_access_gets_an_error() {
     let own = Own::new("refused");
     // Simulates a daemon whose user is neither root nor the client's user.
     let mut local = listen(&own.places).unwrap();
@@ -202,7 +205,7 @@ async fn unauthorized_users_get_an_error() {
 }
 
 #[tokio::test]
-async fn a_second_daemon_answers_once_the_first_has_ended() {
+async fn a_second_daemon_responds_once_the_first_has_ended() {
     let own = Own::new("two");
     let answers = |what: &'static str| move |_: &Parts| text(StatusCode::OK, what);
     let first = start(own.places.clone(), answers("first"));

@@ -1,5 +1,5 @@
-//! Ranks Service ports and endpoints, from two counter samples and the owners of addresses. Does no
-//! I/O.
+//! Ranks Service ports and endpoints by their traffic, from two counter samples and the owners of
+//! addresses. Makes no requests to the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use super::samples::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// Number of busiest addresses to sample for each listed Service port, because a port may have
+/// Number of busiest addresses to look up for each Service port in the list. A port may have
 /// several addresses.
 const ADDRESSES_EACH: usize = 4;
 
@@ -43,27 +43,27 @@ impl Sort {
     }
 }
 
-/// Addresses with the most traffic, according to the kernel's counters.
+/// Addresses with the most traffic. In userspace mode, these are names of Service ports instead.
 #[derive(Debug, Default)]
 pub(super) struct BusiestAddresses {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// Ranking of Service ports, before the counters of their endpoints are read.
+/// Ranking of Service ports, to which endpoints are added later.
 #[derive(Debug, Default)]
 pub(super) struct AddressRanking {
     pub(super) view: Top,
-    /// Addresses of the listed ports.
+    /// Addresses of the Service ports in the ranking.
     pub(super) at: Vec<At>,
-    /// Index of each address's port in the list of ports.
+    /// Index in the ranking of the Service port that has an address.
     port_of: HashMap<At, usize>,
-    /// Indexes of ports whose addresses have counters of open connections.
+    /// Indices of the Service ports whose addresses already count open connections.
     has_active: HashSet<usize>,
 }
 
-/// Returns the busiest addresses, or in userspace mode the busiest Service ports. The first sample
-/// has no rates, so its totals determine the order.
+/// Returns the busiest addresses, or the busiest Service ports in userspace mode. If there is only
+/// one sample, there are no rates, so the totals decide.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> BusiestAddresses {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -90,7 +90,7 @@ fn first<T: Ord>(mut all: Vec<(T, Rate, &Count)>, sort: Sort, most: usize) -> Ve
     all.into_iter().map(|(of, _, _)| of).collect()
 }
 
-/// Compares rates first, then open connections, then all connections.
+/// Compares the rates first, then the open connections, then all connections.
 fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::Ordering {
     let rates = sort.of(one.0).total_cmp(&sort.of(other.0));
     let active = one.1.active.cmp(&other.1.active);
@@ -99,7 +99,7 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// Returns the Service ports, the busiest first. `is_node` reports whether an address serves
+/// Ranks the Service ports, the busiest first. `is_node` returns true for an address that serves
 /// NodePorts.
 pub(super) fn assemble(
     span: &Span,
@@ -123,7 +123,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // Omits a port without traffic.
+        // Omits Service ports that have had no traffic.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
@@ -156,7 +156,8 @@ pub(super) fn assemble(
 }
 
 impl AddressRanking {
-    /// Adds the endpoints in userspace mode, which counts by Service port and not by address.
+    /// Adds the endpoints of a Service port in userspace mode, in which counters belong to Service
+    /// ports instead of addresses.
     fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
         for ((of, endpoint), count) in &span.now.port_endpoints {
             if of == name {
@@ -173,9 +174,9 @@ impl AddressRanking {
         }
     }
 
-    /// Adds the endpoints of the listed ports in their sort order.
+    /// Adds the busiest endpoints of the Service ports in the ranking, in the sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // Sums the counters of each endpoint, which has counters at each address of its port.
+        // An endpoint has counters at each address of its Service port. Adds them up.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {
@@ -183,7 +184,8 @@ impl AddressRanking {
             };
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
-            // IPVS counts open connections only by endpoint.
+            // IPVS counts open connections per endpoint, so a port's number is the sum over its
+            // endpoints.
             if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
                 && !self.has_active.contains(port)
             {
@@ -221,8 +223,8 @@ impl AddressRanking {
     }
 }
 
-/// Finds NodePorts among the node's addresses: no Service owns the address, and the port is a
-/// NodePort.
+/// Returns the counted addresses that belong to NodePorts: the node has the address, no Service
+/// does, and the port is a NodePort.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -252,8 +254,8 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Sums the counters of a port over its addresses. In userspace mode, sums the counters that have
-/// the port's name.
+/// Sums the counters of a Service port over its addresses. Also adds the counters that userspace
+/// mode has for the port's name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -277,7 +279,7 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
     sum
 }
 
-/// Sums the rates of all counters.
+/// Returns the sum of the rates of all counters.
 fn total(span: &Span, seconds: f64) -> Rate {
     let before = span.before.as_ref();
     let addresses = span.now.addresses.iter().map(|(at, count)| {
@@ -296,8 +298,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// Returns the rate per second, or zero for the first sample. If a counter is new or has fallen,
-/// assumes that it began at zero between the samples.
+/// Returns the rates per second, or zeros if there is only one sample. If a counter is new or has
+/// become smaller, assumes that it started from zero between the samples.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();

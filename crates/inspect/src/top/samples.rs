@@ -1,5 +1,5 @@
-//! Samples of counters, from which rates are computed: the counters of all addresses, and of the
-//! endpoints of listed addresses. Requests within a second share a sample.
+//! Counter samples, from which rates are computed: of all addresses, and of the endpoints of listed
+//! addresses. Requests within a second share a sample.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,15 +15,15 @@ use crate::RequestRefusal;
 
 /// Shortest time between two samples.
 const APART: Duration = Duration::from_secs(1);
-/// Time from the last request until the samples are dropped.
+/// Time after the last request at which the samples are dropped.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// A sample of the counters of all addresses.
+/// A sample of all counters of addresses.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) addresses: HashMap<At, Count>,
-    /// Counters of Service ports, in userspace mode.
+    /// Counters of Service ports. Only userspace mode has them.
     pub(super) ports: HashMap<ServicePortName, Count>,
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }
@@ -31,13 +31,13 @@ pub(super) struct Sample {
 /// Two consecutive samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    /// Previous sample. `None`: `now` is the first sample.
+    /// The previous sample, or `None` if `now` is the first.
     pub(super) before: Option<Arc<Sample>>,
     pub(super) now: Arc<Sample>,
 }
 
 impl Span {
-    /// Returns the seconds between the two samples, or 0 for the first sample.
+    /// Returns the seconds between the two samples, or 0 if there is only one.
     pub(super) fn seconds(&self) -> f64 {
         let before = self.before.as_ref();
         before.map_or(0.0, |before| {
@@ -49,18 +49,18 @@ impl Span {
     }
 }
 
-/// Counters of the listed ports' endpoints, in both samples.
+/// Counters of the endpoints of listed addresses, in the last two samples.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), EndpointCounters>;
 
 /// Counters of one address, by endpoint.
 type ByEndpoint = HashMap<SocketAddr, Count>;
 
-/// Last two samples of an address's endpoints.
+/// The last two samples of the endpoints of one address.
 #[derive(Debug)]
 struct OfAddress {
     at: Instant,
     counted: ByEndpoint,
-    /// Time and counters of the previous sample. `None`: there is only one sample.
+    /// Time and counters of the previous sample, or `None` if there is only one sample.
     before: Option<(Instant, ByEndpoint)>,
 }
 
@@ -68,14 +68,16 @@ struct OfAddress {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndpointCounters {
     pub(super) now: Count,
-    /// Counters in the previous sample, and the seconds since then. `None`: no previous sample.
+    /// Counters in the previous sample, and the seconds since then. `None` if there is only one
+    /// sample.
     pub(super) before: Option<(Count, f64)>,
 }
 
-/// Store of the samples. Clones share the samples.
+/// Store of the last samples. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SampleStore {
-    /// Samples. A reader of the kernel holds the lock, so only blocking threads may wait for it.
+    /// The last samples. A thread that reads the kernel holds the lock for a while, so only
+    /// blocking threads may wait for it.
     kept: Arc<Mutex<StoredSamples>>,
     /// Timer that drops the samples some time after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
@@ -86,7 +88,7 @@ pub(crate) struct SampleStore {
 #[derive(Debug, Default)]
 struct StoredSamples {
     last: Option<Span>,
-    /// Samples by address, because requests may list different addresses.
+    /// The last samples of endpoints, by address. Requests may list different addresses.
     endpoints: HashMap<At, OfAddress>,
 }
 
@@ -100,7 +102,8 @@ impl SampleStore {
         }
     }
 
-    /// Takes a sample. If the last sample is younger than [`APART`], returns that sample instead.
+    /// Takes a sample and returns it with the previous one. If the last sample is younger than
+    /// [`APART`], takes none and returns the last two.
     ///
     /// # Errors
     ///
@@ -143,8 +146,8 @@ impl SampleStore {
         Ok(span)
     }
 
-    /// Takes samples of the endpoints of these addresses. Returns samples younger than [`APART`]
-    /// instead of new ones.
+    /// Takes samples of the endpoints of these addresses, except for addresses whose last sample is
+    /// younger than [`APART`]. Returns the last two samples of each.
     ///
     /// # Errors
     ///
@@ -185,7 +188,7 @@ impl SampleStore {
         Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
-    /// Starts a timer that drops all samples some time after the last request.
+    /// Restarts the timer that drops all samples some time after the last request.
     pub(super) fn forget_later(&self) {
         let (kept, trim) = (Arc::downgrade(&self.kept), self.trim);
         let forgetting = tokio::spawn(async move {
@@ -198,7 +201,7 @@ impl SampleStore {
                     trim();
                 }
             };
-            // Ignores the error: the runtime is shutting down.
+            // Ignores the error, because the runtime may be shutting down.
             let _ = tokio::task::spawn_blocking(forget).await;
         });
         let mut held = self

@@ -12,7 +12,7 @@ use super::samples::SampleStore;
 use super::*;
 use crate::owners::{LOOKED_AT_A_TURN, owners};
 
-/// Fake reader whose counters the test sets.
+/// Fake reader that returns the counters which the test sets.
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<HashMap<At, u64>>>);
 
@@ -87,8 +87,8 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     model
 }
 
-/// Returns the response computed from two samples, two seconds apart. `between` runs between the
-/// samples.
+/// Takes two samples, two seconds apart, and returns the response. Runs `between` after the first
+/// sample.
 fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), SampleStore::new(|| {}));
     let began = Instant::now();
@@ -110,7 +110,7 @@ fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> vie
 
 #[test]
 #[allow(clippy::float_cmp, reason = "whole numbers")]
-fn the_busiest_port_is_first_with_counts_of_all_addresses() {
+fn the_busiest_service_port_is_first_with_the_sum_of_its_addresses() {
     let fake = Fake::default();
     for at in [
         "10.96.0.1:80",
@@ -120,7 +120,7 @@ fn the_busiest_port_is_first_with_counts_of_all_addresses() {
     ] {
         fake.set(at, 1_000);
     }
-    // This virtual server belongs to another program. Its address serves no NodePorts.
+    // This virtual server belongs to another program, because its address serves no NodePorts.
     fake.set("192.0.2.9:30080", 7_000);
     let model = model(&[
         ("quiet", "10.96.0.1", None),
@@ -145,18 +145,18 @@ fn the_busiest_port_is_first_with_counts_of_all_addresses() {
         ]
     );
     assert_eq!(top.ports[0].counters.connections, 2_040);
-    // The port has connections at two addresses.
+    // The number of open connections is the sum over both addresses of the port.
     assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
-    // Traffic without a Service counts in the total, but the list omits it.
+    // Traffic that belongs to no Service counts in the total, but is not in the list.
     assert_eq!(top.endpoints.len(), 2);
     assert_eq!(top.endpoints[0].service.to_string(), "default/busy");
 }
 
 #[test]
 #[allow(clippy::float_cmp, reason = "whole numbers")]
-fn top_respects_its_limit_and_shows_no_negative_rate() {
+fn the_response_of_top_has_a_limit_and_no_negative_rates() {
     let fake = Fake::default();
     for number in 1..=20 {
         fake.set(&format!("10.96.0.{number}:80"), 100);
@@ -192,7 +192,7 @@ fn requests_within_a_second_share_a_counter_sample() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn counter_samples_are_dropped_after_a_minute() {
+async fn counter_samples_are_dropped_a_minute_after_the_last_request() {
     let fake = Fake::default();
     fake.set("10.96.0.1:80", 1);
     let looks = SampleStore::new(|| {});
@@ -207,7 +207,7 @@ async fn counter_samples_are_dropped_after_a_minute() {
 }
 
 #[test]
-fn the_loop_scans_its_services_in_pieces() {
+fn the_loop_searches_a_limited_number_of_services_per_turn() {
     let names: Vec<_> = (0..LOOKED_AT_A_TURN + 10)
         .map(|number| {
             (
@@ -280,7 +280,7 @@ fn clients_that_list_different_ports_see_the_same_rates() {
     };
     set(1_000);
     assert_eq!(look(&both, 0), (None, None));
-    // The second client lists only one of the two ports.
+    // The second client lists only the first of the two addresses.
     set(1_190);
     let is_told = |count: u64, seconds: &str| Some((count, seconds.to_owned()));
     assert_eq!(look(&both[..1], 1_900), (is_told(190, "1.9"), None));
@@ -288,12 +288,12 @@ fn clients_that_list_different_ports_see_the_same_rates() {
     assert_eq!(look(&both, 2_000), (is_told(190, "1.9"), is_told(200, "2")));
     set(1_400);
     assert_eq!(look(&both, 4_000), (is_told(210, "2.1"), is_told(200, "2")));
-    // The store drops samples of addresses that no client lists any more.
+    // The store drops the samples of an address once no client lists it any longer.
     look(&both[..1], 70_000);
     assert_eq!(look(&both, 71_500).1, None);
 }
 
-/// Fake reader whose read lasts until the test ends it.
+/// Fake reader whose read lasts until the test allows it to end.
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {
