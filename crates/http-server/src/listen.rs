@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Maximum number of connections that wait for `accept`. The kernel may allow fewer
-/// (`net.core.somaxconn`).
+/// Maximum number of connections that the kernel queues until the server accepts them. The kernel's
+/// own limit may be lower (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
 
-/// Listens on an address. As in Go, an unspecified address (`0.0.0.0` or `::`) covers both families
+/// Listens on an address. As in Go, `0.0.0.0` and `::` stand for all addresses of both IP families,
 /// if the kernel supports both.
 pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if !at.ip().is_unspecified() {
@@ -31,12 +31,12 @@ fn is_without_ipv6(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Families that an IPv6 socket on the address `::` covers.
+/// IP families from which a socket on `::` accepts connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspecified {
     /// Both families.
     Both,
-    /// Only IPv6. Another socket may cover IPv4.
+    /// Only IPv6. Another socket may listen on the same port for IPv4.
     V6Only,
 }
 
@@ -50,8 +50,7 @@ pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpList
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // Sets the option explicitly, so that the result does not depend on the sysctl
-            // bindv6only.
+            // Sets this option in either case, so that the sysctl bindv6only has no influence.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

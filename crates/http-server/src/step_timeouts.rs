@@ -1,4 +1,4 @@
-//! A stream with a time limit for each step that the peer must make.
+//! A connection that limits the time of each step that the client must make.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,30 +11,31 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection_slots::Activity;
 
-/// Time limit for a request's head. For the first request, the time starts with the connection. For
-/// later requests, it starts with their first byte.
+/// Time limit for sending the head of a request. It starts with the connection for the first
+/// request, and with the first byte for later requests.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Time limit for the next request on an idle connection. Scrapers and load balancers send requests
-/// more often.
+/// Time after which an idle connection is closed. Scrapers and load balancers send requests more
+/// often.
 const IDLE_PATIENCE: Duration = Duration::from_mins(3);
-/// Time limit for the peer to take a response, from the moment when the socket's buffer is full.
+/// Time limit for the client to receive the rest of a response. It starts when the socket's send
+/// buffer is full.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A stream whose reads and writes fail if the peer exceeds a time limit.
+/// A connection whose reads and writes fail once the client has exceeded a time limit.
 pub(super) struct TimedStream<S> {
     stream: S,
     activity: Arc<Activity>,
     awaits: PeerStep,
-    /// Time at which the current step must be complete.
+    /// Time at which the client must have completed its current step.
     limit: Pin<Box<Sleep>>,
 }
 
-/// Next step that the peer must make.
+/// Step that the client must make next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PeerStep {
-    /// Send the rest of a head, or the whole head of the first request.
+    /// Send the rest of a request's head, or the first request's whole head.
     Head,
-    /// Send another request, or stay idle.
+    /// Send another request. Until then, the connection is idle.
     Request,
     /// Receive a response.
     Taking,
@@ -55,7 +56,7 @@ impl<S> TimedStream<S> {
         self.limit.as_mut().reset(Instant::now() + time);
     }
 
-    /// Returns an error if the time limit has passed. Otherwise stays pending.
+    /// Returns an error once the time limit has passed. Stays pending until then.
     fn patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         ready!(self.limit.as_mut().poll(context));
         let late = format!("the peer took too long (awaited: {:?})", self.awaits);
@@ -70,7 +71,8 @@ impl<S> TimedStream<S> {
         if result.is_ready() {
             return result;
         }
-        // A peer that takes the response byte by byte gets no additional time.
+        // Starts the time limit only once. So a client that reads the response byte by byte gets no
+        // additional time.
         if self.awaits != PeerStep::Taking {
             self.await_for(PeerStep::Taking, ANSWER_PATIENCE);
         }
@@ -122,7 +124,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Records that the response has been sent. hyper flushes only after the whole response.
+    /// Flushes the connection, and marks it as idle. hyper flushes only after it has written the
+    /// whole response.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {

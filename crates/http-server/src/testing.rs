@@ -1,4 +1,4 @@
-//! HTTP client for tests of crates that run a server.
+//! HTTP client for the tests of crates that run a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 
 use super::Server;
 
-/// Sends a request to a server on this node. Returns the head and the body of the response. Panics
-/// if no response arrives.
+/// Sends a request to a server of this process. Returns the head and the body of the response.
+/// Panics if there is no response.
 pub async fn get(server: &Server, request: &str) -> (String, String) {
     let address = *server.address.as_ref().expect("it listens");
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());

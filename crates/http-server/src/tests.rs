@@ -19,7 +19,7 @@ fn echo(head: &Parts) -> Answer {
 }
 
 #[tokio::test]
-async fn the_unspecified_address_listens_on_both_ip_families() {
+async fn a_server_on_an_unspecified_address_listens_on_both_ip_families() {
     let server = start(
         TEST,
         (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -42,7 +42,7 @@ async fn the_unspecified_address_listens_on_both_ip_families() {
         .unwrap();
 }
 
-/// A listener that treats each address of this node as a separate remote client.
+/// A listener that counts each address of this node as a different remote client.
 struct ByAddress(TcpListener);
 
 impl Listen for ByAddress {
@@ -58,7 +58,7 @@ impl Listen for ByAddress {
     }
 }
 
-/// Starts a server with its own connection slots.
+/// Starts a server that uses these connection slots, on any free port.
 fn small(places: Arc<ConnectionSlots>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
     let address = listener.local_addr().unwrap();
@@ -77,7 +77,7 @@ async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
 }
 
 /// Sends a request on an open connection. Returns the first line of the response, or an empty text
-/// if the connection is closed.
+/// if the server has closed the connection.
 async fn ask(stream: &mut TcpStream, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\n\r\n");
     _ = stream.write_all(request.as_bytes()).await;
@@ -97,7 +97,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut byte).await, Ok(0) | Err(_))
 }
 
-/// Probes a server as the kubelet and load balancers do: with a new connection each time.
+/// Probes a server like the kubelet or a load balancer, each time with a new connection.
 async fn is_probed(to: SocketAddr) {
     let probe = async {
         let mut stream = connect_from([127, 0, 0, 1], to).await;
@@ -118,13 +118,14 @@ async fn idle_connections_do_not_block_health_probes() {
         [127, 9, high, low]
     };
     for from in [one, many] {
-        // The limits are the daemon's. Connections of other tests do not count.
+        // Uses the daemon's limits, but counts only the connections of this test.
         let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
         let mut idle = Vec::new();
         for number in 1..=600 {
             let mut stream = connect_from(from(number), to).await;
             if number % 2 == 0 {
-                // The server must not evict this connection, because a request is in progress.
+                // Begins a request that stays in progress, so that the server must not evict this
+                // connection.
                 stream
                     .write_all(b"GET / HTTP/1.1\r\nX-Slow: ")
                     .await
@@ -166,7 +167,7 @@ async fn the_connection_limit_covers_all_servers_together() {
 }
 
 #[tokio::test]
-async fn a_slow_request_head_times_out() {
+async fn the_head_of_a_slow_request_times_out() {
     let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut silent = connect_from([127, 0, 0, 2], to).await;
     let mut slow = connect_from([127, 0, 0, 2], to).await;
@@ -198,14 +199,15 @@ async fn a_slow_request_head_times_out() {
         began.elapsed().as_secs()
     };
     let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
-    // The server accepted the connection before the test stopped the clock.
+    // Before the test stopped the clock, the server had already accepted the silent connection. So
+    // its time is up to a second shorter.
     assert!((4..=5).contains(&silent), "{silent}");
     assert!((5..=8).contains(&dripped), "{dripped}");
     assert_eq!(begun, 5);
 }
 
 #[tokio::test]
-async fn an_idle_keep_alive_connection_closes_after_minutes() {
+async fn an_idle_keep_alive_connection_is_closed_after_some_minutes() {
     let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     tokio::time::pause();
@@ -218,7 +220,7 @@ async fn an_idle_keep_alive_connection_closes_after_minutes() {
 }
 
 #[tokio::test]
-async fn an_unread_response_times_out() {
+async fn a_response_that_the_client_does_not_read_times_out() {
     let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut stream = connect_from([127, 0, 0, 2], to).await;
     stream
@@ -227,7 +229,7 @@ async fn an_unread_response_times_out() {
         .unwrap();
     sleep(Duration::from_millis(100)).await;
     tokio::time::pause();
-    // From time to time, the client reads only a few bytes.
+    // The client reads a few bytes from time to time, which must not extend the time limit.
     let mut bytes = vec![0; 1 << 20];
     let mut taken = 0;
     let began = tokio::time::Instant::now();
@@ -240,7 +242,7 @@ async fn an_unread_response_times_out() {
 }
 
 #[tokio::test]
-async fn a_listen_address_in_use_is_fatal_or_retried() {
+async fn an_address_in_use_is_an_error_or_is_retried() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let error = start(TEST, at, ConflictPolicy::Fail, echo)

@@ -1,16 +1,16 @@
-//! The thread that responds to HTTP requests. It does no kernel I/O, so it responds to a probe even
-//! while the daemon's loop is busy.
+//! The thread that responds to HTTP requests. It makes no requests to the kernel's tables, so it
+//! responds to a probe even while the daemon's loop is busy.
 
 use std::io;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with its own runtime. Dropping it ends the thread and all tasks on it.
+/// A thread with its own runtime. Dropping the value ends the thread and all its tasks.
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,
-    /// Sender whose drop ends the thread.
+    /// Channel whose closing ends the thread.
     _running: oneshot::Sender<()>,
 }
 
@@ -38,13 +38,13 @@ impl HttpThread {
         })
     }
 
-    /// Returns the thread's runtime, for servers that start later.
+    /// Returns the runtime of the thread, for servers that start later.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Enters the thread's runtime. Servers that start before the guard is dropped run on this
-    /// thread.
+    /// Enters the runtime of the thread. A server that starts while the returned guard exists runs
+    /// on this thread.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

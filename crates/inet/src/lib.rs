@@ -13,10 +13,10 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
-    /// Both families. IPv4 comes first.
+    /// Both IP families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Returns the family of an address.
+    /// Returns the IP family of an address.
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -24,7 +24,7 @@ impl IpFamily {
         }
     }
 
-    /// Returns the loopback address of the family.
+    /// Returns the loopback address of this family, 127.0.0.1 or `::1`.
     pub const fn localhost(self) -> IpAddr {
         match self {
             Self::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -63,17 +63,17 @@ impl Protocol {
         self as u8
     }
 
-    /// Returns the protocol with this IANA number.
+    /// Returns the protocol that has this IANA number, if Services support it.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
-    /// Returns the protocol with this lower-case name, as in iptables rules.
+    /// Returns the protocol that has this name in lower case, as in iptables rules.
     pub fn from_lower(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.lower() == name)
     }
 
-    /// Returns the lower-case name, as in iptables rules and ipset entries.
+    /// Returns the name in lower case, as in iptables rules and ipset entries.
     pub const fn lower(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protocol_numbers_are_ianas() {
+    fn protocol_numbers_equal_those_of_iana() {
         for protocol in Protocol::ALL {
             assert_eq!(Protocol::from_number(protocol.number()), Some(protocol));
             assert_eq!(Protocol::from_lower(protocol.lower()), Some(protocol));
