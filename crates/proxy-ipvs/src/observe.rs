@@ -188,8 +188,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services before the engine reports their own change, because the model may be
-    /// newer than the claims.
+    /// Recompiles these Services now. The engine reports their own changes later, but the model may
+    /// already contain them.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));

@@ -36,7 +36,7 @@ pub fn describe(change: &Change) -> String {
     }
 }
 
-/// Describes elements of a set, of which one change adds or deletes all.
+/// Describes the elements that one change adds to a set or deletes from it.
 fn told(set: &str, elements: &[Element]) -> String {
     let one = |element: &Element| {
         let key: Vec<String> = if Map::find(set).is_some() {

@@ -295,7 +295,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // The plan flushed this unwanted chain.
+            // The plan flushed this unwanted chain, so it has no rules now.
             if *outcome == UnitOutcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }

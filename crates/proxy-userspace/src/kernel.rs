@@ -168,8 +168,8 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Keeps ports that must not be used open during the search. Otherwise, the operating system
-        // would choose them again.
+        // Closes unsuitable ports only after the search. If they were closed earlier, the operating
+        // system would choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {

@@ -271,17 +271,17 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Checks the addresses of Services again for which the decision may have changed. Does nothing
-    /// while a list arrives.
+    /// Rechecks Services whose addresses may now be allowed or refused. Does nothing while a list
+    /// arrives.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Checks the addresses of Services again for which the decision may have changed, even while a
-    /// list arrives. A Service at the API server's address cannot wait for the end of the list,
-    /// because this Service may prevent the list from ending.
+    /// Rechecks Services whose addresses may now be allowed or refused, even while a list arrives.
+    /// A Service at the API server's address cannot wait for the end of the list, because it may
+    /// prevent the list from ending.
     fn judge_doubted(&mut self) {
         // Repeats the check, because a Service that loses an address may free it for another
         // Service.
