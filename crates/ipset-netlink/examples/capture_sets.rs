@@ -1,4 +1,4 @@
-//! Writes the files of `tests/data`: bytes that a real kernel and the real `ipset` exchange.
+//! Writes the files of `tests/data`: the bytes that a real kernel and the real `ipset` exchange.
 //!
 //! ```text
 //! cargo build -p ipset-netlink --example capture_sets
@@ -12,8 +12,8 @@
 //! | `requests.hex` | the messages that `ipset restore` sends for `SCRIPT` |
 //! | `replies.hex` | the kernel's replies |
 //!
-//! A line has ipset's command number in decimal, and the message after its `nlmsghdr` in hex. Lines
-//! with `#` name the origin of the messages that follow.
+//! Each line is one message: its ipset command number in decimal, and its bytes after the
+//! `nlmsghdr` in hex. A line that begins with `#` says where the following messages come from.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -73,7 +73,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs `ipset restore` under strace. Returns its messages, from strace's hex dump.
+/// Runs `ipset restore` under strace. Returns the messages that it sent, as strace dumped them in
+/// hex.
 fn requests() -> Result<String, Box<dyn std::error::Error>> {
     let mut ipset = Command::new("strace")
         .args([
@@ -105,8 +106,8 @@ fn requests() -> Result<String, Box<dyn std::error::Error>> {
         .lines()
         .try_for_each(|line| writeln!(text, "# {line}"))?;
     let mut message: Vec<u8> = Vec::new();
-    // A line of strace's hex dump has the form ` | 00000 1c 00 00 00 ... text |`. Any other line
-    // ends the hex dump of a call.
+    // A line of strace's hex dump looks like ` | 00000 1c 00 00 00 ... text |`. Any other line ends
+    // the dump of a system call.
     for line in String::from_utf8(output.stdout)?.lines().chain([""]) {
         if let Some(dump) = line.strip_prefix(" | ") {
             let bytes = dump.get(7..7 + 49).ok_or("a short line of strace")?;

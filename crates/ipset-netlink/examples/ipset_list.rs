@@ -1,4 +1,4 @@
-//! Prints all sets of this network namespace with their entries, as `ipset save` does.
+//! Prints all sets of this network namespace with their entries, like `ipset save`.
 //!
 //! ```text
 //! cargo build -p ipset-netlink --example ipset_list && sudo target/debug/examples/ipset_list
@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
         let name = &set.header.name;
         match &set.header.definition {
             Some(definition) => println!("create {name} {definition}"),
-            // For a set of another type, the crate decodes only the header.
+            // This crate does not support the set's type, so it decodes only the header.
             None => println!("# {name}: {}", set.header.type_name),
         }
         for entry in &set.entries {

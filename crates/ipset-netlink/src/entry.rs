@@ -1,7 +1,7 @@
-//! One entry of a set: its text in `ipset`'s notation, and its bytes.
+//! Entries of sets: their text in `ipset`'s notation, and their bytes.
 //!
-//! All entries consist of the same few parts, and each set type uses some of them. So
-//! [`EntryParts`] encodes and decodes the entries of all types.
+//! Entries of all types consist of the same few parts. Each set type uses some of these parts. So
+//! [`EntryParts`] encodes and decodes entries of all types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,12 +28,13 @@ pub enum Entry {
         ip: IpAddr,
         /// Protocol to which the port belongs.
         protocol: IpProtocol,
-        /// Port. For ICMP, this is type × 256 + code.
+        /// Port. For ICMP, this number is type × 256 + code.
         port: u16,
     },
-    /// An entry of `hash:ip,port` with a mark, for a set with marks
+    /// An entry of `hash:ip,port` with a mark, for a set that has marks
     /// ([`Definition::with_marks`](crate::Definition::with_marks)). If the set already has an entry
-    /// with this address and port, adding this entry replaces the mark. Deleting ignores the mark.
+    /// with this address and port, adding this entry replaces that entry's mark. Deleting ignores
+    /// the mark.
     IpPortMark {
         /// Address of the entry.
         ip: IpAddr,
@@ -41,7 +42,8 @@ pub enum Entry {
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
-        /// Mark for packets that match. Not [`Mark::NONE`], which the kernel omits from lists.
+        /// Mark for packets that match. Must not be [`Mark::NONE`], because the kernel omits this
+        /// mark from lists.
         mark: Mark,
     },
     /// An entry of `hash:ip,port,ip`.
@@ -52,7 +54,7 @@ pub enum Entry {
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
-        /// Second address, of the same family.
+        /// Second address, which must have the IP family of `ip`.
         ip2: IpAddr,
     },
     /// An entry of `hash:ip,port,net`.
@@ -63,27 +65,27 @@ pub enum Entry {
         protocol: IpProtocol,
         /// Port of the entry.
         port: u16,
-        /// Network of the same family as `ip`, with a prefix length of 1 or more. The kernel clears
-        /// its host bits, so a list returns a network with host bits changed. [`IpNet::trunc`]
-        /// clears them in advance.
+        /// Network in the IP family of `ip`, with a prefix length of 1 or more. The kernel clears
+        /// the host bits, so a list may return a different value. [`IpNet::trunc`] clears them in
+        /// advance.
         net: IpNet,
     },
     /// An entry of `bitmap:port`.
     Port(u16),
 }
 
-/// A mark for packets that match an entry (`skbmark`). The iptables target `SET --map-mark` clears
-/// the bits of the mask in the packet's mark, and then flips the bits of the value.
+/// A mark for packets that match an entry (`skbmark`). The iptables target `SET --map-mark` changes
+/// a packet's mark in two steps: it clears the bits of `mask`, and then flips the bits of `value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
-    /// Bits of the packet's mark to flip.
+    /// Bits of the packet's mark that the target flips.
     pub value: u32,
-    /// Bits of the packet's mark to clear before the flip.
+    /// Bits of the packet's mark that the target clears first.
     pub mask: u32,
 }
 
 impl Mark {
-    /// A mark that changes no packet.
+    /// A mark that does not change packets.
     pub const NONE: Mark = Mark { value: 0, mask: 0 };
 
     /// Creates a mark that replaces the whole mark of a packet.
@@ -92,7 +94,7 @@ impl Mark {
         Mark { value, mask }
     }
 
-    /// Decodes the kernel's 64-bit number: the value, then the mask.
+    /// Decodes the kernel's 64-bit number: first the value, then the mask.
     fn from_be_bytes(bytes: [u8; 8]) -> Mark {
         let both = u64::from_be_bytes(bytes);
         let low = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
@@ -136,7 +138,7 @@ impl FromStr for Mark {
     }
 }
 
-/// Option that precedes the mark in an entry's text.
+/// Option in front of the mark in an entry's text.
 const SKBMARK: &str = " skbmark ";
 
 /// An IP protocol number.
@@ -187,7 +189,7 @@ impl FromStr for IpProtocol {
     }
 }
 
-/// Error of a text that is not an entry.
+/// Error about a text that is not an entry of the given type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
 pub struct ParseError {
@@ -205,16 +207,15 @@ impl ParseError {
 }
 
 impl Entry {
-    /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` writes nearly
-    /// the same notation. The only difference is that protocol and port, and ICMP type and code,
-    /// may be numbers.
+    /// Parses an entry in the notation in which [`Entry`] is displayed. `ipset save` writes the
+    /// same notation, except that it writes names for the parts that [`Entry`] displays as numbers.
     ///
-    /// The caller must give the type: `10.0.0.1,tcp:80,10.0.0.2` is an entry of both
-    /// `hash:ip,port,ip` and `hash:ip,port,net`.
+    /// The caller must give the type, because the text alone may not show it. For example,
+    /// `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip` and `hash:ip,port,net`.
     ///
     /// # Errors
     ///
-    /// Fails if a part is malformed. The error names this part, and the form that the type
+    /// Fails if a part is malformed. The error names this part, and the notation that the type
     /// requires.
     pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
         let wrong = || ParseError::new(text, set_type.notation());
@@ -273,7 +274,7 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Returns the type of sets that can hold this entry.
+    /// Returns the set type to which this entry belongs.
     pub const fn set_type(&self) -> SetType {
         match self {
             Entry::Ip(_) => SetType::HashIp,
@@ -284,8 +285,8 @@ impl Entry {
         }
     }
 
-    /// Returns true if the entry is valid for a set of this type and family. A bitmap of ports has
-    /// no family.
+    /// Returns true if a set of this type and family can hold the entry. A bitmap of ports has no
+    /// family.
     pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
         let EntryParts { ip, ip2, .. } = self.parts();
         let of_family = |ip: IpAddr| family == Some(Family::of(ip));
@@ -338,7 +339,7 @@ impl Entry {
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(net.addr()),
-                // Like `ipset`, writes a single host's address without a prefix length.
+                // Like `ipset`, omits the prefix length of a network that has only one address.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
                 ..EntryParts::default()
             },
@@ -349,7 +350,8 @@ impl Entry {
         }
     }
 
-    /// Writes the entry as one `DATA` attribute with the number `line`, which a refusal repeats.
+    /// Writes the entry as one `DATA` attribute. If the kernel refuses the entry, its reply
+    /// contains the number `line`.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
@@ -358,7 +360,8 @@ impl Entry {
         });
     }
 
-    /// Parses the attributes of one `DATA`. Returns `None` if [`Entry`] cannot express the entry.
+    /// Parses the attributes inside one `DATA` attribute. Returns `None` if [`Entry`] cannot
+    /// express the entry.
     pub(crate) fn decode(
         attributes: Attributes<'_>,
         set_type: SetType,
@@ -416,12 +419,12 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A key for a lookup in a set of any type. The key has exactly the parts of a packet that the
-/// set's type names, such as ip and port for `hash:ip,port`. If a key has other parts, kernels
-/// since 5.2 reject it as malformed.
+/// A key to look up in a set of any type. It must have exactly the parts that the set's type names,
+/// such as address and port for `hash:ip,port`. Kernels since 5.2 reject a key with other parts as
+/// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// First address. A set of networks matches it if a network contains the address.
+    /// First address. In a set of networks, it matches each network that contains it.
     pub ip: Option<IpAddr>,
     /// Protocol of the port.
     pub protocol: Option<IpProtocol>,
@@ -432,8 +435,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute, without a line number: old kernels would overwrite a
-    /// line number in the message, and a key has none.
+    /// Writes the key as one `DATA` attribute. Writes no line number, because old kernels would
+    /// overwrite it in the message, and a key needs none.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,
@@ -446,7 +449,7 @@ impl Key {
     }
 }
 
-/// The parts that entries of all types may have.
+/// Parts of an entry of any type.
 #[derive(Default)]
 struct EntryParts {
     ip: Option<IpAddr>,
@@ -479,7 +482,7 @@ impl EntryParts {
         }
     }
 
-    /// Returns the entry of this type that has these parts, or `None` if a part is missing.
+    /// Returns the entry of this type with these parts, or `None` if a part is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {
             return self.port.map(Entry::Port);
@@ -522,7 +525,7 @@ impl EntryParts {
     }
 }
 
-/// A protocol and port, displayed in the form `tcp:80` or `icmp:3/1`.
+/// A protocol with a port, displayed as `tcp:80` or `icmp:3/1`.
 struct Port(IpProtocol, u16);
 
 impl fmt::Display for Port {

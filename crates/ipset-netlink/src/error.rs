@@ -1,20 +1,20 @@
-//! Errors of ipset calls, each with the name of the set and the next step for the operator.
+//! Errors of ipset calls. Each names the set and the next step for the operator.
 
 use netlink_batch::Malformed;
 
 use crate::wire::{command, errno};
 use crate::{Definition, Header};
 
-/// Reason for which a call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name is not a valid name of a set.
+    /// A set cannot have this name.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
         /// The name that the caller gave.
         name: String,
-        /// Reason for which the name is invalid.
+        /// Reason why the name is invalid.
         fault: &'static str,
     },
     /// The kernel has no ipset.
@@ -28,7 +28,8 @@ pub enum Error {
         /// Name of the kernel module for the type.
         module: &'static str,
     },
-    /// The kernel supports this set type only in revisions newer than this crate's newest revision.
+    /// The kernel supports this set type, but only in revisions that are newer than this crate's
+    /// newest.
     #[error(
         "the kernel's {type_name} wants revision {min} or newer, this program speaks up to {ours}"
     )]
@@ -40,7 +41,7 @@ pub enum Error {
         /// Newest revision that this crate supports.
         ours: u8,
     },
-    /// Sets of this type have no room for marks in this kernel.
+    /// In this kernel, entries of this set type cannot have marks.
     #[error(
         "the kernel's {type_name} has no marks (skbinfo): it has revision {max}, and {since} is needed (Linux 3.18)"
     )]
@@ -52,7 +53,7 @@ pub enum Error {
         /// First revision with marks.
         since: u8,
     },
-    /// Kernel and program share no protocol version.
+    /// The kernel and this crate have no protocol version in common.
     #[error("the kernel speaks ipset protocol {min} to {max}, this program 6 and 7")]
     Version {
         /// Oldest version that the kernel accepts.
@@ -60,7 +61,7 @@ pub enum Error {
         /// Newest version that the kernel supports.
         max: u8,
     },
-    /// A set of this name exists, but its definition differs from the wanted one.
+    /// A set with this name exists, but its definition differs from the wanted definition.
     #[error(
         "set {} exists as `{exists}`, wanted is `{wanted}`: remove it (`ipset destroy {}`) or choose another name",
         exists.name, exists.name
@@ -68,7 +69,7 @@ pub enum Error {
     Mismatch {
         /// Header of the existing set.
         exists: Box<Header>,
-        /// Definition for which [`crate::Ipset::create`] was called.
+        /// Definition that the caller of [`crate::Ipset::create`] wanted.
         wanted: Definition,
     },
     /// The kernel refused the action.
@@ -78,11 +79,11 @@ pub enum Error {
         action: &'static str,
         /// Name of the set.
         name: String,
-        /// Reason for which the kernel refused.
+        /// Reason why the kernel refused.
         reason: Reason,
     },
-    /// The acknowledgement was lost, so the action may have taken effect. A list of the set shows
-    /// the result.
+    /// The kernel's acknowledgement was lost, so the action may have taken effect. A list of the
+    /// set shows whether it has.
     #[error(
         "whether the kernel could {action} set {name} is unknown, its answer was lost: list the set to see"
     )]
@@ -92,15 +93,15 @@ pub enum Error {
         /// Name of the set.
         name: String,
     },
-    /// The reply does not follow the protocol.
+    /// The kernel's reply is malformed.
     #[error("the kernel's answer to ipset's {action} makes no sense: {fault}")]
     Answer {
-        /// Action to which the kernel gave a malformed reply.
+        /// Action to which the kernel replied.
         action: &'static str,
         /// Missing or malformed part.
         fault: &'static str,
     },
-    /// The netlink socket failed, or the process lacks a privilege.
+    /// The netlink socket failed, or the process lacks a privilege such as `CAP_NET_ADMIN`.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }
@@ -111,48 +112,49 @@ impl From<Malformed> for Error {
     }
 }
 
-/// Reason for which the kernel refused an entry or a command.
+/// Reason why the kernel refused an entry or a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
     /// No set has that name.
     #[error("there is no set of that name")]
     NoSuchSet,
-    /// A set with that name already exists.
+    /// A set with this name already exists.
     #[error("a set of that name exists")]
     NameTaken,
     /// The name is empty, contains a NUL, or is longer than 31 bytes.
     #[error("no valid name of a set")]
     InvalidName,
-    /// The entry does not fit the set's type or address family, or the two sets of a swap differ in
-    /// type.
+    /// The entry does not fit the set's type or address family. For a swap: the types of the two
+    /// sets differ.
     #[error("type or address family does not fit the set")]
     TypeMismatch,
     /// The entry is already in the set. Adding it again succeeds.
     #[error("the entry is in the set")]
     Exists,
-    /// The set holds `maxelem` entries.
+    /// The set already has its maximum number of entries (`maxelem`).
     #[error("the set is full (maxelem)")]
     Full,
     /// The port is outside of the bitmap's range.
     #[error("the port is outside of the set's range")]
     OutOfRange,
-    /// The set cannot hold an entry with this prefix length. No set accepts length 0.
+    /// The set cannot have a network with this prefix length. No set accepts length 0.
     #[error("invalid prefix length")]
     InvalidPrefix,
-    /// The address 0.0.0.0 or ::, which `hash:ip` cannot hold.
+    /// The address is 0.0.0.0 or ::, which a set of type `hash:ip` cannot have.
     #[error("the all-zero address cannot be in the set")]
     NullEntry,
-    /// The set cannot hold this IP protocol, such as 0.
+    /// The set cannot have an entry with this IP protocol, such as 0.
     #[error("invalid IP protocol")]
     InvalidProtocol,
     /// An iptables rule or another set refers to the set.
     #[error("the set is in use by a rule or by another set")]
     InUse,
-    /// The kernel has the maximum number of sets (module parameter `max_sets`, 256).
+    /// The kernel already has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed. The versions of kernel and crate may differ.
+    /// The kernel rejected the message as malformed. The kernel's protocol may differ from this
+    /// crate's.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.
@@ -161,7 +163,7 @@ pub enum Reason {
     /// The kernel is out of memory.
     #[error("the kernel is out of memory")]
     OutOfMemory,
-    /// Another error number of the kernel.
+    /// The kernel returned an error number that has no other variant.
     #[error("{}", words(*.0))]
     Other(i32),
 }
@@ -174,13 +176,13 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Returns the reason for error `number` of `command`. If `bitmap` is true, numbers from 4352
-    /// on are interpreted as errors of a bitmap type.
+    /// Returns the reason for the error `number` of `command`. If `bitmap` is true, interprets
+    /// numbers from 4352 on as errors of a bitmap type.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // Error "second name". For a swap, it means that the second set does not exist. For
-            // other commands, it means that a set already has the new name.
+            // `IPSET_ERR_EXIST_SETNAME2` has two meanings. After a swap, the second set does not
+            // exist. After any other command, a set with the new name already exists.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

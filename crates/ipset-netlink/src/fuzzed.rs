@@ -1,10 +1,9 @@
-//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
-//! other code may use these functions.
+//! Functions for the fuzzer only. Each passes bytes to a parser of external data.
 
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Parses replies to a list. Each reply follows its length in two bytes.
+/// Parses replies to a list. In `bytes`, the length of each reply precedes it in two bytes.
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {

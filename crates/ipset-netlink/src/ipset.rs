@@ -1,9 +1,9 @@
-//! The calls of [`Ipset`]: their messages, and the meaning of the replies.
+//! The calls of [`Ipset`], with their messages and the meaning of the replies.
 //!
-//! A message contains many entries. The kernel adds them in order, stops at the first entry that it
-//! refuses, and reports this entry's line number. The call then continues after this entry, with
-//! smaller and smaller messages: if a full set refuses thousands of entries, this must not cost
-//! thousands of large messages.
+//! A message has many entries. The kernel adds them in order, stops at the first entry that it
+//! refuses, and reports the line number of this entry. The call then sends the entries after it in
+//! a smaller message. If a full set refuses thousands of entries, this avoids sending thousands of
+//! large messages.
 
 mod update;
 
@@ -20,28 +20,30 @@ use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
-/// Protocol versions that this crate supports: the newest, and the oldest.
+/// Newest protocol version that this crate supports. [`PROTOCOL_MIN`] is the oldest.
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// Access to the kernel's sets, in the network namespace of the thread that opened the connection.
+/// Access to the kernel's sets, in the network namespace of the thread that called
+/// [`open`](Self::open).
 ///
 /// Every call blocks while the kernel works.
 #[derive(Debug)]
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Types of sets, as this connection last saw them, so that an update needs no query. If
-    /// another program replaces a set by a set of another type, a refused entry or a list reveals
-    /// the new type.
+    /// Types of the sets that this connection has seen, so that an update needs no query. If
+    /// another program replaces a set with one of a different type, a refused entry or a list
+    /// reveals the new type.
     types: HashMap<String, EntryType>,
 }
 
-/// Type of a set's entries if this crate knows it, and the address family if the set has one.
+/// Type of a set, with its address family if it has one. `None` if this crate does not support the
+/// type.
 type EntryType = Option<(SetType, Option<Family>)>;
 
 impl Ipset {
-    /// Opens a connection and agrees with the kernel on a protocol version.
+    /// Opens a connection to the kernel, and agrees with it on a protocol version.
     ///
     /// # Errors
     ///
@@ -49,7 +51,7 @@ impl Ipset {
     pub fn open() -> Result<Ipset, Error> {
         let mut connection =
             Connection::open(Protocol::Netfilter).map_err(|error| match error {
-                // The kernel has not even loaded nfnetlink.
+                // The kernel has not loaded nfnetlink, so it has no ipset either.
                 netlink_batch::Error::Open { source, .. }
                     if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
                 {
@@ -61,7 +63,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // nfnetlink returns this error if the kernel cannot load ipset.
+            // nfnetlink returns EINVAL if the kernel cannot load ipset.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..
@@ -92,27 +94,29 @@ impl Ipset {
         self.protocol
     }
 
-    /// Returns the number of messages that were sent since this connection was opened. The number
-    /// wraps to 0 after `u32::MAX`.
+    /// Returns the number of messages that this connection has sent. The number wraps to 0 after
+    /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
 
-    /// Creates an empty set. An existing set that [`Header::matches`] stays, with its entries.
+    /// Creates an empty set. If a set with this name exists and [`Header::matches`] the definition,
+    /// the set stays with its entries.
     ///
     /// Returns true if this call has created the set.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Mismatch`] if a set of this name has another type, family, maxelem, range
-    /// of ports or option. Returns [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`] or
+    /// Returns [`Error::Mismatch`] if the existing set has a different type, family, maxelem, port
+    /// range or option. Returns [`Error::NoType`], [`Error::Revision`], [`Error::NoMarks`] or
     /// [`Error::Name`] for a definition that the kernel cannot create. Also fails if the kernel
     /// refuses.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL, the kernel reports success if a set of the *other family* has this name.
+        // Without EXCL, the kernel would also report success if a set of the *other family* has
+        // this name.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
                 reason: Reason::NameTaken,
@@ -146,25 +150,25 @@ impl Ipset {
         self.revision(wanted).map(drop)
     }
 
-    /// Removes a set. No rule and no other set may refer to it ([`Reason::InUse`]).
+    /// Removes a set. Fails with [`Reason::InUse`] if a rule or another set refers to it.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Refused`] with [`Reason::NoSuchSet`] or [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // With EXCL, all kernels report an error for a missing set. Without EXCL, newer kernels
-        // report success.
+        // With EXCL, every kernel reports an error if the set is missing. Without EXCL, newer
+        // kernels report success.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
     /// Removes a set like [`destroy`](Self::destroy), but waits up to `patience` until no rule
-    /// refers to the set. The wait is needed because iptables' nft backend releases a set only
-    /// shortly after the removal of its rules. Returns false if the set did not exist.
+    /// refers to it. iptables' nft backend releases a set only some time after its rules are
+    /// removed. Returns false if the set did not exist.
     ///
     /// # Errors
     ///
-    /// Fails if the set could not be removed and still exists. The error contains the reason.
+    /// Fails if the set still exists. The error has the reason.
     pub fn destroy_released(&mut self, name: &str, patience: Duration) -> Result<bool, Error> {
         const PAUSE: Duration = Duration::from_millis(20);
         let deadline = Instant::now() + patience;
@@ -192,7 +196,8 @@ impl Ipset {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
-    /// Renames a set. No rule and no other set may refer to it, and the new name must be free.
+    /// Renames a set. Fails if a rule or another set refers to it, or if a set with the new name
+    /// exists.
     ///
     /// # Errors
     ///
@@ -205,8 +210,8 @@ impl Ipset {
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
-    /// Exchanges the entries of two sets of one type and family atomically. A rule that refers to
-    /// one of the sets then uses the entries that the other set had.
+    /// Exchanges the entries of two sets atomically. Both sets must have the same type and family.
+    /// A rule that refers to one of the sets then uses the entries that the other set had.
     ///
     /// # Errors
     ///
@@ -216,8 +221,8 @@ impl Ipset {
         self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
     }
 
-    /// Adds entries to a set. Existing entries stay. Returns one [`Outcome`] for each entry, in
-    /// order.
+    /// Adds entries to a set. Succeeds for entries that the set already has. Returns one
+    /// [`Outcome`] for each entry, in order.
     ///
     /// See [`Ipset::update`].
     ///
@@ -233,8 +238,8 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Deletes entries from a set. Missing entries cause no error. Returns one [`Outcome`] for each
-    /// entry, in order.
+    /// Deletes entries from a set. Succeeds for entries that the set does not have. Returns one
+    /// [`Outcome`] for each entry, in order.
     ///
     /// See [`Ipset::update`].
     ///
@@ -250,17 +255,17 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Adds entries to and deletes entries from any number of sets, in the order of `changes`, with
-    /// as few sends as possible.
+    /// Adds and deletes entries of any number of sets, in the order of `changes`, with as few sends
+    /// as possible.
     ///
-    /// Returns the [`Outcome`] of each entry of each change. If a set is missing or has another
-    /// type or family, or if the kernel refuses an entry, only the outcomes of the affected entries
-    /// report this. The call writes the entries after a refused entry later, possibly after the
+    /// Returns the [`Outcome`] of each entry of each change. If a set is missing or has a different
+    /// type or family, only the outcomes of its entries say so. The same holds for an entry that
+    /// the kernel refuses. The entries after a refused entry are written later, possibly after the
     /// following changes.
     ///
-    /// The call queries the type of a set that this connection has neither created nor listed. The
-    /// call repeats the query after a refusal, because another program may have replaced the set.
-    /// Only a refusal or a list reveals such a replacement.
+    /// If this connection has neither created nor listed a set, the call first queries the set's
+    /// type. It repeats this query after a refusal, because another program may have replaced the
+    /// set. Only a refusal or a list reveals such a replacement.
     ///
     /// # Errors
     ///
@@ -288,7 +293,7 @@ impl Ipset {
         Ok(outcomes)
     }
 
-    /// Sends the entries whose outcome is `Unknown`.
+    /// Sends the entries whose outcome is still `Unknown`, and records their outcomes.
     fn write(
         &mut self,
         changes: &[Change<'_>],
@@ -347,8 +352,8 @@ impl Ipset {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
-    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one query, even for
-    /// a large set.
+    /// Returns the kernel's name for the type of a set, such as `hash:ip,port`. Costs one query,
+    /// even for a large set.
     ///
     /// # Errors
     ///
@@ -360,8 +365,9 @@ impl Ipset {
     }
 
     /// Returns true if a set has an entry that matches a key. The set may have any type whose
-    /// entries consist of addresses, networks and ports. The kernel looks up the key as it does for
-    /// a packet, so no list is needed. A key that lacks a part of the type matches no entry.
+    /// entries consist of addresses, networks and ports. The kernel looks the key up as it does for
+    /// a packet, so the set need not be listed. A key that lacks a part of the type matches no
+    /// entry.
     ///
     /// # Errors
     ///
@@ -383,9 +389,9 @@ impl Ipset {
         }
     }
 
-    /// Returns the outcomes that are known before a message is sent. Refuses an entry that does not
-    /// fit its set, because the kernel would add only the part that it understands. For all other
-    /// entries, the outcome is `Unknown`.
+    /// Returns the outcomes that are known before any message is sent. An entry that does not fit
+    /// its set is refused here, because the kernel would add only the parts that it understands.
+    /// All other outcomes are `Unknown`.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -413,9 +419,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set that has refused a fitting entry, and updates the outcomes. An
-    /// outcome becomes `Unknown` if its entry must be sent again. Returns true if there are such
-    /// entries.
+    /// Queries the type of a set again after the kernel has refused a fitting entry, and updates
+    /// the outcomes. An outcome becomes `Unknown` if the entry must be sent again. Returns true if
+    /// any entry must be.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -439,7 +445,7 @@ impl Ipset {
         Ok(is_again)
     }
 
-    /// Queries the kernel for the type of a set, and stores the type.
+    /// Queries the type of a set, and stores it for later calls.
     fn ask_type(&mut self, set: &str) -> Result<EntryType, Error> {
         let answer = self.ask(command::HEADER, 0, set, |_| {})?;
         let found = only_message(&answer, command::HEADER)?.set_type();
@@ -447,7 +453,8 @@ impl Ipset {
         Ok(found)
     }
 
-    /// Returns the newest revision of a set type that both the kernel and this crate support.
+    /// Returns the newest revision of the definition's set type that both the kernel and this crate
+    /// support.
     fn revision(&mut self, wanted: &Definition) -> Result<u8, Error> {
         let set_type = wanted.set_type();
         let protocol = self.protocol;
@@ -495,7 +502,7 @@ impl Ipset {
         Ok(sets)
     }
 
-    /// Sends a command about one set. Ignores the content of the reply.
+    /// Sends a command about one set to the kernel. Ignores the content of the reply.
     fn command(
         &mut self,
         number: u16,
@@ -506,7 +513,7 @@ impl Ipset {
         self.ask(number, flags, name, rest).map(drop)
     }
 
-    /// Sends a command about one set. Returns the kernel's reply.
+    /// Sends a command about one set to the kernel. Returns the reply.
     fn ask(
         &mut self,
         number: u16,
@@ -554,13 +561,13 @@ fn only_set(sets: Vec<Set>) -> Result<Set, Error> {
     })
 }
 
-/// Converts a transport error into the error of a command about a set.
+/// Converts a netlink error to the error of a command about a set.
 fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Interprets error numbers of a set type as those of a bitmap: apart from ADD and
-            // DELETE, only CREATE of a bitmap returns such numbers.
+            // Interprets error numbers of a set type as errors of a bitmap. Among these commands,
+            // only CREATE of a bitmap returns such numbers.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,
@@ -568,7 +575,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
                 reason,
             }
         }
-        // A lost reply to a read changes nothing, because the caller can repeat the read.
+        // The result of a read is never unknown, because the caller can repeat the read.
         netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }
@@ -578,7 +585,7 @@ fn is_read(command: u16) -> bool {
     matches!(command, command::LIST | command::HEADER | command::TEST)
 }
 
-/// Returns the verb of a command. The caller appends "set" and its name.
+/// Returns the verb for a command in error messages. The message continues with "set" and its name.
 fn action(number: u16) -> &'static str {
     match number {
         command::CREATE => "create",

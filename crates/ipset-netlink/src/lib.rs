@@ -1,5 +1,5 @@
-//! [ipset](https://ipset.netfilter.org) over nfnetlink: no C library, no `ipset` processes, many
-//! entries in one message.
+//! [ipset](https://ipset.netfilter.org) over nfnetlink. Needs no C library and no `ipset`
+//! processes. Sends many entries in one message.
 //!
 //! ```no_run
 //! use ipset_netlink::{Definition, Entry, Family, IpProtocol, Ipset, Outcome, SetType};
@@ -21,17 +21,18 @@
 //!    │
 //!    ├───── list, headers ◀── Set { Header, [Entry] }
 //!    │
-//!    └───── type_name, test ── Key ──▶ whether a member holds for it, in a set of any type
+//!    └───── type_name, test ── Key ──▶ true if a set of any type has a matching entry
 //! ```
 //!
-//! As with `ipset -exist`, adding an existing entry succeeds, and so does deleting a missing entry.
+//! As with `ipset -exist`, adding an existing entry succeeds, and deleting a missing entry
+//! succeeds.
 //!
-//! The crate handles the hash and bitmap types of [`SetType`], without timeouts, counters and
-//! comments of entries. Entries of `hash:ip,port` may have a [`Mark`]. For sets with other types,
-//! the crate lists only the header.
+//! The crate supports the hash and bitmap types of [`SetType`], but not timeouts, counters and
+//! comments of entries. Entries of `hash:ip,port` may have a [`Mark`]. For sets of other types, the
+//! crate lists only the header.
 //!
-//! The crate neither loads kernel modules nor starts processes. The kernel itself loads the module
-//! of a set type if the module is installed.
+//! The crate does not load kernel modules. The kernel itself loads the module of a set type if the
+//! module is installed.
 //!
 //! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
 

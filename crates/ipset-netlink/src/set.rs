@@ -1,8 +1,8 @@
-//! Definitions of sets, and the parser of a list of sets.
+//! Definitions of sets, and the parser for lists of sets.
 //!
-//! For a large set, the reply to a list has several messages. The first message has the type and
-//! the header. Each further message has only the name and more entries. The kernel never
-//! interleaves messages of different sets.
+//! For a large set, the kernel's reply to a list has several messages. The first message has the
+//! type and the header. Each further message has only the name and more entries. Messages of
+//! different sets are never interleaved.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use netlink_batch::{Attribute, Attributes, Malformed, Writer};
 use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, WITH_SKBINFO, attr, data};
 use crate::{Entry, Error};
 
-/// Size of `struct nfgenmsg`, the start of every message, in bytes.
+/// Size in bytes of `struct nfgenmsg`, with which every message begins.
 const NFGENMSG: usize = 4;
 
-/// A set type that this crate handles.
+/// A set type that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
     /// Type `hash:ip`.
@@ -26,7 +26,7 @@ pub enum SetType {
     HashIpPortIp,
     /// Type `hash:ip,port,net`.
     HashIpPortNet,
-    /// Type `bitmap:port`: ports without protocol and address.
+    /// Type `bitmap:port`, whose entries are ports without protocol and address.
     BitmapPort,
 }
 
@@ -40,7 +40,7 @@ impl SetType {
         SetType::BitmapPort,
     ];
 
-    /// Returns the kernel's name of the type, such as `hash:ip,port`.
+    /// Returns the kernel's name for the type, such as `hash:ip,port`.
     pub const fn name(self) -> &'static str {
         match self {
             SetType::HashIp => "hash:ip",
@@ -57,7 +57,7 @@ impl SetType {
             .find(|set_type| set_type.name() == name)
     }
 
-    /// Returns the name of the kernel module for the type.
+    /// Returns the name of the kernel module that implements the type.
     pub(crate) const fn module(self) -> &'static str {
         match self {
             SetType::HashIp => "ip_set_hash_ip",
@@ -68,8 +68,8 @@ impl SetType {
         }
     }
 
-    /// Returns the newest revision that this crate supports. Newer revisions (of `ipset` 7.17) only
-    /// add options.
+    /// Returns the newest revision of the type that this crate supports. The newer revisions (of
+    /// `ipset` 7.17) only add options.
     pub(crate) const fn revision(self) -> u8 {
         match self {
             SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -79,7 +79,7 @@ impl SetType {
         }
     }
 
-    /// Returns the first revision whose entries may have marks.
+    /// Returns the first revision of the type in which entries may have marks.
     pub(crate) const fn marks_since(self) -> u8 {
         match self {
             SetType::BitmapPort => 3,
@@ -89,7 +89,7 @@ impl SetType {
         }
     }
 
-    /// Returns the form of an entry in `ipset`'s notation, for error messages.
+    /// Returns the notation of an entry of this type, for error messages.
     pub(crate) const fn notation(self) -> &'static str {
         match self {
             SetType::HashIp => "an address",
@@ -107,7 +107,7 @@ impl fmt::Display for SetType {
     }
 }
 
-/// Address family of a hash's entries.
+/// Address family of the entries in a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
@@ -162,7 +162,7 @@ impl fmt::Display for Family {
 pub struct Definition {
     set_type: SetType,
     size: Size,
-    /// True if entries have room for marks (`skbinfo`).
+    /// True if entries may have marks (`skbinfo`).
     has_marks: bool,
 }
 
@@ -180,8 +180,8 @@ enum Size {
 }
 
 impl Definition {
-    /// Creates a definition with `ipset`'s defaults. A hash has this family, hashsize 1024 and
-    /// maxelem 65536. A bitmap has all 65536 ports and no family.
+    /// Creates a definition with `ipset`'s defaults. A hash gets this family, hashsize 1024 and
+    /// maxelem 65536. A bitmap gets all 65536 ports and no family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {
@@ -201,9 +201,9 @@ impl Definition {
         }
     }
 
-    /// Sets the initial number of a hash's buckets. Ignored for a bitmap. The kernel rounds the
-    /// number up to a power of two, at least 64, and grows the hash when it fills. Growing is slow,
-    /// so callers should pass the number of entries that they expect.
+    /// Sets the initial number of buckets of a hash. Has no effect on a bitmap. The kernel rounds
+    /// the number up to a power of two, at least 64, and enlarges the hash when it fills up.
+    /// Enlarging is slow, so callers should pass the number of entries that they expect.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -212,9 +212,9 @@ impl Definition {
         self
     }
 
-    /// Sets the maximum number of a hash's entries. Ignored for a bitmap. Since Linux 5.7, a hash
-    /// with more than 1024 buckets accepts a few more entries, because the kernel counts entries by
-    /// region.
+    /// Sets the maximum number of entries of a hash. Has no effect on a bitmap. Since Linux 5.7, a
+    /// hash with more than 1024 buckets accepts a few more entries, because the kernel counts them
+    /// by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -223,7 +223,7 @@ impl Definition {
         self
     }
 
-    /// Sets the first and last port of a bitmap. Ignored for a hash.
+    /// Sets the first and the last port of a bitmap. Has no effect on a hash.
     #[must_use]
     pub const fn with_ports(mut self, from: u16, to: u16) -> Definition {
         if let Size::Ports { first, last } = &mut self.size {
@@ -232,14 +232,14 @@ impl Definition {
         self
     }
 
-    /// Gives each entry room for a mark (`skbinfo`, since Linux 3.18).
+    /// Allows entries to have marks (`skbinfo`, since Linux 3.18).
     #[must_use]
     pub const fn with_marks(mut self) -> Definition {
         self.has_marks = true;
         self
     }
 
-    /// Returns true if entries have room for a mark.
+    /// Returns true if entries may have marks.
     pub const fn has_marks(&self) -> bool {
         self.has_marks
     }
@@ -257,7 +257,7 @@ impl Definition {
         }
     }
 
-    /// Returns the number of a hash's buckets, or `None` for a bitmap.
+    /// Returns the number of buckets of a hash, or `None` for a bitmap.
     pub const fn hashsize(&self) -> Option<u32> {
         match self.size {
             Size::Hash { hashsize, .. } => Some(hashsize),
@@ -265,7 +265,7 @@ impl Definition {
         }
     }
 
-    /// Returns the maximum number of a hash's entries, or `None` for a bitmap.
+    /// Returns the maximum number of entries of a hash, or `None` for a bitmap.
     pub const fn maxelem(&self) -> Option<u32> {
         match self.size {
             Size::Hash { maxelem, .. } => Some(maxelem),
@@ -273,9 +273,9 @@ impl Definition {
         }
     }
 
-    /// Returns true if a set with this definition can be used instead of one that was created as
-    /// `wanted`. The hashsize may differ, because the kernel changes it. Unneeded room for marks is
-    /// harmless.
+    /// Returns true if a set with this definition can serve as a set with the definition `wanted`.
+    /// Ignores the hashsize, because the kernel changes it. Support for marks is harmless if
+    /// `wanted` does not need it.
     fn serves_as(self, wanted: Definition) -> bool {
         let comparable = |definition: Definition| Definition {
             has_marks: wanted.has_marks && definition.has_marks,
@@ -284,7 +284,8 @@ impl Definition {
         comparable(self) == comparable(wanted)
     }
 
-    /// Returns the newest revision that both this crate and a kernel with these revisions support.
+    /// Returns the newest revision that both this crate and the kernel support. The kernel supports
+    /// the revisions from `min` to `max`.
     pub(crate) fn revision_between(&self, min: u8, max: u8) -> Result<u8, Error> {
         let type_name = self.set_type.name();
         let (ours, since) = (self.set_type.revision(), self.set_type.marks_since());
@@ -296,7 +297,7 @@ impl Definition {
             });
         }
         if self.has_marks && max < since {
-            // This kernel would silently create the set without marks.
+            // Without this error, the kernel would silently create the set without marks.
             return Err(Error::NoMarks {
                 type_name,
                 max,
@@ -312,7 +313,7 @@ impl Definition {
         w.attr_u8(attr::FAMILY, self.family().map_or(0, Family::number));
     }
 
-    /// Writes the attributes of a `CREATE` request, except the set's name.
+    /// Writes the attributes of a `CREATE` request, except the name of the set.
     pub(crate) fn encode(self, w: &mut Writer<'_>, revision: u8) {
         w.attr_str(attr::TYPENAME, self.set_type.name());
         w.attr_u8(attr::REVISION, revision);
@@ -324,7 +325,7 @@ impl Definition {
                     w.attr_be32(data::CADT_FLAGS | NET_BYTEORDER, flags);
                 }
             };
-            // Like `ipset`, writes the attributes in the order of their numbers.
+            // Writes the attributes in the order of their numbers, like `ipset`.
             match self.size {
                 Size::Hash {
                     hashsize, maxelem, ..
@@ -360,31 +361,32 @@ impl fmt::Display for Definition {
     }
 }
 
-/// A set in the kernel, without its entries.
+/// Properties of a set in the kernel, without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Name of the set. Bytes outside UTF-8 are replaced.
+    /// Name of the set. Bytes that are not valid UTF-8 are replaced.
     pub name: String,
-    /// The kernel's name of the type, for example `hash:ip,port`.
+    /// The kernel's name for the type, such as `hash:ip,port`.
     pub type_name: String,
-    /// Revision of the set type with which the set was created.
+    /// Revision of the set type that was used to create the set.
     pub revision: u8,
-    /// Type and size, or `None` if [`SetType`] does not include the type.
+    /// Type and size, or `None` if this crate does not support the type.
     pub definition: Option<Definition>,
-    /// Options that change the set's entries or their lifetime, in `ipset`'s notation: `timeout
-    /// 300`, `netmask 24`, `forceadd`. Sets that this crate creates have none. The list omits
-    /// counters and comments. Marks are part of the definition.
+    /// Options that change the set's entries or their lifetime, in `ipset`'s notation, such as
+    /// `timeout 300`, `netmask 24` or `forceadd`. A set that this crate creates has none. Counters
+    /// and comments are omitted. Marks are part of the definition.
     pub options: Vec<String>,
-    /// Number of rules and sets that refer to the set.
+    /// Number of rules and other sets that refer to the set.
     pub references: u32,
-    /// Number of entries, or `None` on a kernel before 4.9, which does not report the number.
+    /// Number of entries, or `None` if the kernel does not report it (before 4.9).
     pub entries: Option<u32>,
     /// Kernel memory that the set uses, in bytes.
     pub memory: u32,
 }
 
 impl Header {
-    /// Returns true if this set works like a set created as `wanted`. Ignores the hashsize.
+    /// Returns true if this set works like a set that was created as `wanted`. Ignores the
+    /// hashsize.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
             && self
@@ -473,13 +475,13 @@ pub struct Set {
     pub header: Header,
     /// Entries of the set, in no meaningful order.
     pub entries: Vec<Entry>,
-    /// Number of entries that [`Entry`] cannot express: entries of a type that this crate does not
-    /// handle, and exceptions (`nomatch`).
+    /// Number of entries that [`Entry`] cannot express: all entries of an unsupported type, and
+    /// exceptions (`nomatch`).
     pub others: usize,
 }
 
 impl Set {
-    /// Parses the replies to a `LIST`, each without its `nlmsghdr`.
+    /// Parses the messages of a reply to a `LIST`, each without its `nlmsghdr`.
     pub(crate) fn decode_list<'a>(
         messages: impl Iterator<Item = &'a [u8]>,
     ) -> Result<Vec<Set>, Error> {
@@ -528,14 +530,14 @@ impl Set {
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
-    /// Oldest protocol version. In a reply to `TYPE`, this is the oldest revision of the set type.
+    /// Oldest protocol version. In a reply to `TYPE`, the oldest revision of the set type.
     pub(crate) protocol_min: Option<u8>,
-    /// Name of a set without its NUL. The set's creator may have used bytes outside UTF-8.
+    /// Name of a set, without the NUL at its end. The name may be invalid UTF-8.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
     pub(crate) family: Option<u8>,
-    /// Line number of a refused entry.
+    /// Line number of the entry that the kernel refused.
     pub(crate) line: Option<u32>,
     data: Option<Attribute<'a>>,
     adt: Option<Attribute<'a>>,
@@ -562,8 +564,8 @@ impl<'a> CommandAttributes<'a> {
         Ok(found)
     }
 
-    /// Returns the type of a set from a reply to `HEADER`, with the family if the set has one.
-    /// Returns `None` if this crate does not handle the type.
+    /// Returns the type of a set from the kernel's reply to `HEADER`, with the family if the set
+    /// has one. Returns `None` if this crate does not support the type.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

@@ -5,7 +5,7 @@ use crate::set::Set;
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 
-/// A message: ipset's command number, and the payload after the `nlmsghdr`.
+/// A message: its ipset command number, and its payload after the `nlmsghdr`.
 pub(crate) type Message = (u16, Vec<u8>);
 
 /// Returns the messages that `ipset restore` sent.
@@ -17,7 +17,7 @@ pub(crate) fn requests() -> Vec<Message> {
         .collect()
 }
 
-/// Returns the lines of `ipset restore`'s input that begin with `begin`, without this prefix.
+/// Returns the lines in the input of `ipset restore` that begin with `begin`, without this prefix.
 pub(crate) fn script(begin: &str) -> Vec<&'static str> {
     REQUESTS
         .lines()
@@ -25,7 +25,7 @@ pub(crate) fn script(begin: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// Returns the kernel's reply to the `ipset` command `request`.
+/// Returns the kernel's reply to `request`, which is an `ipset` command such as `ipset list`.
 pub(crate) fn reply(request: &str) -> Vec<Message> {
     let heading = format!("# {request}");
     let lines = REPLIES.lines().skip_while(|line| **line != heading).skip(1);
@@ -35,7 +35,7 @@ pub(crate) fn reply(request: &str) -> Vec<Message> {
         .collect()
 }
 
-/// Returns the decoded reply to the `ipset list` command `request`.
+/// Returns the decoded reply to `request`, which must be an `ipset list` command.
 pub(crate) fn sets(request: &str) -> Vec<Set> {
     Set::decode_list(reply(request).iter().map(|(_, payload)| payload.as_slice())).unwrap()
 }
@@ -49,7 +49,8 @@ fn message(line: &str) -> Message {
     )
 }
 
-/// Returns a message with line numbers and padding set to 0, because `ipset` leaves both undefined.
+/// Returns a message with zeros as line numbers and padding. `ipset` leaves both undefined, so they
+/// must not be compared.
 pub(crate) fn comparable(payload: &[u8]) -> Vec<u8> {
     let mut comparable = payload.to_vec();
     blank(&mut comparable[4..]);

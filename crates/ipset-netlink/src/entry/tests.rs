@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Generates any entry that a set in the kernel may hold.
+/// Generates any entry that a set in the kernel may have.
 fn entries() -> impl Strategy<Value = Entry> {
     let ip = any::<IpAddr>;
     let net = (any::<IpAddr>(), 0..=128_u8).prop_map(|(ip, prefix)| {
@@ -53,18 +53,18 @@ fn decode(bytes: &[u8], set_type: SetType) -> Result<Option<Entry>, Malformed> {
 
 proptest! {
     #[test]
-    fn written_entries_decode_to_the_same_entries(entry in entries()) {
+    fn encoded_entries_decode_to_the_same_entries(entry in entries()) {
         prop_assert_eq!(decode(&bytes(&entry), entry.set_type()), Ok(Some(entry)));
         prop_assert_eq!(Entry::parse(&entry.to_string(), entry.set_type()), Ok(entry));
     }
 
     #[test]
-    fn no_bytes_panic_the_entry_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
+    fn no_bytes_make_the_entry_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
         let _ = Entry::decode(Attributes::new(&bytes), SetType::ALL[of]);
     }
 
     #[test]
-    fn no_damaged_entry_panics_the_decoder(entry in entries(), at in 0..60_usize, byte: u8) {
+    fn no_damaged_entry_makes_the_decoder_panic(entry in entries(), at in 0..60_usize, byte: u8) {
         let mut bytes = bytes(&entry);
         if let Some(there) = bytes.get_mut(at) {
             *there = byte;
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics_the_entry_parser(text: String, of in 0..5_usize) {
+    fn no_text_makes_the_entry_parser_panic(text: String, of in 0..5_usize) {
         let _ = Entry::parse(&text, SetType::ALL[of]);
     }
 }

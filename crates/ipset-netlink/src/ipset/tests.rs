@@ -8,7 +8,7 @@ use super::*;
 use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
-/// Sets of the test script whose types this crate supports.
+/// Sets of the test script that have a type which this crate supports.
 const PLAIN: [(&str, SetType, Family); 10] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
@@ -22,7 +22,7 @@ const PLAIN: [(&str, SetType, Family); 10] = [
     ("marks6", SetType::HashIpPort, Family::Inet6),
 ];
 
-/// Returns the message with this command and set that `ipset restore` sent.
+/// Returns the message with this command about this set that `ipset restore` sent.
 fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
     let named = |payload: &[u8]| {
         let name = Attributes::after(4, payload)
@@ -119,8 +119,8 @@ fn type_requests_equal_those_of_the_ipset_tool() {
     }
 }
 
-/// A fake kernel with one set of ports. Like the real kernel, it processes a message up to the
-/// first refused port, and reports the line of this port.
+/// A fake kernel with one set of ports. Like the real kernel, it stops at the first port of a
+/// message that it refuses, and reports the line number of this port.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,
@@ -175,10 +175,10 @@ impl Kernel {
     }
 }
 
-/// Writes `entries` to a fake kernel that refuses some ports.
+/// Writes `entries` to the fake kernel.
 fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
-    // Like `Ipset::expected`, refuses entries that do not fit before it sends the others.
+    // Like `Ipset::expected`, first refuses the entries that do not fit the set.
     for (entry, outcome) in entries.iter().zip(&mut outcomes) {
         if entry.set_type() != SetType::BitmapPort {
             *outcome = Outcome::Refused(Reason::TypeMismatch);
@@ -203,7 +203,7 @@ fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_refused_entry_does_not_stop_other_entries(
+    fn a_refused_entry_does_not_stop_the_entries_after_it(
         entries in proptest::collection::vec(
             prop_oneof![9 => any::<u16>().prop_map(Entry::Port), 1 => Just(Entry::Ip([10, 0, 0, 1].into()))],
             0..4000,
@@ -239,7 +239,7 @@ fn many_entries_need_few_messages() {
     assert_eq!(write_to(&mut kernel, &entries), vec![Outcome::Done; 20_000]);
     assert_eq!(kernel.messages, 13);
 
-    // After one bad entry, the crate sends the rest of its message in groups of 64.
+    // After a refused entry, the crate sends the rest of the message in groups of 64 entries.
     let mut kernel = Kernel {
         refuses: [10_000].into(),
         holds: BTreeSet::new(),
@@ -250,7 +250,7 @@ fn many_entries_need_few_messages() {
 }
 
 #[test]
-fn a_lost_reply_leaves_its_entries_unknown() {
+fn a_lost_reply_leaves_the_entries_of_its_message_unknown() {
     let entries: Vec<_> = (0..4000).map(Entry::Port).collect();
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
     let change = Change {
@@ -321,7 +321,7 @@ fn a_refusal_without_a_line_number_covers_the_whole_message() {
 }
 
 #[test]
-fn the_largest_entries_fit_in_messages() {
+fn entries_of_the_largest_size_fit_in_messages() {
     let entries =
         vec![Entry::parse("fd00::1,tcp:1,fd00::/64", SetType::HashIpPortNet).unwrap(); 2000];
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
@@ -341,7 +341,7 @@ fn the_largest_entries_fit_in_messages() {
 }
 
 #[test]
-fn set_names_are_validated() {
+fn invalid_set_names_are_rejected() {
     for (name, fault) in [
         ("", r#""" cannot name a set: it is empty"#),
         ("a\0b", r#""a\0b" cannot name a set: it holds a NUL"#),

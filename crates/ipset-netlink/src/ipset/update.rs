@@ -1,4 +1,5 @@
-//! The messages of changes, each with many entries, and the continuation after a refused entry.
+//! Messages that change sets. Each has many entries. After a refused entry, the entries behind it
+//! are sent in another message.
 
 use netlink_batch::{Batch, Reply, Writer};
 
@@ -6,20 +7,23 @@ use crate::set::CommandAttributes;
 use crate::wire::{NET_BYTEORDER, attr, command, message};
 use crate::{Entry, Reason};
 
-/// Maximum number of entry bytes in one message. The length of an attribute is a `u16`, so the
-/// kernel's limit is 64 KiB. Half of it is enough for 400 to 1,300 entries, and saves space in the
-/// receive buffer, because a refusal echoes the whole message.
+/// Maximum number of bytes for the entries in one message.
+///
+/// An attribute has a length of 16 bits, so the kernel's limit is 64 KiB. Half of it is enough for
+/// 400 to 1,300 entries. It saves space in the receive buffer, because a refusal repeats the whole
+/// message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Maximum number of entries in one message: at first, and after each of three refusals.
+/// Maximum number of entries in one message: first without a limit, then after one, two and three
+/// refusals.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
-/// Entries that a call adds to one set, or deletes from it.
+/// Entries to add to one set, or to delete from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// Name of the set.
     pub set: &'a str,
-    /// Action on the entries: add or delete.
+    /// Choice between adding and deleting the entries.
     pub action: Action,
     /// Entries to add or delete.
     pub entries: &'a [Entry],
@@ -28,24 +32,25 @@ pub struct Change<'a> {
 /// Action of a change on its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Adds those entries that the set lacks.
+    /// Add the entries. The set may already have some of them.
     Add,
-    /// Deletes those entries that the set has.
+    /// Delete the entries. The set may lack some of them.
     Delete,
 }
 
-/// Outcome of a change for one entry.
+/// Outcome of a change for a single entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The set has the entry after an add, or lacks it after a delete.
+    /// After an add, the set has the entry. After a delete, the set does not have it.
     Done,
-    /// The kernel refused the entry, or the set cannot hold it.
+    /// The kernel refused the entry, or the entry does not fit the set.
     Refused(Reason),
-    /// The kernel's reply was lost. A list of the set shows whether it has the entry.
+    /// The kernel's reply was lost. A list of the set shows whether the set has the entry.
     Unknown,
 }
 
-/// Writes the start of every message: `struct nfgenmsg`, the protocol version, and the set's name.
+/// Writes the beginning of a message: `struct nfgenmsg`, the protocol version, and the name of the
+/// set.
 pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     const AF_INET: u8 = 2;
     w.bytes(&[AF_INET, 0, 0, 0]);
@@ -55,7 +60,8 @@ pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     }
 }
 
-/// Sends the `Unknown` entries of `parts`, until each has an outcome or its reply is lost.
+/// Sends the `Unknown` entries of `parts`. Repeats this until the kernel has replied about each
+/// entry, or the reply is lost.
 pub(super) fn write<E>(
     mut parts: Vec<ChangePart<'_>>,
     protocol: u8,
@@ -86,16 +92,18 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// Entries of a change that may need several messages.
+/// Entries of a change, or some of them, which may need several messages.
 pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
-    /// Outcomes, one per entry. An entry whose outcome is `Unknown` has not been sent yet.
+    /// Outcomes, one per entry. Before a message is sent, `Unknown` means that the entry must be
+    /// sent.
     pub(super) outcomes: &'a mut [Outcome],
 }
 
 impl<'a> ChangePart<'a> {
-    /// Appends a message with up to `most` entries from the start of this part. Returns the number
-    /// of entries in the message. Line numbers begin with 1, so line 0 in a refusal names no entry.
+    /// Appends a message with at most `most` entries from the start of this part. Returns the
+    /// number of entries that the message covers, including entries whose outcome is already known.
+    /// The lines of a message are numbered from 1, so that line 0 in a refusal names no entry.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -144,7 +152,7 @@ impl<'a> ChangePart<'a> {
         (part, rest)
     }
 
-    /// Records the reply to this part's message. If the kernel refused an entry, returns the
+    /// Records the reply to the message of this part. If the kernel refused an entry, returns the
     /// entries after it.
     fn settle(self, reply: &Reply) -> Option<ChangePart<'a>> {
         let refusal = match reply {
@@ -158,7 +166,7 @@ impl<'a> ChangePart<'a> {
         let line = CommandAttributes::decode(&refusal.request)
             .ok()
             .and_then(|attributes| attributes.line);
-        // Lines count from 1. Any other number names no entry of this part.
+        // Lines are numbered from 1. A number outside this part names no entry.
         let index = line.and_then(|line| (line as usize).checked_sub(1));
         let refused = index.and_then(|index| self.change.entries.get(index));
         let bitmap = matches!(refused, Some(Entry::Port(_)));
@@ -174,7 +182,7 @@ impl<'a> ChangePart<'a> {
         Some(behind)
     }
 
-    /// Sets every `Unknown` outcome to `as_this`.
+    /// Sets all outcomes that are `Unknown` to `as_this`.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

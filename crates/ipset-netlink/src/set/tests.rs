@@ -5,7 +5,7 @@ use crate::test_data::{reply, sets};
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_listed_set_decodes_to_its_definition() {
+fn listed_sets_decode_to_their_definitions_and_entries() {
     let sets = sets("ipset list");
     let mut lines = Vec::new();
     for set in &sets {
@@ -14,8 +14,8 @@ fn a_listed_set_decodes_to_its_definition() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // The list omits comments and counters. Entries that this crate cannot express are counted
-    // below.
+    // Comments and counters do not appear in the list. The last assertion counts the entries that
+    // this crate cannot express.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",
@@ -62,7 +62,7 @@ fn a_listed_set_decodes_to_its_definition() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn set_headers_have_entry_and_reference_counts() {
+fn set_headers_have_the_numbers_of_entries_and_references() {
     let terse = sets("ipset list -terse");
     let header = &terse
         .iter()
@@ -91,7 +91,7 @@ fn set_headers_have_entry_and_reference_counts() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_set_split_over_several_messages_is_joined() {
+fn a_set_in_several_messages_is_joined() {
     let messages = reply("ipset list");
     let (_, portnet4) = messages
         .iter()
@@ -99,7 +99,7 @@ fn a_set_split_over_several_messages_is_joined() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // A further message about a set has the name and more entries, but neither type nor header.
+    // The second message about a set has the name and more entries, but neither type nor header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);
@@ -116,14 +116,14 @@ fn a_set_split_over_several_messages_is_joined() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // A further message cannot be the first message of a list.
+    // A list cannot begin with a second message about a set.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_set_name_may_be_invalid_utf_8() {
+fn the_name_of_a_set_may_be_invalid_utf_8() {
     let mut messages: Vec<_> = reply("ipset list")
         .into_iter()
         .map(|(_, payload)| payload)
@@ -139,7 +139,7 @@ fn a_set_name_may_be_invalid_utf_8() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn only_membership_settings_must_match_a_definition() {
+fn a_set_matches_a_definition_despite_settings_that_do_not_affect_entries() {
     let sets = sets("ipset list");
     let header = |name: &str| {
         &sets
@@ -156,25 +156,25 @@ fn only_membership_settings_must_match_a_definition() {
     assert!(!header("port4").matches(&plain));
     assert!(!header("timed").matches(&plain));
     assert!(!header("nets").matches(&plain));
-    // A set without room for marks does not match a definition with marks. Unneeded room is
+    // A set without support for marks does not match a definition with marks. The reverse is
     // harmless.
     let ports = Definition::new(SetType::HashIpPort, Family::Inet);
     assert!(header("marks4").matches(&ports.with_marks()));
     assert!(header("marks4").matches(&ports));
     assert!(!header("port4").matches(&ports.with_maxelem(10).with_marks()));
-    // Counters and comments do not affect the match.
+    // The set has counters and comments, which do not affect the match.
     assert!(
         header("port4")
             .matches(&Definition::new(SetType::HashIpPort, Family::Inet).with_maxelem(10))
     );
-    // A bitmap has no family, so the given family has no effect.
+    // A bitmap has no family, so the family in the definition has no effect.
     let ports = Definition::new(SetType::BitmapPort, Family::Inet6).with_ports(32767, 30000);
     assert!(header("ports").matches(&ports));
     assert!(!header("ports").matches(&Definition::new(SetType::BitmapPort, Family::Inet)));
 }
 
 #[test]
-fn a_kernel_without_marks_is_refused_by_name() {
+fn a_definition_with_marks_needs_a_kernel_that_supports_marks() {
     let plain = Definition::new(SetType::HashIpPort, Family::Inet);
     let revision = |of: Definition, min, max| {
         let found = of.revision_between(min, max);
@@ -190,7 +190,7 @@ fn a_kernel_without_marks_is_refused_by_name() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn replies_about_protocol_headers_and_types_are_decoded() {
+fn replies_about_protocol_revisions_and_types_are_decoded() {
     let read = |request: &str| {
         let (_, payload) = reply(request).remove(0);
         let attributes = CommandAttributes::decode(&payload).unwrap();
@@ -227,12 +227,12 @@ fn replies_about_protocol_headers_and_types_are_decoded() {
 
 proptest! {
     #[test]
-    fn no_bytes_panic_the_set_decoder(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
+    fn no_bytes_make_the_set_decoder_panic(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
         let _ = Set::decode_list(messages.iter().map(Vec::as_slice));
     }
 
     #[test]
-    fn no_damaged_list_panics_the_decoder(
+    fn no_damaged_list_makes_the_decoder_panic(
         damage in proptest::collection::vec((0..12_usize, 0..300_usize, any::<u8>()), 1..6),
         cut in 0..400_usize,
     ) {
