@@ -57,7 +57,7 @@ impl Budget {
     }
 }
 
-/// Returns the seconds that a cell takes on an idle machine.
+/// Returns the expected seconds of a cell (one benchmark run) on an idle machine.
 pub(crate) fn seconds(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let mode = match &cell.subject.kind {
@@ -96,7 +96,7 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         // Covers two storms of ten seconds, the recovery after each storm, and a quiet period after
         // each occasion.
         Axis::Api => 65.0,
-        // The kernel walks all rules for each packet.
+        // For each packet, the kernel walks the rules of all Services.
         Axis::First if is_iptables => 1.3 + services * services,
         Axis::First => 1.0,
         Axis::Connect | Axis::Udp => 4.0,
@@ -128,7 +128,8 @@ fn start(cell: &Cell) -> f64 {
     // Seconds per ten thousand Services or endpoints. The cost of addresses on a device grows with
     // the square of the number of addresses.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
-        // Upstream starts several processes for each Service and endpoint.
+        // Upstream's IPVS mode is slow, because it starts several processes for each Service and
+        // endpoint.
         SubjectKind::KubeProxy {
             mode: Mode::Ipvs,
             is_ours: false,
@@ -138,7 +139,7 @@ fn start(cell: &Cell) -> f64 {
             mode: Mode::Iptables,
             ..
         } => (1.0, 3.0, 4.0, 1.0),
-        // The kernel walks the table's list of maps for each Service.
+        // For each Service, the kernel walks the list of all maps in the table.
         SubjectKind::KubeProxy {
             mode: Mode::Nftables,
             is_ours: false,

@@ -328,7 +328,7 @@ impl Kernel {
         self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
 
-    /// Sends the IPVS changes that `write` adds to a batch.
+    /// Sends the IPVS changes that the function `write` adds to a batch.
     pub(crate) fn write_servers(
         &mut self,
         write: impl FnOnce(ipvs_netlink::Family, &mut Batch),

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bench_endpoint_addresses_are_unique_and_some_local() {
+    fn endpoint_addresses_are_unique_and_some_are_local() {
         let objects = Objects::new(Size {
             services: 1_000,
             endpoints: 50,

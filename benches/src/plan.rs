@@ -398,7 +398,7 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
             mode: Mode::Iptables,
             ..
         } => {
-            // At this size, twenty changes would take a minute.
+            // With so many Services, twenty changes in iptables mode would take a minute.
             (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
                 || size.services * size.endpoints > 100_000
         }
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn each_recorded_point_is_parsed() {
+    fn each_row_of_the_points_file_is_parsed() {
         assert_eq!(POINTS.lines().filter_map(point).count(), 43);
         assert_eq!(POINTS.lines().count(), 43);
     }

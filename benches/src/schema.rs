@@ -119,7 +119,7 @@ impl Mode {
 pub(crate) struct Subject {
     /// Name in the report.
     pub(crate) name: String,
-    /// Kind of the subject.
+    /// The measured program or kernel state itself.
     #[serde(flatten)]
     pub(crate) kind: SubjectKind,
 }
@@ -414,7 +414,7 @@ impl Distribution {
 pub(crate) enum RequestOccasion {
     /// First start of the kube-proxy.
     First,
-    /// Restart of the subject.
+    /// Restart of the kube-proxy.
     Restart,
     /// Changes of endpoints while the kube-proxy watches them.
     Watch,
@@ -553,7 +553,7 @@ pub(crate) struct About {
 /// A kube-proxy from another source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Other {
-    /// Name of the subject.
+    /// Name of the kube-proxy in the report.
     pub(crate) name: String,
     /// Output of `--version`, or an empty text if the binary printed nothing.
     pub(crate) version: String,

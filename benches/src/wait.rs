@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn unreachable_leftovers_do_not_delay_the_end_of_a_change() {
+    fn unreachable_leftover_rules_do_not_delay_the_end_of_a_wait() {
         let mut world = World::new("leftovers").unwrap();
         let host = host_with(&mut world, "leftovers");
         let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();

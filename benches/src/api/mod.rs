@@ -144,7 +144,7 @@ fn programmed(
 /// Durations that are the same for every measured kube-proxy.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// Duration of a storm, in which the server refuses requests.
+    /// Duration of a storm. During a storm, the server responds with 504 to some requests.
     storm: Duration,
     /// Time without a request or response after which the server counts as idle.
     quiet: Duration,
@@ -164,7 +164,7 @@ impl Pace {
     }
 }
 
-/// State of a run: the number of changes made, and the server's costs.
+/// State of one measurement: the changes made so far, and the server's cost on each occasion.
 struct Run {
     pace: Pace,
     api: Api,
@@ -255,7 +255,7 @@ impl Run {
         Ok(())
     }
 
-    /// Waits until the server is idle.
+    /// Waits until the server is idle. Returns the traffic since the start of `phase`.
     fn quiet(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         let read = |api: &mut Api| Traffic::read(api, Some(phase.since));
@@ -290,8 +290,9 @@ impl Run {
         Ok(())
     }
 
-    /// Closes all connections to the API server. During the storm, the server returns 504 to the
-    /// requests that `refused` names.
+    /// Breaks all connections to the API server. During the storm that follows, the server responds
+    /// with 504 to the kinds of requests in `refused`. Then waits until the kube-proxy has
+    /// recovered.
     fn storm(
         &mut self,
         stage: &Stage,

@@ -47,7 +47,7 @@ impl Clients {
         Ok(bytes)
     }
 
-    /// Reads arriving data until `stop` is set.
+    /// Reads data as it arrives, until `stop` is true.
     pub(super) fn read_until(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             self.read_once(Duration::from_millis(50))?;

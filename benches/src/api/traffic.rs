@@ -45,7 +45,8 @@ pub(super) struct Request {
 }
 
 impl Traffic {
-    /// Reads the traffic since a mark. Without a mark, returns only the totals up to now.
+    /// Reads the traffic from the position `since` of the log on. If `since` is `None`, returns
+    /// only the totals.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
         // A caller without a mark needs only the totals. Listing all requests would add to the
         // fixture's measured CPU time, so `from` excludes them.

@@ -427,7 +427,7 @@ fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Measures an idle subject.
+/// Measures the CPU time, wakeups and memory of an idle daemon.
 fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(SETTLE);
     let phase = Phase::begin(stage, subject)?;
@@ -527,7 +527,7 @@ fn finish(
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Finishes an axis that has only one step.
+/// Finishes the measurement of an axis that has only one step.
 fn whole(
     stage: &mut Stage,
     subject: &mut Process,

@@ -69,9 +69,9 @@ enum Add {
     Script(String),
     /// iptables rules of IPVS mode, with the ipsets that they use.
     Rules(Vec<Rule>),
-    /// Connection tracking, enabled by nf_tables.
+    /// Connection tracking, which a rule in nf_tables makes the kernel enable.
     Tracking,
-    /// Address translation, enabled by nf_tables.
+    /// Address translation, which a chain in nf_tables makes the kernel enable.
     Translation,
     /// The first rules of an nf_tables table, up to this number. `None` stands for all rules.
     Pieces(Option<usize>),
@@ -548,7 +548,7 @@ COMMIT
 ";
 
     #[test]
-    fn anatomy_steps_are_in_the_order_of_a_packet() {
+    fn anatomy_steps_add_rules_in_the_order_in_which_a_packet_traverses_them() {
         let chains = parse(SHIM);
         let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
         let titles: Vec<&str> = steps

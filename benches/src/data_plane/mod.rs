@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_sorted_by_their_rules() {
+    fn services_are_in_the_order_of_their_iptables_rules() {
         let saved = "*nat
 -A KUBE-SERVICES -d 10.96.1.7/32 -p tcp -m comment --comment \"bench/svc-00007:http cluster IP\" -m tcp --dport 80 -j KUBE-SVC-AAAA
 -A KUBE-SERVICES -d 10.96.1.2/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-BBBB

@@ -69,7 +69,7 @@ impl Sender {
         })
     }
 
-    /// Sends packets until all neighbours on the path are resolved.
+    /// Sends a few packets, so that all neighbours on the path are resolved before the measurement.
     pub(crate) fn warm_up(&mut self, lane: &ClientSocket) -> Result<()> {
         // The kernel queues the first packets until neighbours are resolved, and later packets
         // behind them.

@@ -187,7 +187,7 @@ fn throughput(to: SocketAddr) -> io::Result<f64> {
         sent += 1;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
-    // The server closes the connection after the last byte.
+    // The server closes the connection once it has read the last byte, so this read ends.
     let rest = stream.read(&mut [0])?;
     debug_assert_eq!(rest, 0, "a sink says nothing");
     Ok(f64::from(sent) * f64::from(CHUNK) * 8.0 / 1e9 / started.elapsed().as_secs_f64())

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_api_traffic_marks_more_bytes_as_missed() {
+    fn more_api_traffic_than_another_kube_proxy_misses_the_aim() {
         let report = |ours| Report {
             version: 1,
             about: About {

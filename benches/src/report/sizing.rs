@@ -35,7 +35,7 @@ const STEP: f64 = 16.0;
 ///
 /// # Errors
 ///
-/// The page has no markers, or the report has no memory figure.
+/// Fails if the page has no markers, or if the report has no memory figure.
 pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
     let [begin, end] = MARKERS;
     let (head, rest) = page

@@ -254,7 +254,7 @@ fn prepare_for_routes(
     Ok(())
 }
 
-/// Removes the routes of addresses whose virtual servers have drained.
+/// Removes the routes of addresses whose last virtual server has finished draining.
 pub(crate) fn release(
     links: impl Iterator<Item = Link>,
     ended: &BTreeSet<IpAddr>,

@@ -222,7 +222,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         if !due.is_empty() {
             return self.lanes.read(lane, &self.state.config, due);
         }
-        // The engine writes no entry before it knows all wanted entries.
+        // The engine writes only once it knows all wanted entries.
         if !self.state.has_claims {
             return;
         }

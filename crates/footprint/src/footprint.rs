@@ -74,7 +74,7 @@ pub struct OwnSet {
 /// Meaning of an ipset's members as evidence that a mode created a virtual server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
-    /// The members are no evidence.
+    /// The members are not evidence for virtual servers.
     Nothing,
     /// Each member is the address and port of a virtual server.
     VirtualServers,

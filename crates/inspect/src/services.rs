@@ -25,7 +25,7 @@ const ENDPOINTS_MAX: usize = 20_000;
 /// Maximum number of addresses for which counters are read one by one, together with those of their
 /// endpoints. For more addresses, one dump returns the counters without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
-/// Maximum wait for the API server to return the names of pods, nodes and zones.
+/// Maximum wait for the source of objects to return the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Names of the Services on a page, the total number, and whether more pages follow.

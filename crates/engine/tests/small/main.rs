@@ -187,7 +187,7 @@ fn many_conflicts_in_one_namespace_do_not_hide_conflicts_in_others() {
     let told = world.sync();
     let conflicts = told.conflicts.unwrap();
     assert_eq!(conflicts.len(), engine::CONFLICTS_MAX);
-    // The oldest Service owns the address.
+    // The oldest Service owns the address, so every other Service has a conflict.
     assert_eq!(
         conflicts.len() + told.more_conflicts,
         usize::try_from(MANY).unwrap() - 1

@@ -198,7 +198,7 @@ fn a_given_sender_is_classified_by_its_address() {
 /// Simulates a load balancer that sends probes from its Service's address. In IPVS mode, the node
 /// also has this address.
 #[test]
-fn a_sender_with_a_service_address_comes_from_outside() {
+fn a_sender_with_a_service_address_is_a_host_outside_the_cluster() {
     let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
     let asked = TraceRequest::parse("172.35.0.100:30080", "192.0.2.20", "default").unwrap();
     let journeys = plan(&asked, &objects, &Node);

@@ -186,7 +186,8 @@ async fn a_user_without_access_gets_an_error() {
     let why = refusal(Some(8), 7).unwrap();
     assert!(why.contains("user 8 may not ask"), "{why}");
     if geteuid().is_root() {
-        // Simulates a connection of another user. Root may always connect.
+        // Simulates a connection of another user, because the test may run as root, and root may
+        // always connect.
         struct Other(Local);
         impl Listen for Other {
             type Stream = UnixStream;
