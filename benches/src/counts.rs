@@ -77,8 +77,8 @@ fn write(message: &str) -> Option<String> {
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // strace cannot name the message types of a socket that was opened before strace started.
-    // `0x12` is RTM_GETLINK of rtnetlink. Generic netlink families begin at 0x13.
+    // strace cannot name the message types on a socket that was opened before strace started. The
+    // type `0x12` is RTM_GETLINK of rtnetlink. Generic netlink families begin at 0x13.
     if kind == "0x12" {
         return None;
     }

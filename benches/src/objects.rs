@@ -29,7 +29,7 @@ pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
-/// First address of the endpoints that replace others.
+/// First address of the replacement endpoints.
 const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
 /// Number of nodes that the endpoints are spread over. This node is the first.
 const NODES: u32 = 100;

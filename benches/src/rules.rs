@@ -47,7 +47,7 @@ struct Rule<'a> {
     next: usize,
 }
 
-/// Answer to whether a rule matches a packet of which only some fields are known.
+/// Certainty that a rule matches a packet of which only some fields are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RuleEffect {
     Never,

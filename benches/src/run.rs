@@ -383,7 +383,7 @@ impl Run {
         let started = Instant::now();
         let status = lab::run(&argv, &options);
         let took_s = started.elapsed().as_secs_f64();
-        // These statuses mean that SIGINT, SIGTERM or SIGHUP ended the VM. They end the whole run.
+        // These statuses mean that SIGINT, SIGTERM or SIGHUP ended the VM. The whole run then ends.
         ensure!(
             ![129, 130, 143].contains(&status),
             "interrupted; what was measured is in {}",

@@ -87,8 +87,8 @@ pub(crate) struct FamilyEvidence<'a> {
     pub(crate) need: Need,
 }
 
-/// Removes a link with its addresses and routes, unless they are still needed as evidence. Keeps
-/// the addresses of draining virtual servers.
+/// Removes a link with its addresses and routes. Keeps the link while its addresses are needed as
+/// evidence, and keeps the addresses of draining virtual servers.
 pub(crate) fn remove(
     link: &Link,
     families: &[FamilyEvidence<'_>],

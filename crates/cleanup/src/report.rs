@@ -31,8 +31,7 @@ pub(crate) enum Manner {
     Count,
 }
 
-/// Answer to whether the cleanup still needs the evidence for virtual servers, after it has removed
-/// virtual servers.
+/// Need of the cleanup for the evidence for virtual servers, after it has removed virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     /// Not needed: all virtual servers of the modes are deleted.

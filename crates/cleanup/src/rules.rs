@@ -90,8 +90,8 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
             continue;
         }
         for iptables in installed {
-            // For a family without rules, an answer of the kernel is enough, so no iptables program
-            // needs to run.
+            // The kernel itself tells whether the family has rules. If it has none, no iptables
+            // program needs to run.
             if iptables.is_empty(family) {
                 continue;
             }

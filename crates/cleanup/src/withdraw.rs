@@ -441,7 +441,7 @@ fn withdraw_rules(
     }
     // iptables rules cannot be changed without the iptables programs.
     for iptables in crate::installed(cleanup) {
-        // For a family without rules, an answer of the kernel is enough, so no iptables program
+        // The kernel itself tells whether the family has rules. If it has none, no iptables program
         // needs to run.
         if iptables.is_empty(family) {
             continue;

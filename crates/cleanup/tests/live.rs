@@ -207,7 +207,7 @@ fn cleanup_removes_leftovers_of_two_modes_at_once() {
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
         // The virtual server for this firewall mark has our ownership flag, so the cleanup removes
-        // it. The one for mark 7 belongs to another program and has no such flag.
+        // it. The virtual server for mark 7 belongs to another program and has no such flag.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,

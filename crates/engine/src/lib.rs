@@ -342,7 +342,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// Answer to whether the Node object may have changed since the last update.
+/// State of the Node object since the last update: unchanged, or possibly changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,

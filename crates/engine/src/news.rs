@@ -11,7 +11,7 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time for which the engine collects drift before it reports it.
+/// Longest time for which the engine collects drift before a report.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
 /// Size of the set of awaited Services above which its memory is freed once it is empty.

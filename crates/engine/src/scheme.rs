@@ -74,7 +74,7 @@ impl Extent<'_> {
     }
 }
 
-/// Answer to who is affected while a part is out of date or unknown.
+/// Group that is affected while a part is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
     /// Clients. Pending changes of the part count as late, and as stuck if they make no progress.
@@ -102,8 +102,8 @@ pub trait Scheme: Sized + Send + 'static {
 
     /// The part that contains the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// Parts of the kernel's state that show which entries belong to this program. While one of
-    /// them is unknown, the engine deletes no entry.
+    /// Parts of the kernel's state that show which entries belong to this program. The engine
+    /// deletes entries only once it knows all these parts.
     const EVIDENCE: &'static [PartOf<Self>];
     /// Lanes (worker threads) that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];

@@ -45,13 +45,13 @@ pub struct Footprint {
     pub link: Option<Link>,
     /// Properties of the mode's IPVS virtual servers, or `None` if the mode creates none.
     pub virtual_servers: Option<VirtualServers>,
-    /// Answer to who receives the packets that the mode's entries redirect.
+    /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,
     /// Origins of the mode's chains, and of all objects in its nftables tables.
     pub origins: &'static [Origin],
 }
 
-/// Answer to who receives the packets that a mode's entries redirect.
+/// Receiver of the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
     /// The kernel. It continues to serve after the mode's process has ended.

@@ -33,9 +33,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-/// Maximum number of connections to all servers together. A lower limit applies if a quarter of the
-/// file descriptor limit is lower. Each connection needs memory for its buffers, which are limited,
-/// and for the response that it is sending.
+/// Maximum number of connections to all servers together. If a quarter of the file descriptor limit
+/// is lower, that number applies instead. Each connection needs memory for its buffers, which are
+/// limited, and for the response that it is sending.
 const CONNECTIONS_MAX: usize = 512;
 /// Maximum number of connections of one client to one server.
 const CLIENT_SHARE: usize = 32;

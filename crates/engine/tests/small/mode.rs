@@ -1,5 +1,5 @@
-//! A minimal mode. The daemon's tests also include this file. They show that the daemon needs no
-//! special code to show, explain, diff and clean up the entries of a mode.
+//! A minimal mode. The daemon's tests also include this file. These tests show that the daemon
+//! needs no special code to show, explain, diff and clean up the entries of a mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -161,7 +161,7 @@ fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
     assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
-    // For the same reason, they do not affect the gate for IPVS mode.
+    // `AllAlpha` and `AllBeta` do not affect the gate for IPVS mode either.
     assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
     // A locked gate keeps its default, even if the command line sets a different value.
     assert!(of(

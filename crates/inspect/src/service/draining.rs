@@ -115,8 +115,8 @@ impl<'a> HeldEndpoints<'a> {
         }
     }
 
-    /// Adds to an endpoint that no EndpointSlice contains the reason why the kernel or the relay
-    /// still has it.
+    /// Explains why the kernel or the relay still has an endpoint that no EndpointSlice contains.
+    /// Writes the explanation into `endpoint`.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -164,7 +164,7 @@ impl<'a> HeldEndpoints<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &ReportedDrain<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // If the drain has no time limit at one of the addresses, it has none in total.
+        // If the drain at one of the addresses has no time limit, the whole drain has none.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());

@@ -92,7 +92,7 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// Entries of a change, or some of them, which may need several messages.
+/// All or some entries of a change. They may need several messages.
 pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
     /// Outcomes, one per entry. Before a message is sent, `Unknown` means that the entry must be
