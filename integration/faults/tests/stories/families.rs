@@ -50,7 +50,9 @@ pub(crate) fn disabled_ipv6_is_skipped_and_logged_once(c: &mut Cluster) -> Outco
             anyhow::bail!("it is said once: {said}");
         };
         ensure!(
-            line.starts_with('I') && line.contains("does not serve this family") && line.contains("disable_ipv6"),
+            line.starts_with('I')
+                && line.contains("does not serve this family")
+                && line.contains("disable_ipv6"),
             "{line}"
         );
         ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
