@@ -16,7 +16,7 @@ pub(super) struct Metric {
     pub(super) of: FigureSource,
 }
 
-/// Unit of a figure. The unit also tells whether a higher figure is better.
+/// Unit of a figure. The unit also determines whether a higher figure is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,

@@ -206,7 +206,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                 // The size of the terminal may have changed. The loop draws the list again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
-                // The stream of keys has ended because the terminal is gone, so the program ends.
+                // The stream of keys has ended because the terminal closed, so the program ends.
                 None => return Ok(EXIT_WELL),
             },
             _ = ticks.tick(), if pending.is_none() && !view.is_paused => {

@@ -323,7 +323,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         let what = format!("cannot unbind {address} from {name}");
         match reply {
             Reply::Done => done += 1,
-            // The address, the route or the link is already gone.
+            // The address, the route or the link no longer exists.
             Reply::Refused(refusal)
                 if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
             {

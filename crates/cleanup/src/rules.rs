@@ -90,7 +90,7 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
             continue;
         }
         for iptables in installed {
-            // The kernel itself tells whether the family has rules. If it has none, no iptables
+            // The kernel itself shows whether the family has rules. If it has none, no iptables
             // program needs to run.
             if iptables.is_empty(family) {
                 continue;

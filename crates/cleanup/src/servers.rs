@@ -84,7 +84,7 @@ pub(crate) fn remove(
         let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
-            // The virtual server was already gone.
+            // The virtual server no longer existed.
             Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
             Reply::Refused(refusal) => {
                 let next = format_args!("{refusal}; try it with `ipvsadm` by hand");

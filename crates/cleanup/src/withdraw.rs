@@ -441,7 +441,7 @@ fn withdraw_rules(
     }
     // iptables rules cannot be changed without the iptables programs.
     for iptables in crate::installed(cleanup) {
-        // The kernel itself tells whether the family has rules. If it has none, no iptables program
+        // The kernel itself shows whether the family has rules. If it has none, no iptables program
         // needs to run.
         if iptables.is_empty(family) {
             continue;
