@@ -115,8 +115,7 @@ impl Ipset {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL, the kernel would also report success if a set of the *other family* has
-        // this name.
+        // Without EXCL, creation also succeeds if a set of the *other family* has this name.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
                 reason: Reason::NameTaken,
@@ -196,8 +195,7 @@ impl Ipset {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
-    /// Renames a set. Fails if a rule or another set refers to it, or if a set with the new name
-    /// exists.
+    /// Renames a set. Fails if a rule or another set refers to it, or if the new name is taken.
     ///
     /// # Errors
     ///
@@ -366,8 +364,7 @@ impl Ipset {
 
     /// Returns true if a set has an entry that matches a key. The set may have any type whose
     /// entries consist of addresses, networks and ports. The kernel looks the key up as it does for
-    /// a packet, so the set need not be listed. A key that lacks a part of the type matches no
-    /// entry.
+    /// a packet, without listing the set. A key that lacks a part of the type matches no entry.
     ///
     /// # Errors
     ///
@@ -453,8 +450,7 @@ impl Ipset {
         Ok(found)
     }
 
-    /// Returns the newest revision of the definition's set type that both the kernel and this crate
-    /// support.
+    /// Returns the newest revision of the set type that the kernel and this crate both support.
     fn revision(&mut self, wanted: &Definition) -> Result<u8, Error> {
         let set_type = wanted.set_type();
         let protocol = self.protocol;
