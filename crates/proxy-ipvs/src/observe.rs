@@ -263,9 +263,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers that may have lost their evidence of ownership: those that a
-    /// kube-proxy would have created in the same way for a wanted address. All other virtual
-    /// servers at wanted addresses are reported as other programs'.
+    /// Adopts wanted virtual servers that were missing from the first dump, or whose evidence of
+    /// ownership may be lost. Either they have the flag of a kube-proxy, or a kube-proxy would have
+    /// created them in the same way. Reports all other wanted ones as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -273,11 +273,11 @@ impl Ipvs {
         }
         let wanted = |(key, there): (&VirtualServerKey, &VirtualServer)| {
             let wanted = tables.servers.wanted(key)?;
-            Some((*key, wanted.is_like(there)))
+            Some((*key, there.properties.is_owned() || wanted.is_like(there)))
         };
         let wanted: Vec<_> = tables.foreign.iter().filter_map(wanted).collect();
-        for (key, is_like) in wanted {
-            if is_like && let Some(server) = self.tables.foreign.remove(&key) {
+        for (key, is_ours) in wanted {
+            if is_ours && let Some(server) = self.tables.foreign.remove(&key) {
                 self.adopt(vec![(key, server)]);
             } else if self.tables.foreign.is_known_at(&key) && self.tables.foreign.tell(&key) {
                 let owner = self.tables.servers.owner(&key);

@@ -106,6 +106,33 @@ fn a_restart_keeps_packet_marks_without_a_write() {
 }
 
 #[test]
+fn a_virtual_server_by_mark_that_the_first_dump_lacks_is_adopted_by_its_flag() {
+    let world = web();
+    world.work();
+    let by_mark = VirtualServerKey::Mark {
+        family: IpFamily::V4,
+        mark: 1,
+    };
+    {
+        let mut state = world.kernel.state();
+        state.passed_over = Some(by_mark);
+        let server = state.snapshot.servers.get_mut(&by_mark).unwrap();
+        server.properties.scheduler = "lc".into();
+        server.destinations = [].into();
+    }
+    let mut world = world.restarted(config(MarkBits::DEFAULT));
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    let first = world.sync();
+    world.wait(Duration::from_mins(1));
+    let second = world.sync();
+    assert_eq!((first.foreign, second.foreign), (vec![], vec![]));
+    assert_eq!(second.pending, 0);
+    assert_eq!(destinations(&world), [Some(2), Some(1)]);
+}
+
+#[test]
 fn without_a_local_endpoint_packets_from_outside_are_dropped() {
     let mut world = web();
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
