@@ -148,8 +148,9 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
-/// Returns the writes that remove unwanted marks and exemptions of addresses. If an address gets
-/// another mark, its old mark stays until the virtual server of the new mark exists.
+/// Returns the writes that remove unwanted marks. If an address gets another mark, the plan that
+/// adds the new mark removes the old one first. Otherwise, the mark stays while the virtual server
+/// at its address still serves unwanted endpoints.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
@@ -158,11 +159,16 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
     }
     let (wanted, unwanted): (Vec<&Member>, Vec<&Member>) =
         due.partition(|member| table.wanted(member).is_some());
-    let awaits = |member: &&Member| awaits_outside_server(tables, marks, Set::LocalMark, member);
+    let awaits = |member: &Member| awaits_outside_server(tables, marks, Set::LocalMark, member);
     let at = |member: &Member| Set::LocalMark.service_address(member);
-    let awaited: HashSet<_> = wanted.into_iter().filter(awaits).filter_map(at).collect();
+    let next = wanted.into_iter();
+    let next = next.filter_map(|member| Some((at(member)?, awaits(member))));
+    let next: HashMap<ServiceAddress, bool> = next.collect();
     let is_free = |member: &&Member| {
-        at(member).is_none_or(|at| !awaited.contains(&at) && !loses_endpoints(tables, &at.into()))
+        at(member).is_none_or(|at| match next.get(&at) {
+            Some(awaits) => !awaits,
+            None => !loses_endpoints(tables, &at.into()),
+        })
     };
     let ended = sorted(unwanted.into_iter().filter(is_free)).into_iter();
     ended

@@ -378,6 +378,28 @@ fn packets_to_a_new_address_are_marked_only_once_old_endpoints_have_weight_0() {
 }
 
 #[test]
+fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
+    let mut world = web();
+    world.work();
+    world.delete_service("default/web");
+    world.service(Service {
+        ingress_ips: vec![[192, 0, 2, 10].into()],
+        ..exposed("default/next", 11, true)
+    });
+    world.slice(slice("default/next", &["10.244.1.6@node1"]));
+    synced(&mut world);
+    assert_eq!(marks(&world), [marked(10, 2)]);
+    assert_order(
+        &world.written(),
+        &[
+            "add destination 10.244.1.6:8080 to FWM 2",
+            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+            "add 192.0.2.10,tcp:80,0x2 to set KUBE-LOCAL-MARK",
+        ],
+    );
+}
+
+#[test]
 fn the_fwmark_virtual_server_of_a_deleted_service_is_removed_with_its_address() {
     for was_former in [false, true] {
         let counted = proxy_ipvs::MarkAddresses::default();
