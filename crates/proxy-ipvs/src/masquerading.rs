@@ -176,9 +176,10 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if a virtual server still sends new connections to unwanted endpoints. For a virtual server
-/// at an address, packets from outside keep their mark until this ends.
-fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
+/// True if a virtual server still sends new connections to unwanted endpoints, and the kernel has
+/// not refused to change that. Until then, no further packets may reach the virtual server: packets
+/// from outside keep their mark, and its address does not become local.
+pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
         return false;

@@ -6,6 +6,7 @@ use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use super::situation::{Situation, are_rules_under_way, rank};
+use crate::masquerading;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
@@ -40,7 +41,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     let unserved = if bound.is_empty() && new_ranges.is_empty() {
         HashSet::new()
     } else {
-        unserved(tables)
+        unserved(tables, of)
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
@@ -126,13 +127,19 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses whose virtual server is still missing, unless its write failed. Costs
-/// O(pending entries), because a single Service may have thousands of addresses and ports.
-fn unserved(tables: &Tables) -> HashSet<IpAddr> {
+/// Returns the addresses of virtual servers that are not ready for clients: those that are missing,
+/// or still serve removed endpoints. Ignores virtual servers whose write failed, and removed
+/// endpoints that must stay for now. Costs O(pending entries), because a single Service may have
+/// thousands of addresses and ports.
+fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
-    let missing = servers.pending().filter(|key| {
-        servers.wanted(key).is_some() && servers.actual(key).is_none() && !servers.is_failing(key)
-    });
-    let at = missing.filter_map(VirtualServerKey::address);
+    let may_remove = of.claims.may_delete && of.knows(Part::Servers);
+    let is_unready = |key: &&VirtualServerKey| {
+        let is_missing = servers.wanted(key).is_some() && servers.actual(key).is_none();
+        (is_missing && !servers.is_failing(key))
+            || (may_remove && masquerading::loses_endpoints(tables, key))
+    };
+    let unready = servers.pending().filter(is_unready);
+    let at = unready.filter_map(VirtualServerKey::address);
     at.map(|at| at.address).collect()
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use proxy::{Node, NodePortAddresses, Notice};
+use proxy_ipvs::Kernel;
 use proxy_ipvs::fake::FakeKernel;
 
 use super::support::{HeldParts, READ, Slow, WRITTEN};
@@ -72,6 +73,55 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
     world.until("its addresses", |kernel| {
         kernel.state().snapshot.bound.len() == 3
     });
+}
+
+/// Takes an address off the link, and replaces the endpoint of its Service.
+fn lose_address_and_endpoint<K: Kernel>(world: &mut World<K>) {
+    let address = ip("10.96.0.10");
+    world.kernel.state().snapshot.bound.remove(&address);
+    let gone = Notice::ServiceAddressRemoved(address);
+    world.proxier.notice(&gone, world.now);
+    world.slice(slice("default/web", &["10.244.1.6@node1"]));
+}
+
+fn is_bound(kernel: &FakeKernel) -> bool {
+    let state = kernel.state();
+    state.snapshot.bound.contains(&ip("10.96.0.10"))
+}
+
+#[test]
+fn an_address_is_bound_once_removed_endpoints_get_no_packets() {
+    let (mut world, held) = serving();
+    held.lock().unwrap().insert(WRITTEN);
+    lose_address_and_endpoint(&mut world);
+    // The kernel has lowered the weights, but the daemon does not know this yet.
+    world.until("the new endpoint", serves("10.96.0.10:80", 3));
+    for _ in 0..50 {
+        world.go_on();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let was_bound = is_bound(&world.kernel);
+    // Ends the wait of the worker threads before any failure.
+    hold(&held, &[]);
+    assert!(!was_bound);
+    world.until("the address", is_bound);
+}
+
+#[test]
+fn an_address_does_not_wait_for_a_removal_that_the_kernel_refuses() {
+    let mut world = web();
+    let mut state = world.kernel.state();
+    for pod in PAIR {
+        let pod = pod.split('@').next().unwrap();
+        let lowered = format!("set destination {pod}:8080 of 10.96.0.10:80/TCP to weight 0");
+        let removed = format!("remove destination {pod}:8080 from 10.96.0.10:80/TCP");
+        let all = [lowered, removed].map(|write| (write, "no".to_owned()));
+        state.refusals.extend(all);
+    }
+    drop(state);
+    lose_address_and_endpoint(&mut world);
+    world.sync();
+    assert!(is_bound(&world.kernel));
 }
 
 #[test]
