@@ -90,17 +90,16 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
 }
 
 /// True if the proxy can remove the route of an unwanted range: every wanted address in the range
-/// is already local by another route.
+/// is already local by another route. If the kernel refuses the other route, the range stays.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {
         let overlaps = net.contains(*other) || other.contains(net);
-        overlaps && ranges.wanted(other).is_some() && !ranges.is_failing(other)
+        overlaps && ranges.wanted(other).is_some()
     });
-    let mut missing = addresses.pending().filter(|address| {
-        let is_missing = addresses.wanted(address).is_some() && !addresses.is_failing(address);
-        is_missing && net.contains(*address)
-    });
+    let mut missing = addresses
+        .pending()
+        .filter(|address| addresses.wanted(address).is_some() && net.contains(*address));
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 

@@ -138,6 +138,24 @@ fn an_unwanted_range_stays_until_its_addresses_are_local_by_other_routes() {
 }
 
 #[test]
+fn a_removed_range_stays_while_the_kernel_refuses_an_address() {
+    let mut world = serving();
+    world.work();
+    let refusal = "bind 10.96.0.10 to kube-ipvs0".to_owned();
+    let mut state = world.kernel.state();
+    state.refusals.insert(refusal, "no".to_owned());
+    drop(state);
+    list_cidrs(&mut world, &["10.112.0.0/16"]);
+    let failing = world.sync().failing;
+    assert_eq!((failing, bound(&world).len()), (1, 2));
+    assert_eq!(ranges(&world), [NET, "10.112.0.0/16"]);
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_mins(1));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!((ranges(&world).len(), bound(&world).len()), (1, 3));
+}
+
+#[test]
 fn a_change_of_the_vip_mode_keeps_each_address_local() {
     let mut world = World::new();
     for number in [10, 11] {
