@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::exchange::{CanaryQuery, PartState};
 use crate::kernel::Kernel;
 use crate::kinds::Part;
-use crate::plan::{Plan, Verdicts};
+use crate::plan::{Plan, WriteOutcomes};
 use crate::proxier::Iptables;
 use crate::saved::{Reader, Saved};
 
@@ -25,7 +25,7 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
         })
     }
 
-    fn write(kernel: &mut K, plan: &Plan) -> Verdicts {
+    fn write(kernel: &mut K, plan: &Plan) -> WriteOutcomes {
         plan.apply(kernel, plan.manner)
     }
 

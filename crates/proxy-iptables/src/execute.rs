@@ -14,7 +14,7 @@ use iptables::{Restore, Table};
 
 use crate::base::CANARY;
 use crate::kernel::{Kernel, Refusal};
-use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, Verdict, Verdicts};
+use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, WriteOutcome, WriteOutcomes};
 use crate::port::OWN;
 
 /// Largest number of restores (processes) that one plan may use to isolate its refused pieces.
@@ -22,22 +22,22 @@ const MAX_RESTORES: usize = 32;
 
 impl Plan {
     /// Writes the plan to the kernel. Returns the outcome of each piece.
-    pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> Verdicts {
+    pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> WriteOutcomes {
         let pieces = self.pieces();
         let mut executor = Executor {
             kernel,
             left: MAX_RESTORES,
-            verdicts: Verdicts {
-                parts: vec![Verdict::Done; self.parts.len()],
-                stale: vec![Verdict::Done; self.stale.len()],
-                ..Verdicts::default()
+            outcomes: WriteOutcomes {
+                parts: vec![WriteOutcome::Done; self.parts.len()],
+                stale: vec![WriteOutcome::Done; self.stale.len()],
+                ..WriteOutcomes::default()
             },
         };
         match manner {
             RestoreStrategy::Together => executor.together(&pieces),
             RestoreStrategy::Apart => executor.apart(&pieces),
         }
-        executor.verdicts
+        executor.outcomes
     }
 }
 
@@ -112,13 +112,13 @@ impl Piece<'_> {
     }
 }
 
-impl Verdicts {
-    /// Sets every verdict to `verdict`.
-    fn fill(&mut self, verdict: &Verdict) {
-        self.base = verdict.clone();
-        self.leftovers = verdict.clone();
-        self.parts.fill(verdict.clone());
-        self.stale.fill(verdict.clone());
+impl WriteOutcomes {
+    /// Sets every outcome to `outcome`.
+    fn fill(&mut self, outcome: &WriteOutcome) {
+        self.base = outcome.clone();
+        self.leftovers = outcome.clone();
+        self.parts.fill(outcome.clone());
+        self.stale.fill(outcome.clone());
     }
 }
 
@@ -127,7 +127,7 @@ struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
     /// Number of restores that the plan may still use.
     left: usize,
-    verdicts: Verdicts,
+    outcomes: WriteOutcomes,
 }
 
 impl Executor<'_> {
@@ -139,34 +139,35 @@ impl Executor<'_> {
             .kernel
             .restore(&mut |sink| write(tables, pieces, &mut Restore::new(sink)));
         match &result {
-            Ok(()) => self.verdicts.taken += 1,
+            Ok(()) => self.outcomes.taken += 1,
             Err(refusal) => {
-                self.verdicts.refused += 1;
-                self.verdicts.is_doubtful |= !refusal.kind.leaves_all(touched);
+                self.outcomes.refused += 1;
+                self.outcomes.is_doubtful |= !refusal.kind.leaves_all(touched);
                 if refusal.kind.is_general() {
-                    self.verdicts.general = Some(refusal.reason.as_str().into());
+                    self.outcomes.general = Some(refusal.reason.as_str().into());
                 }
             }
         }
         result
     }
 
-    fn set(&mut self, subject: PieceScope, verdict: Verdict) {
+    fn set(&mut self, subject: PieceScope, outcome: WriteOutcome) {
         let place = match subject {
-            PieceScope::Base => Some(&mut self.verdicts.base),
-            PieceScope::Part(at) => self.verdicts.parts.get_mut(at),
-            PieceScope::Stale(at) => self.verdicts.stale.get_mut(at),
-            PieceScope::Leftovers => Some(&mut self.verdicts.leftovers),
+            PieceScope::Base => Some(&mut self.outcomes.base),
+            PieceScope::Part(at) => self.outcomes.parts.get_mut(at),
+            PieceScope::Stale(at) => self.outcomes.stale.get_mut(at),
+            PieceScope::Leftovers => Some(&mut self.outcomes.leftovers),
         };
         if let Some(place) = place {
-            *place = verdict;
+            *place = outcome;
         }
     }
 
     fn together(&mut self, pieces: &[Piece<'_>]) {
         let all: Vec<&Piece<'_>> = pieces.iter().collect();
         if let Err(refusal) = self.restore(&Table::ALL, &all) {
-            self.verdicts.fill(&Verdict::Refused(refusal.reason.into()));
+            self.outcomes
+                .fill(&WriteOutcome::Refused(refusal.reason.into()));
         }
     }
 
@@ -174,8 +175,8 @@ impl Executor<'_> {
         let is_base = |piece: &&Piece<'_>| piece.subject == PieceScope::Base;
         for piece in pieces.iter().filter(is_base) {
             if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
-                self.verdicts.fill(&Verdict::Untried);
-                self.verdicts.base = Verdict::Refused(refusal.reason.into());
+                self.outcomes.fill(&WriteOutcome::Untried);
+                self.outcomes.base = WriteOutcome::Refused(refusal.reason.into());
                 return;
             }
         }
@@ -184,7 +185,7 @@ impl Executor<'_> {
                 let PieceScope::Part(at) = piece.subject else {
                     return false;
                 };
-                piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
+                piece.touches(table) && self.outcomes.parts.get(at) == Some(&WriteOutcome::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
             // Sorts pieces that may fail for the same reason next to each other. Then one search
@@ -194,14 +195,14 @@ impl Executor<'_> {
         }
         let is_stale = |piece: &&Piece<'_>| matches!(piece.subject, PieceScope::Stale(_));
         self.halve(OWN, pieces.iter().filter(is_stale).collect());
-        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
-        if self.verdicts.parts.iter().any(is_refused) && self.verdicts.taken == 0 {
+        let is_refused = |outcome: &WriteOutcome| matches!(outcome, WriteOutcome::Refused(_));
+        if self.outcomes.parts.iter().any(is_refused) && self.outcomes.taken == 0 {
             self.try_nothing();
         }
         let is_left = |piece: &&Piece<'_>| piece.subject == PieceScope::Leftovers;
         for piece in pieces.iter().filter(is_left) {
             if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
-                self.verdicts.leftovers = Verdict::Refused(refusal.reason.into());
+                self.outcomes.leftovers = WriteOutcome::Refused(refusal.reason.into());
             }
         }
     }
@@ -216,7 +217,7 @@ impl Executor<'_> {
             restore.commit()
         };
         if let Err(refusal) = self.kernel.restore(&mut write) {
-            self.verdicts.general = Some(refusal.reason.into());
+            self.outcomes.general = Some(refusal.reason.into());
         }
     }
 
@@ -228,21 +229,21 @@ impl Executor<'_> {
             if group.is_empty() {
                 continue;
             }
-            let verdict = if self.left == 0 || self.verdicts.general.is_some() {
-                Verdict::Untried
+            let outcome = if self.left == 0 || self.outcomes.general.is_some() {
+                WriteOutcome::Untried
             } else {
                 match self.restore(&[table], &group) {
-                    Ok(()) => Verdict::Done,
+                    Ok(()) => WriteOutcome::Done,
                     Err(_) if group.len() > 1 => {
                         let (one, other) = group.split_at(group.len() / 2);
                         groups.extend([one.to_vec(), other.to_vec()]);
                         continue;
                     }
-                    Err(refusal) => Verdict::Refused(refusal.reason.into()),
+                    Err(refusal) => WriteOutcome::Refused(refusal.reason.into()),
                 }
             };
             for piece in group {
-                self.set(piece.subject, verdict.clone());
+                self.set(piece.subject, outcome.clone());
             }
         }
     }
@@ -332,12 +333,12 @@ mod tests {
         kernel.state().refused = vec!["--dport 3 ".to_owned()];
         let together = plan().apply(&mut kernel, RestoreStrategy::Together);
         assert_eq!((together.taken, together.refused), (0, 1));
-        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
+        let is_refused = |outcome: &WriteOutcome| matches!(outcome, WriteOutcome::Refused(_));
         assert!(together.parts.iter().all(is_refused));
         let apart = plan().apply(&mut kernel, RestoreStrategy::Apart);
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
-        assert_eq!((apart.base, apart.general), (Verdict::Done, None));
+        assert_eq!((apart.base, apart.general), (WriteOutcome::Done, None));
         // The kernel accepts three restores and refuses three. The restores are: the base, all
         // ports, two halves of the ports, and two halves of the refused half.
         assert_eq!((apart.taken, apart.refused), (3, 3));
@@ -347,25 +348,25 @@ mod tests {
     fn no_service_is_written_without_the_base_chains() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["-A INPUT".to_owned()];
-        let verdicts = plan().apply(&mut kernel, RestoreStrategy::Apart);
-        assert!(matches!(verdicts.base, Verdict::Refused(_)));
+        let outcomes = plan().apply(&mut kernel, RestoreStrategy::Apart);
+        assert!(matches!(outcomes.base, WriteOutcome::Refused(_)));
         // The executor tries no change of a Service port. This includes the last change, whose
         // chain the base writes as a whole.
-        assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
-        assert_eq!(verdicts.refused, 1);
+        assert_eq!(outcomes.parts, vec![WriteOutcome::Untried; 5]);
+        assert_eq!(outcomes.refused, 1);
     }
 
     #[test]
     fn a_general_failure_ends_the_search_for_refused_parts() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().held = Some("somebody writes".to_owned());
-        let verdicts = Plan {
+        let outcomes = Plan {
             parts: plan().parts,
             ..Plan::default()
         }
         .apply(&mut kernel, RestoreStrategy::Apart);
-        assert_eq!(verdicts.general.as_deref(), Some("somebody writes"));
-        assert_eq!(verdicts.refused, 1);
+        assert_eq!(outcomes.general.as_deref(), Some("somebody writes"));
+        assert_eq!(outcomes.refused, 1);
         assert!(Kind::LockHeld.is_general() && !Kind::Refused.is_general());
     }
 }

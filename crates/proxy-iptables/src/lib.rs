@@ -4,7 +4,7 @@
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
 //!                                                     ▲    ▲                              │
-//!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
+//!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀ WriteOutcomes ◀ restore ┘
 //! ```
 //!
 //! * [`Iptables`] contains the tables and implements [`Scheme`](engine::Scheme).

@@ -1,7 +1,7 @@
 //! A plan: the pending writes as data. It contains the objects to write, and their commands.
 //!
 //! ```text
-//!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ Verdicts
+//!   Plan ─ pieces ─▶ Piece: its subject and its ops ──▶ execute ─▶ WriteOutcomes
 //! ```
 //!
 //! A write changes only the chains that it names:
@@ -101,7 +101,7 @@ pub(crate) struct Change {
 
 /// Outcome of one part of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Verdict {
+pub(crate) enum WriteOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
@@ -111,20 +111,20 @@ pub(crate) enum Verdict {
 
 /// Outcomes of a plan.
 #[derive(Debug, Clone, Default)]
-pub struct Verdicts {
-    pub(crate) base: Verdict,
-    /// Verdict of each Service port.
-    pub(crate) parts: Vec<Verdict>,
-    /// Verdict of each stale chain.
-    pub(crate) stale: Vec<Verdict>,
-    pub(crate) leftovers: Verdict,
+pub struct WriteOutcomes {
+    pub(crate) base: WriteOutcome,
+    /// Outcome of each Service port.
+    pub(crate) parts: Vec<WriteOutcome>,
+    /// Outcome for each stale chain: iptables accepted or refused its removal.
+    pub(crate) stale: Vec<WriteOutcome>,
+    pub(crate) leftovers: WriteOutcome,
     /// Number of restores that iptables accepted.
     pub(crate) taken: usize,
     /// Number of restores that iptables refused.
     pub(crate) refused: usize,
     /// True if a refused restore may have written some tables.
     pub(crate) is_doubtful: bool,
-    /// Error that would currently make every write fail, if any. All other verdicts then have no
+    /// Error that would currently make every write fail, if any. All other outcomes then have no
     /// meaning.
     pub(crate) general: Option<Arc<str>>,
 }

@@ -23,7 +23,7 @@ use crate::chain::Table;
 use crate::claims::{Claims, RuleCounts};
 use crate::exchange::{CanaryQuery, PartState};
 use crate::kinds::{IptablesKinds, Lane, Part, State};
-use crate::plan::{Plan, RestoreStrategy, Verdict, Verdicts};
+use crate::plan::{Plan, RestoreStrategy, WriteOutcome, WriteOutcomes};
 use crate::planner::Planner;
 use crate::port::compile;
 use crate::saved::Saved;
@@ -208,7 +208,7 @@ impl Iptables {
 
 impl engine::Scheme for Iptables {
     type Kinds = IptablesKinds;
-    type Outcomes = Verdicts;
+    type Outcomes = WriteOutcomes;
     type PartContent = PartState;
     type Query = CanaryQuery;
     type QueryResponse = Result<bool, Unreadable>;
@@ -344,32 +344,32 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn settle(&mut self, state: &mut State, plan: &Plan, verdicts: Verdicts) {
+    fn settle(&mut self, state: &mut State, plan: &Plan, outcomes: WriteOutcomes) {
         let written = [Table::Filter, Table::Nat].map(|table| plan.rules(table));
         state.report.iptables = Some(self.counts(Some(written)));
         state.report.has_used_much |= plan.parts.len() >= MANY;
-        state.report.failed_restores += verdicts.refused;
+        state.report.failed_restores += outcomes.refused;
         let report = &mut state.report;
-        report.written += verdicts.taken;
+        report.written += outcomes.taken;
         report
             .writes
-            .add(EntryKind::Rules, Fate::Done, verdicts.taken);
+            .add(EntryKind::Rules, Fate::Done, outcomes.taken);
         report
             .writes
-            .add(EntryKind::Rules, Fate::Refused, verdicts.refused);
-        if verdicts.taken > 0 {
+            .add(EntryKind::Rules, Fate::Refused, outcomes.refused);
+        if outcomes.taken > 0 {
             state.wrote(Part::Rules);
         }
-        if verdicts.refused > 0 {
+        if outcomes.refused > 0 {
             // The kernel may have applied a part of the refused write.
             self.is_uncertain = true;
-            self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
+            self.has_to_read |= outcomes.is_doubtful || outcomes.taken > 0;
             self.read = None;
             state.doubt(Part::Rules);
         } else {
             self.freshness = Freshness::Written;
         }
-        if let Some(reason) = &verdicts.general {
+        if let Some(reason) = &outcomes.general {
             self.tables.fail_all(plan, state.now);
             state.report.failures.push(Failure {
                 object: "write iptables rules".to_owned(),
@@ -378,18 +378,18 @@ impl engine::Scheme for Iptables {
             });
             return;
         }
-        self.manner = if verdicts.refused > 0 {
+        self.manner = if outcomes.refused > 0 {
             RestoreStrategy::Apart
         } else {
             RestoreStrategy::Together
         };
-        if plan.manner == RestoreStrategy::Together && verdicts.refused > 0 {
+        if plan.manner == RestoreStrategy::Together && outcomes.refused > 0 {
             // The next plan isolates the refused pieces. The mode reports the outcome of that plan.
             return;
         }
         self.tables
-            .settle(plan, &verdicts, state.now, &mut state.report);
-        if plan.has_base() && verdicts.base == Verdict::Done {
+            .settle(plan, &outcomes, state.now, &mut state.report);
+        if plan.has_base() && outcomes.base == WriteOutcome::Done {
             state.news.review();
         }
         let owners = plan.parts.iter().filter_map(|part| part.owner.as_ref());
@@ -397,11 +397,11 @@ impl engine::Scheme for Iptables {
         state.news.wrote(services);
     }
 
-    fn as_done(plan: &Plan) -> Verdicts {
-        Verdicts {
-            parts: vec![Verdict::Done; plan.parts.len()],
-            stale: vec![Verdict::Done; plan.stale.len()],
-            ..Verdicts::default()
+    fn as_done(plan: &Plan) -> WriteOutcomes {
+        WriteOutcomes {
+            parts: vec![WriteOutcome::Done; plan.parts.len()],
+            stale: vec![WriteOutcome::Done; plan.stale.len()],
+            ..WriteOutcomes::default()
         }
     }
 

@@ -11,7 +11,7 @@ use reconcile::{Removals, Table as Entries};
 
 use crate::base::Base;
 use crate::chain::{Chain, Shared};
-use crate::plan::{Plan, PortWrites, Verdict, Verdicts};
+use crate::plan::{Plan, PortWrites, WriteOutcome, WriteOutcomes};
 use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
@@ -82,13 +82,13 @@ impl Tables {
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
-        verdicts: &Verdicts,
+        outcomes: &WriteOutcomes,
         now: Instant,
         report: &mut Report,
     ) {
         if plan.has_base() {
-            match &verdicts.base {
-                Verdict::Done => {
+            match &outcomes.base {
+                WriteOutcome::Done => {
                     if let Some(wanted) = &plan.wanted {
                         self.base.set_actual(&(), Some(Arc::clone(wanted)));
                     }
@@ -96,16 +96,16 @@ impl Tables {
                         self.disordered.set_actual(&whole.chain, None);
                     }
                 }
-                verdict => {
+                outcome => {
                     let what = "write the iptables rules that all Services need";
-                    report.failures.extend(failure(what, None, verdict));
+                    report.failures.extend(failure(what, None, outcome));
                     self.fail_base(plan, now);
                 }
             }
         }
-        for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
-            match verdict {
-                Verdict::Done => {
+        for (part, outcome) in plan.parts.iter().zip(&outcomes.parts) {
+            match outcome {
+                WriteOutcome::Done => {
                     for (chain, content) in &part.chains {
                         self.chains.set_actual(chain, Some(*content));
                     }
@@ -119,23 +119,23 @@ impl Tables {
                 }
                 // The kernel accepted other restores, so the cause is this change. Reports the
                 // change, and excuses its entries from health.
-                Verdict::Refused(_) => {
+                WriteOutcome::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
-                    let failure = failure("write iptables rules", owner, verdict);
+                    let failure = failure("write iptables rules", owner, outcome);
                     report.failures.extend(failure);
                     self.excuse_part(part, now);
                 }
-                Verdict::Untried => self.fail_part(part, now),
+                WriteOutcome::Untried => self.fail_part(part, now),
             }
         }
-        for (chain, verdict) in plan.stale.iter().zip(&verdicts.stale) {
-            if *verdict == Verdict::Done {
+        for (chain, outcome) in plan.stale.iter().zip(&outcomes.stale) {
+            if *outcome == WriteOutcome::Done {
                 self.chains.set_actual(chain, None);
                 continue;
             }
             let what = format!("remove iptables chain {chain}");
-            report.failures.extend(failure(&what, None, verdict));
-            if matches!(verdict, Verdict::Refused(_)) {
+            report.failures.extend(failure(&what, None, outcome));
+            if matches!(outcome, WriteOutcome::Refused(_)) {
                 // A rule of another program jumps to the chain. No Service depends on its deletion.
                 self.chains.excuse(chain, now);
             } else {
@@ -143,11 +143,11 @@ impl Tables {
             }
         }
         if !plan.leftovers.is_empty() {
-            if verdicts.leftovers == Verdict::Done {
+            if outcomes.leftovers == WriteOutcome::Done {
                 self.leftovers.set_actual(&(), None);
             } else {
                 let what = "remove the iptables rules that IPVS mode has left";
-                let failure = failure(what, None, &verdicts.leftovers);
+                let failure = failure(what, None, &outcomes.leftovers);
                 report.failures.extend(failure);
                 self.leftovers.fail(&(), now);
             }
@@ -182,9 +182,13 @@ impl Tables {
     }
 }
 
-/// Returns the failure to report for a refusal, or `None` for any other verdict.
-fn failure(object: &str, owner: Option<ServicePortName>, verdict: &Verdict) -> Option<Failure> {
-    let Verdict::Refused(reason) = verdict else {
+/// Returns the failure to report for a refusal, or `None` for any other outcome.
+fn failure(
+    object: &str,
+    owner: Option<ServicePortName>,
+    outcome: &WriteOutcome,
+) -> Option<Failure> {
+    let WriteOutcome::Refused(reason) = outcome else {
         return None;
     };
     Some(Failure {

@@ -38,7 +38,7 @@ use crate::ranges::{RangeGround, Ranges, SkippedRange};
 use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
-use crate::takeover::TakeOver;
+use crate::takeover::OwnershipEvidence;
 
 /// Number of changed Services from which the tables reserve room in advance.
 const MANY: usize = 1_000;
@@ -58,7 +58,7 @@ pub struct Ipvs {
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
     /// Virtual servers that the first read found. `None` once their owners are known.
-    pub(crate) takeover: Option<TakeOver>,
+    pub(crate) takeover: Option<OwnershipEvidence>,
     pub(crate) link: Link,
     /// Networks that one local route makes local as a whole.
     pub(crate) ranges: Ranges,
@@ -237,7 +237,7 @@ impl engine::Scheme for Ipvs {
             node_ports: NodePortAddresses::default(),
             claims: Claims::new(Drains::new(config.drain_timeout), marks, now),
             tables: Tables::new(config.semantics, now),
-            takeover: Some(TakeOver::default()),
+            takeover: Some(OwnershipEvidence::default()),
             link: Link::default(),
             ranges: Ranges::default(),
             range_ground: None,

@@ -12,7 +12,7 @@ use crate::sets::{Member, Set};
 
 /// Evidence of ownership that the kernel had before the proxy's first write.
 #[derive(Default)]
-pub(crate) struct TakeOver {
+pub(crate) struct OwnershipEvidence {
     evidence: Snapshot,
     /// Packet marks of service addresses, from the sets of the former shim.
     former_marks: BTreeSet<Member>,
@@ -20,7 +20,7 @@ pub(crate) struct TakeOver {
 
 type Adopted = Vec<(VirtualServerKey, VirtualServer)>;
 
-impl TakeOver {
+impl OwnershipEvidence {
     pub(crate) fn found_sets(&mut self, found: &FoundSets) {
         let marks = found.former.get(&Set::LocalMark);
         self.former_marks.extend(marks.into_iter().flatten());
