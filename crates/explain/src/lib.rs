@@ -136,8 +136,8 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
 ///
 /// * 0: All packets arrive, and all replies return.
 /// * 1: A packet or a reply fails, and the path of every packet is known.
-/// * 2: The path of a packet is unknown. Or no packet and no reply fails, but it is unknown whether
-///   a reply returns.
+/// * 2: Undetermined. Either the path of a packet is unknown, or all packets arrive and the path of
+///   a reply is unknown.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {

@@ -361,7 +361,8 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
                     found.insert(Arc::clone(name), numbers);
                     made = None;
                 }
-                // This expression may overwrite the register with the generated number.
+                // Any other expression may overwrite the register that holds the generated number.
+                // So the number is unknown from here.
                 _ => made = None,
             }
         }

@@ -1,8 +1,8 @@
 //! Sets of session affinity clients: the timeout of a set, and the memory that the kernel reserves
 //! for it.
 
-/// Value that stands for the timeout of a set whose key or flags differ, so that it cannot contain
-/// clients. No Service wants this timeout, so the set is replaced.
+/// Placeholder for the timeout of a set with a wrong key or wrong flags, which cannot contain
+/// clients. The placeholder equals no Service's timeout, so the next sync replaces the set.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// State of a set of session affinity clients.

@@ -141,7 +141,7 @@ struct Group {
     count: usize,
 }
 
-/// Clients or Services, sorted by the number of their places.
+/// Clients or Services, ranked by the number of connection places that each occupies.
 struct PlaceRanking<K> {
     total: usize,
     counts: HashMap<K, usize>,

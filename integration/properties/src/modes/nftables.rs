@@ -38,7 +38,7 @@ const SIZES: LayoutSizes = LayoutSizes {
     upstream_below: 5,
 };
 
-/// Creates the form with this name.
+/// Creates the test subject on the fake kernel: nftables mode with the flags of the given form.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }

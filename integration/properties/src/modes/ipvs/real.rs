@@ -21,7 +21,7 @@ pub(super) struct RealKernel {
     eyes: Option<(Config, NetlinkKernel)>,
 }
 
-/// A process of the daemon, with the resources for its kernel threads.
+/// A simulated daemon process, with the settings from which its threads open the kernel.
 pub(super) struct Process {
     family: IpFamily,
     config: Config,
