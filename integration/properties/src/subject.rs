@@ -9,7 +9,7 @@ use chance::Chance;
 use engine::{Engine, KernelAccess, Kinds, Lanes};
 use proxy::{
     Changes, IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol,
-    Service,
+    Service, ServiceAddress,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
@@ -121,6 +121,24 @@ pub trait Subject {
     /// Returns true if the kernel may still have this entry at the end, although a fresh start does
     /// not create it.
     fn may_stay(&self, _entry: &str) -> bool {
+        false
+    }
+
+    /// Returns the frontends of entries of ours that nothing proves to be ours. The daemon treats
+    /// them as foreign: it serves no client there, and retries.
+    fn unproven(&self) -> BTreeSet<ServiceAddress> {
+        BTreeSet::new()
+    }
+
+    /// Returns the name of an entry without these frontends. Returns `None` if the entry belongs
+    /// only to them, or to their addresses.
+    fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
+        Some(entry)
+    }
+
+    /// Returns true if the daemon may remove an entry although it is wanted: a proof of ownership
+    /// of an object that the daemon may treat as foreign.
+    fn may_disown(&self, _entry: &str) -> bool {
         false
     }
 

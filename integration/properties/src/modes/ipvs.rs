@@ -98,6 +98,9 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
+/// Start of the name of an fwmark virtual server, before the addresses with its mark.
+const BY_MARK: &str = "server by mark ";
+
 /// Returns the network of the cluster IPs.
 fn cluster_ips(family: IpFamily) -> IpNet {
     let prefix = match family {
@@ -196,8 +199,9 @@ impl Ipvs {
                     VirtualServerKey::Mark { mark, .. } => marked.get(mark),
                     VirtualServerKey::Address(_) => None,
                 };
-                let name = name.map_or_else(|| key.to_string(), |at| format!("by mark {at:?}"));
-                ours.insert(format!("server {name}"), format!("{server:?}"));
+                let by_mark = name.map(|at| format!("{BY_MARK}{at:?}"));
+                let name = by_mark.unwrap_or_else(|| format!("server {key}"));
+                ours.insert(name, format!("{server:?}"));
             }
         }
         for (set, members) in &there.sets {
@@ -381,6 +385,9 @@ impl Subject for Ipvs {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
+        if let Some(made) = write.what.strip_prefix("add virtual server ") {
+            return self.unproven().iter().any(|at| at.to_string() == made);
+        }
         let Some(made) = write.what.strip_prefix("add destination ") else {
             return false;
         };
@@ -416,6 +423,34 @@ impl Subject for Ipvs {
     fn may_stay(&self, entry: &str) -> bool {
         let server = entry.strip_prefix("server ");
         server.is_some_and(|server| self.orphans.iter().any(|key| key.to_string() == server))
+    }
+
+    fn unproven(&self) -> BTreeSet<ServiceAddress> {
+        let state = self.look(false);
+        let there = &state.snapshot;
+        let is_unproven =
+            |key: &&VirtualServerKey| there.servers.contains_key(*key) && !there.says_ours(key);
+        let unproven = self.orphans.iter().filter(is_unproven);
+        unproven.filter_map(VirtualServerKey::address).collect()
+    }
+
+    fn beside(&self, entry: String, unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
+        if let Some(at) = entry.strip_prefix(BY_MARK) {
+            let unproven: BTreeSet<String> = unproven.iter().map(ToString::to_string).collect();
+            let all = at.split('"').skip(1).step_by(2);
+            let left: BTreeSet<&str> = all.filter(|at| !unproven.contains(*at)).collect();
+            return (!left.is_empty()).then(|| format!("{BY_MARK}{left:?}"));
+        }
+        let mut unproven = unproven.iter();
+        (!unproven.any(|at| is_at(&entry, *at))).then_some(entry)
+    }
+
+    fn may_disown(&self, entry: &str) -> bool {
+        let state = self.look(false);
+        let there = &state.snapshot.servers;
+        let mut orphans = self.orphans.iter().filter(|key| there.contains_key(*key));
+        let is_at = |key: &VirtualServerKey| key.address().is_some_and(|at| is_at(entry, at));
+        !entry.starts_with("server ") && orphans.any(is_at)
     }
 
     fn foreign(&self) -> Entries {
@@ -506,6 +541,25 @@ impl Subject for Ipvs {
 
     fn is_real(&self) -> bool {
         self.real.is_some()
+    }
+}
+
+/// Reports whether an entry is a virtual server, or proves the ownership of one: its address, or a
+/// set member that contains its address or its port.
+fn is_at(entry: &str, at: ServiceAddress) -> bool {
+    let (ip, plain) = (at.address.to_string(), Member::from(at).to_string());
+    let Some((kind, name)) = entry.rsplit_once(' ') else {
+        return false;
+    };
+    match kind {
+        "server" => name == at.to_string(),
+        "address" | "address in the other form" => name == ip,
+        _ if kind.starts_with("member ") => {
+            let rest = name.strip_prefix(&plain);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+                || [at.to_string(), ip, at.port.to_string()].contains(&name.to_owned())
+        }
+        _ => false,
     }
 }
 
