@@ -14,8 +14,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// All tables, in writing order. The table filter precedes the table nat, so filter already
-    /// rejects clients when nat stops serving them.
+    /// All tables, in the order in which rules are written. Filter comes before nat, so that filter
+    /// already rejects a Service's clients when nat stops serving the Service.
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
     /// Returns the name of the table in iptables.

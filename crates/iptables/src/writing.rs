@@ -1,4 +1,4 @@
-//! Writes any number of rules in one process.
+//! Writes rules with `iptables-restore`. One process can write any number of rules.
 
 use std::time::Duration;
 
@@ -15,18 +15,20 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Iptables {
-    /// Applies `text`. Applies either all commands for a table, or none. Chains that are not in the
-    /// text stay unchanged.
+    /// Applies `text`, the input of `iptables-restore`. The kernel applies either all commands for
+    /// a table, or none. Chains that are absent from `text` stay unchanged.
     ///
     /// # Errors
     ///
-    /// The program refused a table. The program has written the tables before the refused table.
+    /// The program refused a table. The program has already written the tables that precede the
+    /// refused table in `text`.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// Applies `text`. `saved` is the size of the existing rules in bytes. The time limit grows
-    /// with this size, because legacy iptables reads and writes whole tables.
+    /// Applies `text`, the input of `iptables-restore`. `saved` is the size of the existing rules
+    /// in bytes. The time limit grows with this size, because legacy iptables reads and writes
+    /// whole tables.
     ///
     /// # Errors
     ///
@@ -51,9 +53,11 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies a text that the function `text` writes piece by piece. After a failure, calls `text`
-    /// again to find the faulty line. If iptables cannot read the existing rules, executes the
-    /// text's deletions directly in the kernel. Then applies all other commands of the text.
+    /// Applies the input of `iptables-restore` that the function `text` writes piece by piece.
+    ///
+    /// - After a failure, calls `text` again to find the faulty line.
+    /// - If iptables cannot read the existing rules, executes the deletions in `text` directly in
+    ///   the kernel. Then applies all other commands.
     ///
     /// # Errors
     ///
@@ -91,7 +95,8 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // If the query fails, returns the first error unchanged.
+            // If the query for chains that nft has taken fails, returns the error of the restore
+            // unchanged.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

@@ -67,7 +67,8 @@ fn a_table_with_native_nft_rules_is_read() {
         ] {
             assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
         }
-        // Except for nft's rule, the output equals the output without this rule.
+        // After the test deletes nft's rule, iptables lists the same rules as before the test added
+        // it.
         let listed = nft("list chain ip nat POSTROUTING");
         let native = listed.lines().find(|line| line.contains("10.9.0.0"));
         let handle = native.unwrap().rsplit(' ').next().unwrap();
@@ -119,7 +120,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
         let before = rules(&iptables, None).len();
-        // iptables fails at this rule without naming its chain.
+        // iptables fails to list this rule, and its error does not name the rule's chain.
         let unknown = "meta priority set 1:2";
         nft("add table ip mangle");
         nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
@@ -131,7 +132,8 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // iptables cannot delete rules that follow this rule. The error contains the next step.
+        // iptables cannot delete rules that follow this rule in the chain. The error names the next
+        // step for the operator.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -140,7 +142,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // Creates more chains than the largest number of processes for one table.
+        // Creates more chains than the number of processes that may read one table.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -243,7 +245,7 @@ fn the_error_names_a_kube_proxy_chain_that_nft_made_a_base_chain() {
             .collect();
         assert_eq!(names, [("KUBE-SERVICES", false)]);
         let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
-        // Only the name of this chain is blocked. All other rules can be written.
+        // nft has taken only the name of this chain. iptables can still write all other rules.
         assert!(!error.kind().is_general(), "{error}");
         let said = error.to_string();
         for part in [
@@ -272,7 +274,8 @@ fn the_error_names_a_dormant_table() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // The backend reads and writes rules as usual. The error contains the remedy.
+        // iptables reads and writes rules as usual. The error contains nft's command that solves
+        // the problem.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());

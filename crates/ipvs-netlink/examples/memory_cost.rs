@@ -22,7 +22,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Protocol, Service, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-/// Number of messages in a batch.
+/// Number of netlink messages in a batch.
 const PIECE: u32 = 512;
 
 fn main() -> Result<()> {

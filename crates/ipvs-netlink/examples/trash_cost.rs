@@ -135,7 +135,7 @@ fn main() -> Result<()> {
             Case::parse(case).ok_or("no such case: see the head of this example's source")?;
         return Table::open(shape == "one", count.parse()?)?.run(case);
     }
-    // If the module is loaded, each new namespace has IPVS without a request.
+    // Loads the module. With the module, each new namespace has IPVS from the start.
     drop(Ipvs::open()?);
     let program = current_exe()?;
     for (shape, count, case) in CASES {

@@ -19,7 +19,7 @@ const OTHERS_MAX: usize = 64;
 /// Tables of a network namespace. A number that the kernel does not report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Number of connections. The sysctl `net.ipv4.vs.conn_max` limits it.
+    /// Number of connections. The sysctl `net.ipv4.vs.conn_max` limits this number.
     pub connections: Option<u64>,
     /// Hash table of connections.
     pub connection_table: GrowingTable,
@@ -37,14 +37,14 @@ pub struct Status {
 pub struct GrowingTable {
     /// Number of buckets. The number is 0 before the first entry.
     pub buckets: Option<u64>,
-    /// Number of buckets by the length of their chain, from 0 (empty). The last length includes all
-    /// longer chains. The kernel omits lengths without buckets.
+    /// Number of buckets for each chain length, from 0 (empty bucket). The largest length stands
+    /// for all longer chains, too. The kernel omits lengths that no bucket has.
     pub by_length: BTreeMap<u32, u64>,
 }
 
 impl GrowingTable {
     /// Returns the length of the longest chain. The kernel reports all chains above a certain
-    /// length as the last length.
+    /// length under that length.
     pub fn longest(&self) -> Option<u32> {
         let used = self.by_length.iter().filter(|(_, count)| **count > 0);
         used.map(|(length, _)| *length).next_back()

@@ -29,7 +29,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Reads the files in the folder `root`. Returns `None` if this kernel does not have them.
+    /// Reads the kernel's files below `root`. Returns `None` if this kernel does not have these
+    /// files.
     ///
     /// # Errors
     ///

@@ -20,7 +20,8 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// A request of this crate. Its bytes should equal the request of an `ipvsadm` command.
+/// A request that this crate encodes. The request's bytes should equal the bytes of an `ipvsadm`
+/// command.
 enum Act {
     New(Service),
     Set(Service),
@@ -298,8 +299,8 @@ fn requests_equal_those_of_ipvsadm() {
         let message = batch.get(0).unwrap();
         assert_eq!((message.kind, message.flags), (26, 1));
         let ours = message.payload;
-        // A few attributes identify an object. ipvsadm also sends further attributes, which the
-        // kernel ignores.
+        // This crate sends only the few attributes that identify an object. ipvsadm also sends
+        // further attributes, which the kernel ignores.
         let named: &[u16] = match act {
             Act::NewDest(..) | Act::SetDest(..) => &[SERVICE],
             Act::Del(_) | Act::DelDest(..) | Act::Zero(Some(_)) => &[SERVICE, DEST],
@@ -389,7 +390,8 @@ const STATISTICS: Statistics = Statistics {
     outgoing_byte_rate: 41,
 };
 
-/// Returns `payload` with its outer attribute rebuilt from the inner attributes that `keep` writes.
+/// Returns `payload` with a new outer attribute. `keep` writes each inner attribute that the new
+/// outer attribute should contain.
 fn rebuilt(payload: &[u8], keep: impl Fn(&mut Writer<'_>, u16, &[u8])) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(1, 0, |message| {
@@ -568,7 +570,7 @@ proptest! {
         let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }
 
-    /// Damaged responses reach more of the decoder than random bytes would.
+    /// Damaged replies of the kernel reach more code of the decoder than random bytes would.
     #[test]
     fn no_damaged_reply_panics_the_ipvs_decoder(
         which: prop::sample::Index,

@@ -311,7 +311,8 @@ fn destinations_of_each_kind_are_created_and_listed() {
     });
 }
 
-/// The refusal has the index of the refused change, and all other changes succeed.
+/// The kernel's refusal has the index of the refused change. All other changes of the batch
+/// succeed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_refused_ipvs_change_does_not_affect_other_changes() {

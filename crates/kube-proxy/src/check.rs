@@ -52,7 +52,8 @@ use foresee::{StartForecast, foresee};
 use migration::Migration;
 use preflight::Traces;
 
-/// Runs a command about a start. Returns one of these exit statuses:
+/// Runs a command about a start of the daemon: `check`, `plan` or `diff`. Returns one of these exit
+/// statuses:
 ///
 /// * 0: The start would change nothing.
 /// * 1: The start would change an entry.
@@ -75,8 +76,8 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Prints warnings and the variants of entries to standard error, because the
-                // standard output of `diff` contains only differences.
+                // Prints the warnings, and lines such as `IPv4: layout flat`, to standard error.
+                // The standard output of `diff` contains only differences.
                 for line in foreseen.warnings.iter().chain(&foreseen.forms) {
                     eprintln!("kube-proxy: {}", shown(line));
                 }

@@ -198,8 +198,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service with an ignored annotation. Either only this node ignores it,
-    /// or every node in this mode.
+    /// Returns a warning on a Service with an ignored annotation. If `node` is set, only this node
+    /// ignores the annotation. If `node` is `None`, every node in this mode ignores it.
     pub fn option_not_heeded(
         service: &NamespacedName,
         model: &Model,
@@ -321,8 +321,8 @@ pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender that wakes the waiting caller when the sender is dropped. This happens once the event
-    /// was sent or given up.
+    /// Sender that wakes the waiting caller when the sender is dropped: after the event was sent,
+    /// or after the task stopped trying to send it.
     _waiter: Option<oneshot::Sender<()>>,
 }
 

@@ -61,9 +61,10 @@ pub(crate) struct Family {
     started: Option<Instant>,
     /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
-    /// True if the next round counts as a sync even without a write.
+    /// True if the next sync counts as a sync even without a write, because a regular check
+    /// requested it.
     is_asked: bool,
-    /// True if the mode has received changes since the last time when the kernel had all changes.
+    /// True if the mode has received changes since the kernel was last up to date.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
@@ -184,8 +185,8 @@ impl Family {
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether two conditions hold: the kernel has the first full set of objects, and the
-    /// mode's worker threads are idle.
+    /// Reports whether three conditions hold: the kernel has the first full set of objects, no
+    /// other mode waits to take over, and the mode's worker threads are idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -200,7 +201,7 @@ impl Family {
         self.mode.is_ready()
     }
 
-    /// Reports whether the mode, which was busy before, can now receive the waiting changes.
+    /// Reports whether changes are queued and the mode can receive them now.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
@@ -375,9 +376,9 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot observe. `changed` is the number of waiting Services,
-    /// with the arrival time of the oldest change. Also records the removals that the daemon holds
-    /// back.
+    /// Records delays that the mode cannot observe: waiting changes, and removals that the daemon
+    /// holds back. `changed` is the number of waiting Services, with the arrival time of the oldest
+    /// change.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -494,7 +495,7 @@ impl Family {
     /// Returns the time at which the next work starts without a further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // No time is scheduled: the end of the worker's job wakes the family.
+            // No time is scheduled. When the worker finishes its job, the worker wakes the family.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);

@@ -36,8 +36,8 @@ pub struct Health {
 /// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Start of the time without an accepted entry while entries are pending. `None` if no entry is
-    /// pending, or after the kernel has accepted an entry.
+    /// Start of the time in which entries were pending and the kernel accepted none of them. `None`
+    /// if no entry is pending, or if the kernel has just accepted an entry.
     pub stuck_since: Option<Instant>,
     /// Time up to which the kernel has every received change. `None` until the kernel has the first
     /// full set of objects.
@@ -62,10 +62,10 @@ impl Health {
     }
 
     /// Records a family's progress. `started` is the time at which the family received the first
-    /// full set of objects. `None`: the family has not received the set yet.
+    /// full set of objects, or `None` before that time.
     ///
-    /// Returns true once the kernel has contained that full set. One rejected object does not make
-    /// the node unhealthy.
+    /// Returns true from the time at which the kernel first contained this full set. One rejected
+    /// object does not make the node unhealthy.
     pub fn note(
         &self,
         family: IpFamily,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_waits_a_limited_time_for_leftovers_to_end() {
+    fn the_start_waits_a_limited_time_for_other_work_of_the_mode() {
         let start = Instant::now();
         let is_served = |health: &Health, later: Duration, is_settled| {
             let standing = Standing {

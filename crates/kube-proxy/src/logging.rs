@@ -238,12 +238,12 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches a name against a pattern with `*` and `?`. After a mismatch, extends only the match of
-/// the last `*`: a longer match of an earlier `*` cannot help.
+/// Matches a name against a pattern with `*` and `?`. After a mismatch, lets only the last `*`
+/// match more characters. It would not help to let an earlier `*` match more.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // The parts that follow the last `*`: in the pattern, and in the name after the text that this
-    // `*` matched.
+    // Position to which the function returns after a mismatch: the pattern after the last `*`, and
+    // the name after the characters that this `*` has matched.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern.split_first(), name.split_first()) {

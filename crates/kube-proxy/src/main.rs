@@ -105,16 +105,16 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// Choice of the place where the messages about the flags are logged.
+/// Choice of the function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,
-    /// `run` logs the messages, after the first line of its log.
+    /// `run` logs the messages about the flags, after the first line of its log.
     ByLife,
 }
 
-/// Starts the parts that all commands need, and then runs `life`. `failed` is the exit status if
-/// `life` fails.
+/// Starts the async runtime and the log, and then runs `life`, which is the work of the command.
+/// `failed` is the exit status if `life` fails.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     told: FlagLog,

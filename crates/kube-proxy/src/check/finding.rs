@@ -69,7 +69,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
     text
 }
 
-/// Lists the first few texts, and then the number of remaining texts.
+/// Lists the first few items, and then the number of remaining items.
 pub(super) fn some(all: &[String]) -> String {
     const MOST: usize = 5;
     let mut told = all

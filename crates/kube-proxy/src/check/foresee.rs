@@ -60,7 +60,7 @@ impl StartForecast {
         }
     }
 
-    /// Returns the warnings, and the variants of the entries, as lines.
+    /// Returns the warnings, and lines such as `IPv4: layout flat` about the variants of entries.
     pub(super) fn heading(&self) -> String {
         let warnings = self.warnings.iter();
         let warnings = warnings.map(|warning| format!("warning  {}\n", view::shown(warning)));

@@ -55,8 +55,8 @@ impl Names {
         found.next().map(String::as_str)
     }
 
-    /// Returns the Service that an entry's text names, or `None` if the text names no known
-    /// Service.
+    /// Returns the Service that the text of a kernel entry names, or `None` if the text names no
+    /// known Service.
     pub(super) fn find(&self, text: &str) -> Option<&str> {
         let words = || {
             text.split([' ', '"', '{', '}'])

@@ -45,8 +45,8 @@ macro_rules! rows {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags from the fields. Two kinds of flags stay unchanged: those for which
-            /// `keeps` is true, and those whose field has no value.
+            /// Sets the flags from the fields. Keeps each flag for which `keeps` returns true, and
+            /// each flag whose field has no value.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)

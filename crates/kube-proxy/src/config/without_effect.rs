@@ -52,8 +52,8 @@ pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     all.find(|section| is_within(path, section))
 }
 
-/// Returns the fields that other modes read but the mode `chosen` does not, each with the reason
-/// why the field has no effect.
+/// Returns the fields that the mode `chosen` ignores but other modes read. Each field has the
+/// reason why it has no effect.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {
@@ -133,8 +133,8 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the configuration of an empty file. It differs slightly from the configuration of an
-/// empty command line.
+/// Returns the configuration of an empty file. It differs from the configuration of a command line
+/// without flags, because a few defaults differ.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
     // Cannot fail: an empty configuration has no invalid value.

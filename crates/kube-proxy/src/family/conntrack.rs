@@ -62,7 +62,7 @@ pub(crate) struct StaleFlows {
     known: HashSet<NamespacedName>,
     /// Changed Services. The worker receives them once the kernel has them.
     waiting: HashMap<NamespacedName, UdpService>,
-    /// Number of calls that the worker has not started.
+    /// Number of calls to the worker that the worker has not started yet.
     queued: Arc<AtomicUsize>,
     /// True if the worker received a change after its last comparison of flows.
     is_due: Arc<AtomicBool>,
@@ -179,8 +179,9 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Applies changes to the known Services, and marks the flows for a comparison. The caller must
-    /// not set `is_due`: a running pass would clear the flag without having seen the change.
+    /// Applies changes to the known Services. Then marks the flows for a comparison (`is_due`). The
+    /// caller itself must not set `is_due`: a running comparison would clear the flag without
+    /// having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -207,8 +208,8 @@ impl Cleaner {
         }
     }
 
-    /// Walks once through the conntrack table and logs the outcome. Returns true if no stale flow
-    /// remains.
+    /// Compares all flows of the conntrack table once, and logs the outcome. Returns true if no
+    /// stale flow remains.
     fn pass(&mut self, node_ports: &NodePorts) -> bool {
         let family = self.family;
         let began = Instant::now();
@@ -300,15 +301,16 @@ impl Cleaner {
     }
 }
 
-/// Outcome of one pass through the connection tracking table.
+/// Outcome of one comparison of all flows in the conntrack table.
 struct PassOutcome {
     compared: usize,
     deleted: usize,
-    /// True if the next pass has no stale flow to delete.
+    /// True if no stale flow remains for the next comparison.
     is_over: bool,
 }
 
-/// Stale flows of one pass, deleted in batches. A pass deletes a limited number per Service.
+/// Comparison of all flows in the conntrack table. Deletes stale flows in batches, and at most a
+/// limited number of flows for each Service.
 struct Pass<'a, D> {
     delete: D,
     piece: Vec<Flow>,

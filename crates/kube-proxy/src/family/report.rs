@@ -26,7 +26,8 @@ pub(crate) struct Reporter {
     recorder: Recorder,
     failing: BTreeMap<Failure, FailureTimes>,
     conflicts: BTreeSet<Conflict>,
-    /// Number of conflicts that a report's limited list omits.
+    /// Number of conflicts that the mode's report did not list, because the list in a report is
+    /// limited.
     more_conflicts: usize,
     /// Reason why each unreadable part of the kernel's state cannot be read.
     unreadable: BTreeMap<&'static str, String>,

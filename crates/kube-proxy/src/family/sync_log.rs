@@ -19,8 +19,7 @@ pub(crate) struct Story {
     told: Option<Instant>,
 }
 
-/// Sums over the work since the last log line. They need little memory, whatever the amount of
-/// work.
+/// Sums over the work since the last log line. The sums need little memory, even after much work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WorkSums {
     writes: Writes,
@@ -35,7 +34,7 @@ struct WorkSums {
 }
 
 impl WorkSums {
-    /// Reports whether the sums include a change for a Service. Other changes are housekeeping,
+    /// Reports whether a Service became complete in the kernel. All other changes are housekeeping,
     /// such as deleting unused chains or drained endpoints.
     fn is_of_services(&self) -> bool {
         self.services > 0
@@ -81,7 +80,7 @@ impl Story {
         self.done = WorkSums::default();
     }
 
-    /// Logs the line if the time for it has come.
+    /// Logs a line about the finished syncs, unless the last line is less than a second old.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -107,7 +106,7 @@ impl Story {
         }
     }
 
-    /// Returns the sums if the time for a log line has come, and resets the sums.
+    /// Returns the sums and resets them, if a log line is due.
     fn take(&mut self, now: Instant) -> Option<WorkSums> {
         if self.next_due(now)? > now {
             return None;

@@ -216,7 +216,8 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// If such a change did not complete, the family would seem to wait for it forever.
+/// A change that needs no write must complete at once. Otherwise, the family would seem to wait for
+/// this change forever.
 #[tokio::test]
 async fn a_change_without_a_write_completes_at_once() {
     let mut world = World::new();
@@ -383,8 +384,8 @@ async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode has not read the node's addresses yet. The family still uses the addresses that
-    // the old mode read.
+    // The new mode has not read the node's addresses yet. Meanwhile, the family uses the addresses
+    // that the old mode has read.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());
     let told = script.last_update();

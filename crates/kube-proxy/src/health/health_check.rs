@@ -119,9 +119,9 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Updates the servers of Services whose entries the kernel has completely, and the listening
-    /// addresses of all servers. `node_ports` are the addresses that serve NodePorts, or `None` if
-    /// unknown.
+    /// Opens, updates or closes the servers of the Services in `settled`, whose entries are all in
+    /// the kernel. Also updates the listening addresses of all servers. `node_ports` are the
+    /// addresses that serve NodePorts, or `None` if unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -147,7 +147,8 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // Closes surplus servers first, because a port may move from one Service to another.
+        // Closes servers before it opens others, because a port may move from one Service to
+        // another Service.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }
@@ -158,8 +159,8 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless the server has this port and listens only on wanted
-    /// addresses.
+    /// Closes the server of a Service, unless the server already has this port and listens only on
+    /// addresses that are still wanted.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -216,8 +217,8 @@ impl Server {
         // Enters the tokio runtime, because a socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // Accepts only one family. The other family has its own server and its own count of
-            // endpoints.
+            // Accepts connections of this IP family only. The other family has a separate server
+            // and a separate number of endpoints.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);

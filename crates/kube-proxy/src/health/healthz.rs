@@ -323,8 +323,8 @@ mod tests {
             }
         }
 
-        /// Records the progress of a family that started five periods ago. `pending` is the age of
-        /// the oldest pending entry, and `stuck` is the time since the last write.
+        /// Records the progress of a family that started five sync periods ago. `pending` is the
+        /// age of the oldest pending entry, and `stuck` is the time since the last write.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();

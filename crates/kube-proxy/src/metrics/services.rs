@@ -109,8 +109,8 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // If the read has the Service port but not the endpoint, the endpoint no longer
-                    // exists. There is one exception: the limit cut the endpoint.
+                    // The read has the Service port but not the endpoint. So the endpoint no longer
+                    // exists, unless the limit of reported endpoints excluded it.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });

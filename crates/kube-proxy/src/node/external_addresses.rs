@@ -369,8 +369,8 @@ impl NearbyNetworks {
     }
 }
 
-/// Returns served addresses that lie in `near` but do not belong to this node. If an address lies
-/// in several places, returns only the first reason.
+/// Returns served addresses that lie in a network of `near` but do not belong to this node. If an
+/// address lies in several networks, returns the reason of the first network only.
 fn near<'a>(
     model: &'a Model,
     near: &'a NearbyNetworks,

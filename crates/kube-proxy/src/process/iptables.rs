@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_iptables_names_without_a_backend_are_redirected() {
+    fn iptables_commands_without_a_backend_in_their_name_run_the_chosen_backend() {
         for (called, expected) in [
             ("iptables", Some("iptables-nft")),
             ("/usr/sbin/iptables-save", Some("iptables-nft-save")),

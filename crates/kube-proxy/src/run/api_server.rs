@@ -41,8 +41,8 @@ pub(super) struct Clearing {
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses of the API server at which no Service's entry remains, or at which the mode will soon
-/// remove it.
+/// Addresses of the API server to which this process may connect. For each address, no entry of a
+/// Service redirects it, or the mode will soon remove that entry.
 #[derive(Default)]
 struct ClearAddresses {
     /// Earliest time at which the process may connect to each address.
@@ -52,9 +52,10 @@ struct ClearAddresses {
 }
 
 impl Clearing {
-    /// Returns the state before any removal. A removal keeps two kinds of entries: entries at an
-    /// address that `rules` allows by a network of this single address, and virtual servers within
-    /// `excluded`.
+    /// Returns the state before any removal. A removal keeps these entries:
+    ///
+    /// - entries at an address that `rules` allows with a network of one address (`/32` or `/128`);
+    /// - virtual servers whose address lies in `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,
@@ -64,7 +65,7 @@ impl Clearing {
         }
     }
 
-    /// Returns the hooks that the source calls before each connection.
+    /// Returns the hooks that run before each connection to the API server.
     pub(super) fn way(&self) -> ConnectHooks {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {

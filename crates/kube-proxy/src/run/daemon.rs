@@ -83,8 +83,8 @@ pub(super) struct Daemon {
     /// Cleanup of other modes' entries that waits to start, if any.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: LeftRules,
-    /// Running cleanup of other modes' entries, if any. Its result is the open connections that
-    /// delay the remaining cleanup.
+    /// Running cleanup of other modes' entries, if any. The cleanup returns the open connections
+    /// that delay the removal of the last entries.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
@@ -403,8 +403,8 @@ impl Daemon {
     }
 }
 
-/// Waits until the task has ended, removes the task, and returns its drain. Waits forever if there
-/// is no task.
+/// Waits for the end of the cleanup `task`, and removes the task. Returns the open connections that
+/// delay the removal of the last entries. Waits forever if there is no task.
 async fn ended(
     task: &mut Option<JoinHandle<Option<PredecessorDrain>>>,
 ) -> Option<PredecessorDrain> {

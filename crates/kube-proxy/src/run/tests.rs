@@ -71,7 +71,7 @@ pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
 }
 
 #[tokio::test]
-async fn a_dead_kernel_thread_stops_the_daemon() {
+async fn a_panicked_worker_thread_stops_the_daemon() {
     let (mode, script) = Scripted::mode(IpFamily::V6);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();
@@ -189,8 +189,8 @@ async fn a_busy_ip_family_later_gets_all_changes() {
     daemon.model.apply(slice(2));
     daemon.turn(later(10)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
-    // The model needs all changes at once: an address may move from the second Service to the third
-    // Service.
+    // The mode must receive both changes together, because an address may move from the second
+    // Service to the third Service.
     daemon.model.apply(slice(3));
     daemon.turn(later(11)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
@@ -201,7 +201,7 @@ async fn a_busy_ip_family_later_gets_all_changes() {
 }
 
 #[tokio::test]
-async fn changes_cause_no_wakeup_while_no_family_is_ready() {
+async fn changes_do_not_wake_the_loop_until_a_family_is_ready() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();
@@ -301,7 +301,7 @@ async fn events_that_arrive_together_become_few_updates() {
         services += model.take_changes().services.len();
         updates += 1;
     }
-    // Normally one update. The limit is higher, because other processes may stop this test for
-    // longer than the time limit of a drain.
+    // Normally, the daemon makes one update. The limit is higher, because other processes may stop
+    // this test for longer than the time limit of a drain.
     assert!(updates <= 10, "{updates}");
 }

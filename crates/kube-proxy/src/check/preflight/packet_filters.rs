@@ -65,8 +65,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports objects of nft that affect this mode's iptables tables: chains that block a name,
-/// dormant tables, and rules that iptables cannot list.
+/// Reports objects of nft that affect this mode's iptables tables: base chains that have the name
+/// of an iptables chain, dormant tables, and rules that iptables cannot list.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {

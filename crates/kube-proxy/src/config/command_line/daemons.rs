@@ -28,7 +28,7 @@ pub struct CompletedArguments {
     pub note: Option<String>,
 }
 
-/// Places that may have the daemon's flags.
+/// The two possible origins of the daemon's flags.
 #[derive(Debug, Default)]
 struct FlagOrigins {
     /// Value of `KUBE_PROXY_ARGS`, if set.

@@ -1,5 +1,6 @@
-//! Runs the small mode of the engine's tests through every observer: the status, the comparison,
-//! the explanation and the cleanup. This shows that no observer needs code for a particular mode.
+//! Runs the minimal mode of the engine's tests with every command that reads or removes a mode's
+//! entries: `status`, `diff`, `explain` and `--cleanup`. This shows that none of these commands
+//! needs code for a particular mode.
 
 #[path = "../../../../../engine/tests/small/mode.rs"]
 mod mode;
@@ -19,8 +20,8 @@ use super::*;
 use crate::check;
 use mode::{Kernel, NoFlags, Plan, Userspace};
 
-/// Footprint of the small mode. If the mode crashes, it leaves a table whose rules redirect packets
-/// to the mode's sockets.
+/// Footprint (names in the kernel) of the minimal mode. If the mode crashes, it leaves a table
+/// whose rules redirect packets to the mode's sockets.
 const FOOTPRINT: Footprint = Footprint {
     nft_tables: &["small"],
     served_by: ServedBy::Process,
