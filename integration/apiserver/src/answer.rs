@@ -29,7 +29,7 @@ const CHUNK: usize = 16 << 10;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Returns the response for an object. Compresses large objects in chunks, like lists.
+/// Returns the response for an object. Compresses a large object in chunks, as for lists.
 pub(crate) fn object(code: u16, object: &Object, accepted: AcceptedEncodings) -> Response<Body> {
     let bytes = object.bytes(accepted.media).clone();
     if bytes.len() > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
@@ -72,7 +72,7 @@ pub(crate) fn status(status: &Status, media: Media) -> Response<Body> {
     response
 }
 
-/// Returns a watch response whose only event reports an error of the requested version.
+/// Returns a watch response whose only event is an `ERROR` event with this status.
 pub(crate) fn error_event(status: &Status, media: Media) -> Response<Body> {
     whole(200, media.of_watch(), media.error(status))
 }

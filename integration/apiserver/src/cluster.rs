@@ -268,7 +268,7 @@ pub(crate) struct StoredCluster {
 struct Collection {
     objects: BTreeMap<Key, Arc<Object>>,
     changes: VecDeque<Change>,
-    /// Resource version of the last change that `changes` no longer has.
+    /// Resource version of the latest change that the history has removed from `changes`.
     dropped: u64,
 }
 
@@ -279,7 +279,7 @@ pub(crate) struct Page {
     pub(crate) objects: Vec<Arc<Object>>,
     /// Number of keys after the page, including objects that the selectors do not match.
     pub(crate) remaining: usize,
-    /// Last key that the page examined, if any. The next page begins after it.
+    /// Last key that the page examined, if any. The next page begins after this key.
     pub(crate) last: Option<Key>,
 }
 
@@ -308,8 +308,9 @@ impl StoredCluster {
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Returns up to `limit` changes after the version `after`, and the version up to which they
-    /// are complete. Returns `None` if the history no longer has all changes after `after`.
+    /// Returns up to `limit` changes after the version `after`, and the version up to which these
+    /// changes are complete. Returns `None` if the history has already dropped changes after
+    /// `after`.
     pub(crate) fn changes(
         &self,
         kind: Kind,

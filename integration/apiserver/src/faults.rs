@@ -20,8 +20,8 @@ use crate::resource::Kind;
 /// Time for earlier data to leave the socket before the server cuts the connection.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// Fault that the server injects into a request. Lengths count body bytes. A fault has no effect on
-/// a shorter body.
+/// Fault that the server injects into a request. A length counts body bytes. A body that is shorter
+/// than this length stays complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -33,12 +33,14 @@ pub enum Fault {
         #[serde(default)]
         retry_after: Option<u64>,
     },
-    /// Error for a compacted version: 410 for a list, an event `ERROR` for a watch.
+    /// Error for a compacted version. A list gets the status 410, and a watch gets an `ERROR`
+    /// event.
     Expire,
-    /// Error for a version in the future: 504 with this cause for a list, an event `ERROR` for a
-    /// watch.
+    /// Error for a version in the future. A list gets the status 504 with this cause, and a watch
+    /// gets an `ERROR` event.
     Ahead,
-    /// Timeout for any requested resource version: 504 for a list, an event `ERROR` for a watch.
+    /// Timeout for any requested resource version. A list gets the status 504, and a watch gets an
+    /// `ERROR` event.
     Timeout,
     /// Response of a server without streamed initial lists: 422 Invalid.
     NoWatchList,
@@ -77,7 +79,8 @@ pub enum Purpose {
     Other,
 }
 
-/// Requests that a fault affects: all requests, unless methods narrow the rule.
+/// A fault, and the requests that it affects. A new rule affects all requests. The methods of this
+/// type limit it to fewer requests.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -153,7 +156,7 @@ impl Faults {
         }
     }
 
-    /// Adds a rule for new requests. The oldest matching rule applies to a request.
+    /// Adds a rule for new requests. If several rules match a request, the oldest of them applies.
     pub fn add(&self, rule: impl Into<Rule>) {
         self.lock().push(rule.into());
     }
@@ -223,7 +226,7 @@ impl Faults {
     }
 }
 
-/// Response body that is being sent.
+/// A response body in transmission, and the fault that affects it.
 struct Sent {
     body: BoxStream<'static, Bytes>,
     /// Data of the body that remains to be sent.

@@ -53,7 +53,7 @@ pub(crate) fn page(
         ("", "Exact" | "NotOlderThan", None) => return wrong("needs a resourceVersion"),
         ("", "Exact", Some(0)) => return wrong("Exact has no version 0"),
         ("", "Exact", Some(version)) => (version, None),
-        // With a limit, a resource version always means exactly this version.
+        // If the query has a limit, the list has exactly the requested resource version.
         ("", "", Some(version @ 1..)) if limit > 0 => (version, None),
         ("", "" | "NotOlderThan", asked) => {
             if asked == Some(0) && cache == WatchCache::Present {

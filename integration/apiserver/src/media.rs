@@ -118,7 +118,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Parses a media range. Returns `None` if the server does not support it.
+    /// Parses a media range. Returns `None` if the server does not support the range.
     fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let name = parts.next()?;

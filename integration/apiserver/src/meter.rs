@@ -16,12 +16,13 @@ pub(crate) struct MeteredStream<S> {
     meter: Meter,
 }
 
-/// The request that a connection serves now, for which sent bytes count. Clones share the request.
+/// The request whose byte count includes the bytes that a connection sends now. Clones refer to the
+/// same request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Counts all further bytes for this request, or for no request.
+    /// Adds all further bytes of the connection to this request's byte count, or to none.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

@@ -11,7 +11,7 @@ use crate::media::Media;
 use crate::protobuf::{self, TypeMismatch};
 use crate::resource::Kind;
 
-/// Namespace (empty for cluster-scoped kinds) and name. Lists have the order of these keys.
+/// Namespace (empty for cluster-scoped kinds) and name. Lists are sorted by this key.
 pub(crate) type Key = (Box<str>, Box<str>);
 
 /// An immutable version of an object.
@@ -158,7 +158,8 @@ impl Object {
         serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
-    /// Returns the object with other encoded bytes, whose content differs only in the version.
+    /// Returns a copy of the object with a new version and the given encoded bytes. The content of
+    /// these bytes must differ from the object only in the version.
     fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
         let encoded = |whole, as_in: &EncodedObject| EncodedObject {
             whole,

@@ -17,7 +17,8 @@ pub struct Options {
     pub watch_list: bool,
     /// Compression of streamed initial lists.
     pub streamed_lists: StreamedLists,
-    /// Presence of a watch cache, from which lists of any version come.
+    /// Presence of a watch cache. It affects lists of any version (`resourceVersion=0`) and
+    /// requests for a future version.
     pub watch_cache: WatchCache,
     /// Interval between the bookmarks of a watch, if the watch requests bookmarks.
     pub bookmark_interval: Duration,
@@ -57,10 +58,11 @@ impl Default for Options {
     }
 }
 
-/// Presence of a watch cache for lists and objects of any version.
+/// Presence of a watch cache, from which the server answers requests for any version
+/// (`resourceVersion=0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
-    /// Lists have no pages. Requests wait for a future version.
+    /// Lists of any version have no pages. A request for a future version waits for this version.
     #[default]
     Present,
     /// Lists have pages if the client sets a limit. A request for a future version fails

@@ -45,7 +45,8 @@ pub struct ProxyOptions {
     pub user: Option<(String, String)>,
     /// Addresses of the names that the proxy can resolve.
     pub names: BTreeMap<String, IpAddr>,
-    /// True to reject every target: 403, or "not allowed by ruleset".
+    /// True to reject every target. An HTTP client gets the status 403, a SOCKS client "not allowed
+    /// by ruleset".
     pub refuses: bool,
 }
 

@@ -27,7 +27,7 @@ use crate::selector::Scope;
 use crate::sent::SendTimes;
 use crate::status::Status;
 
-/// Default timeout of a watch: the minimum of a real server.
+/// Default timeout of a watch: the shortest default of a real server.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Maximum number of changes that a watch takes from the history in one step.

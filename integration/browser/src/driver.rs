@@ -335,7 +335,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ends the session, and so the browser. Otherwise, the browser would outlive a killed
+        // Ends the session, which ends the browser. Otherwise, the browser would outlive a killed
         // chromedriver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);

@@ -246,7 +246,7 @@ fn displayed_times_have_a_time_zone() -> Result<()> {
 }
 
 #[test]
-fn a_starting_daemon_shows_awaited_parts() -> Result<()> {
+fn the_page_shows_which_lists_a_starting_daemon_awaits() -> Result<()> {
     let fixture = Fixture::start(World::starting(), 0)?;
     let browser = browser("starting")?;
     browser.go(&fixture.page(""))?;
@@ -367,7 +367,7 @@ fn a_service_name_with_markup_is_shown_as_text() -> Result<()> {
 }
 
 #[test]
-fn a_lost_daemon_is_shown_until_a_daemon_responds() -> Result<()> {
+fn an_outage_is_shown_until_a_daemon_responds() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let port = fixture.port();
     let browser = browser("gone")?;

@@ -9,7 +9,7 @@ pub(crate) struct Binaries {
     folder: PathBuf,
 }
 
-/// Programs that a cluster needs, each with the place to get it.
+/// Programs that a cluster needs, each with the download that contains it.
 const CLUSTER: [(&str, &str); 7] = [
     ("kube-apiserver", SERVER),
     ("kube-controller-manager", SERVER),

@@ -139,7 +139,7 @@ impl ControlPlane {
 }
 
 /// Returns kubeadm's configuration. The cluster has both IP families. The controller manager
-/// allocates no pod ranges, because the nodes have their own.
+/// allocates no pod ranges to nodes, because each node already has its pod ranges.
 fn configuration(version: &str, mode: &str) -> String {
     let host = FIRST;
     format!(

@@ -27,8 +27,8 @@ pub(crate) const FOCUS: &str = r"\[sig-network\]";
 /// server, or much time. The lab's VM lacks these.
 ///
 /// Specs with a `Feature` label are skipped unless the feature's name begins with `IPv`
-/// (dual-stack). The pattern excludes these letters one by one, because ginkgo's expressions cannot
-/// exclude a word.
+/// (dual-stack). The pattern excludes the letters of `IPv` one by one, because ginkgo's regular
+/// expressions cannot exclude a word.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:([^I]|I[^P]|IP[^v])|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
 /// Returns the command line of `e2e.test`. After `limit`, the program starts no further spec and

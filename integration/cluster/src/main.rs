@@ -223,7 +223,7 @@ fn inside(arguments: &Arguments, binaries: &Binaries) -> Result<ExitCode> {
 }
 
 impl Cluster {
-    /// Boots the cluster with `image` in the DaemonSet. Imports the `further` images, too.
+    /// Boots the cluster with `image` in the DaemonSet. Also imports the images in `further`.
     fn boot(
         arguments: &Arguments,
         binaries: &Binaries,

@@ -69,8 +69,9 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. Fails at once if a program has ended. If the condition fails
-    /// with an error, waits on. On a timeout, fails with the condition's last error.
+    /// Waits until a condition holds. Fails at once if a program has ended. If the condition
+    /// returns an error, checks the condition again later. On a timeout, fails with the condition's
+    /// last error.
     pub(crate) fn until(
         &self,
         what: &str,
@@ -121,8 +122,8 @@ mod tests {
         command.arg("60");
         programs.add("etcd", Running::start(command).unwrap());
         let mut command = Command::new("sh");
-        // The program writes only to stdout. Between stdout and stderr, the order of lines would be
-        // lost.
+        // The program writes only to stdout. If it also wrote to stderr, the order of the lines of
+        // both streams would be lost.
         command.args(["-c", "seq 100; echo no certificate; exit 3"]);
         programs.add("kube-apiserver", Running::start(command).unwrap());
         let started = Instant::now();

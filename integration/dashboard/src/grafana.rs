@@ -26,7 +26,7 @@ impl Range {
 #[derive(Debug, Clone)]
 pub struct Dashboard(Value);
 
-/// A panel of a dashboard, or a row.
+/// A panel or a row of a dashboard.
 #[derive(Debug, Clone, Copy)]
 pub struct Panel<'a>(&'a Value);
 

@@ -26,8 +26,8 @@ const JOB: &str = "kube-proxy";
 /// Pattern by which Grafana selects all nodes.
 const ALL: &str = ".*";
 
-/// Parts of the queries that return no data on a healthy node. Each panel of these queries has
-/// another query, which returns data.
+/// Texts that occur only in queries without data on a healthy node. The panel of each such query
+/// also has a query with data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
     // The query per subsystem returns no data. The panel's query for the sum returns data.
     "result!=\"done\"}[$__rate_interval])) > 0",
@@ -268,7 +268,7 @@ impl<'a> Panels<'a> {
         })
     }
 
-    /// Checks the queries of all panels. Skips queries that contain a part from `but`.
+    /// Checks the queries of all panels. Skips queries that contain a text from `but`.
     ///
     /// - The query returns data.
     /// - The series have the labels of the legend.

@@ -28,7 +28,7 @@ impl Account {
         }
     }
 
-    /// Prints the title of a new part.
+    /// Prints the title of a new section of the report.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn part(&self, title: &str) {
         println!("\n== {title}");

@@ -40,9 +40,10 @@ async fn main() -> Result<()> {
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    // Loads the objects in a separate thread, because a thread has its own arena of glibc's
-    // allocator. Parsing leaves hundreds of thousands of holes between the objects. Requests in the
-    // same arena would use these holes and run slowly, on cold memory.
+    // Loads the objects in a separate thread, because each thread has its own arena of glibc's
+    // allocator. Parsing leaves hundreds of thousands of free gaps between the objects. If requests
+    // allocated from the same arena, they would use these gaps. The gaps are not in the CPU's
+    // caches, so the requests would be slow.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags

@@ -64,7 +64,7 @@ pub(crate) fn status(value: &Value) -> Vec<u8> {
     envelope("v1", "Status", &message)
 }
 
-/// Wraps a message into an envelope.
+/// Wraps a message in an envelope with its API version and kind.
 pub(crate) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut out = envelope_head(api_version, kind, message.len());
     out.extend_from_slice(message);
@@ -111,7 +111,7 @@ pub(crate) fn item(length: usize, out: &mut Vec<u8>) {
     put_length(2, length, out);
 }
 
-/// Writes a watch event after its length, which has four bytes in big-endian order.
+/// Writes the length of a watch event (four bytes, big-endian), and then the event.
 pub(crate) fn event(what: &str, object: &[u8], out: &mut Vec<u8>) {
     let mut inner = Vec::new();
     put_length(1, object.len(), &mut inner);

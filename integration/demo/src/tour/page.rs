@@ -12,7 +12,7 @@ use crate::account::cut;
 /// Timeout for a reply, in each request of the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Printer of the page, line by line.
+/// Printer of the page. It prints the template's lines one by one.
 pub(super) struct Page<'a> {
     pub(super) kube_proxy: &'a Path,
     pub(super) node: Node,
@@ -58,7 +58,8 @@ impl Page<'_> {
         println!("```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
     }
 
-    /// Runs the page's next command. If it exits with `status`, keeps its output and returns true.
+    /// Runs the page's next command. If the command exits with `status`, keeps its output and
+    /// returns true.
     pub(super) fn has_seen(&mut self, command: &str, status: i32) -> Result<bool> {
         let output = self.run(command)?;
         let is_so = output.status.code() == Some(status);
