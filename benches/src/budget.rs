@@ -14,8 +14,8 @@ use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
 /// Seconds for booting the VM, setting up its nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Weight of the initial factor 1, in seconds. Finished cells with this total duration weigh as
-/// much as the initial factor.
+/// Weight of the initial factor 1, in seconds. Once the finished cells took this long in total,
+/// their factor and the initial factor count equally.
 const PRIOR: f64 = 60.0;
 
 /// Expected and actual durations of the finished cells.

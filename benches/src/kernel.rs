@@ -90,7 +90,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns the Services that miss an entry of `wanted`, or have different destinations.
+    /// Returns the Services of `wanted` that this state lacks or serves with different
+    /// destinations. Includes Services whose address is not local.
     pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
         let servers = wanted
             .servers
@@ -313,7 +314,7 @@ impl Kernel {
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Returns true if IPv6 also has rules. Returns true as well if IPv4 has none.
+    /// Returns true if IPv6 has rules or tables, or if IPv4 has none.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),

@@ -92,7 +92,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Returns true if IPv6 also has the table. Returns true as well if IPv4 lacks it.
+    /// Returns true if IPv6 has the table, or if IPv4 lacks it.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {

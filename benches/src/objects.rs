@@ -120,8 +120,8 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service with an endpoint on another node. Each `turn` gives it a
-    /// new address.
+    /// Replaces an endpoint of a Service with an endpoint on another node. Each value of `turn`
+    /// results in a different address.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
             at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),

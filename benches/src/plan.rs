@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_uses_the_default_sizes_or_its_own() {
+    fn requested_sizes_apply_to_each_axis_without_its_own_size() {
         let subjects = subjects();
         let axes = ["cold", "change@50000", "idle", "anatomy"].map(|text| text.parse().unwrap());
         let sizes = ["100", "50000", "50000x50"].map(|text| text.parse().unwrap());

@@ -545,7 +545,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_reachable_endpoints_equal_those_found_for_each_address() {
+    fn a_search_for_all_services_finds_the_same_endpoints_as_a_search_by_address() {
         let table = table(LEFTOVERS);
         let servers = Rules::new(&table).servers().unwrap();
         let found: Vec<String> = servers.keys().map(ToString::to_string).collect();
@@ -556,7 +556,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_path_through_a_table_is_followed() {
+    fn each_path_of_a_packet_through_a_nat_table_is_followed() {
         let table = table(WAYS);
         let wanted = [
             "10.0.0.1:8080",

@@ -18,9 +18,9 @@ const SAMPLE: u32 = 100;
 /// Minimum pause between two checks of the kernel. A check makes two system calls, which take less
 /// than 2 % of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Minimum ratio of the pause after a check to the CPU time of the check. Some checks read a whole
-/// table, and so take CPU time from the measured program. After a check at background priority,
-/// which takes none, the pause is only as long as the check.
+/// Minimum ratio of the pause after a check to the CPU time of the check. Without the pause, checks
+/// that read a whole table would take too much CPU time from the measured program. For a check at
+/// background priority, which takes none of that time, the ratio is 1.
 const REST: u32 = 10;
 /// Pause between two reads of the whole state while the kernel still has entries that must
 /// disappear.

@@ -175,8 +175,8 @@ struct Run {
     costs: BTreeMap<RequestOccasion, ServerCost>,
 }
 
-/// The fixture's log position and CPU time at the start of an occasion. The occasion's cost is the
-/// difference at its end.
+/// Log position and CPU time of the fixture at the start of an occasion. The cost of the occasion
+/// is the increase of both values until its end.
 struct Phase {
     since: Mark,
     cpu_s: f64,

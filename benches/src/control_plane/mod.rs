@@ -117,8 +117,11 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Parses the figures that the bare loader or the kernel's tools print. A line has a duration
-/// (`write_sets_s 0.12`), the start and the end of a part, or all `changes_ms`.
+/// Parses the figures that the bare loader or the kernel's tools print, one per line:
+///
+/// - a duration in seconds, such as `write_sets_s 0.12`;
+/// - a name with a start time and an end time;
+/// - `changes_ms` with a list of durations.
 fn parts(log: &str, measured: &mut CellFigures) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -165,7 +168,7 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let mut counts = counts::count(&String::from_utf8_lossy(&text));
-    // strace also shows the start of the measured program, which is not a child of that program.
+    // strace also shows the start of the measured program itself. The count excludes this start.
     counts.processes -= u64::from(from == 0 && counts.processes > 0);
     Ok(counts)
 }

@@ -53,7 +53,8 @@ type Chains = BTreeMap<(String, String), Vec<String>>;
 /// A rule with its table.
 type Rule = (String, String);
 
-/// One step of the measurement: what its node has in addition to the previous step's node.
+/// One step of the measurement. Its node has the state of the previous step's node and the addition
+/// `add`.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -229,7 +230,8 @@ fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     }
 }
 
-/// Returns the complete modes to measure next to the steps of `subject`, in the same kernel.
+/// Returns the complete modes that the benchmark measures for comparison with `subject`, in the
+/// same kernel.
 fn beside(subject: &Subject) -> Vec<Subject> {
     let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
         return Vec::new();

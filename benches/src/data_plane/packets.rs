@@ -151,7 +151,7 @@ impl Arrivals {
         let length = self.0.read_at(&mut text, 0)?;
         let text = std::str::from_utf8(text.get(..length).unwrap_or_default())?;
         // The first line that begins with `Ip:` has the names (`Ip: Forwarding DefaultTTL
-        // InReceives ...`). The second has the values.
+        // InReceives ...`). The second line that begins with `Ip:` has the values.
         let values = text.lines().filter(|line| line.starts_with("Ip:")).nth(1);
         values
             .and_then(|values| values.split_whitespace().nth(3)?.parse().ok())

@@ -9,8 +9,9 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 
-/// The performance aims. Each has a text, a kind of comparison with its bound, and the figures that
-/// decide. `axes.txt` defines these figures.
+/// The performance aims, one per paragraph. The first line is the text, and the second line the
+/// kind of comparison with its bound. The other lines name the figures to compare, which `axes.txt`
+/// defines.
 const AIMS: &str = include_str!("aims.txt");
 
 /// Text of a figure, and true if the figure meets the aim. `None` if the aim has no bound.
@@ -137,7 +138,7 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// Returns how many milliseconds our time exceeds the bare loader's time.
+/// Returns by how many milliseconds our time exceeds the bare loader's time.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))
@@ -180,7 +181,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Compares two growths from one size to a larger size, in nanoseconds: ours and that of bare IPVS.
+/// Compares by how many nanoseconds our time and that of bare IPVS grow from one size to a larger
+/// size.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);

@@ -76,7 +76,8 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
 #[derive(Clone, Copy)]
 pub(super) struct FigureSource {
     statistic: &'static str,
-    /// Names of a series or figure, separated by `/`. The cell's first existing name counts.
+    /// Names of a series or figure, separated by `/`. The value comes from the first name that the
+    /// cell has.
     names: &'static str,
 }
 

@@ -16,8 +16,8 @@ const MARKERS: [&str; 2] = [
     "<!-- begin: `bench sizing` writes these tables -->\n",
     "<!-- end -->",
 ];
-/// Headings of the page. Each has an axis, and the beginning of a figure's title. The first figure
-/// determines the memory requests.
+/// Tables of the page: the heading, the axis, and the beginning of the figure's title. The first
+/// figure determines the memory requests.
 const FIGURES: [(&str, Axis, &str); 4] = [
     ("Peak memory, MB", Axis::Cold, "peak memory"),
     ("CPU time of a cold start, s", Axis::Cold, CPU),
