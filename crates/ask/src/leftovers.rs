@@ -80,9 +80,9 @@ impl Leftovers {
     }
 }
 
-/// Reports whether one of these entries shows that the mode ran on this node. Only a virtual
-/// server, the mode's link or its nftables table shows that, because several modes share iptables
-/// chains.
+/// Reports whether one of these entries is evidence that the mode ran on this node. Only virtual
+/// servers, the mode's link and its nftables tables are evidence, because several modes share
+/// iptables chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();

@@ -205,9 +205,9 @@ fn targets<'a>(
     }
 }
 
-/// Reports whether this NodePort address stands for all addresses that serve the port. It must be
-/// the first of them that the Node object lists. If the Node object lists none of them, every
-/// address except loopback stands for itself.
+/// Reports whether to trace packets to this NodePort address. If the Node object has addresses that
+/// serve the NodePort, only the first of these is traced. Otherwise, all addresses except loopback
+/// are traced.
 fn stands_for_all(objects: &Objects, place: ServicePortAddress<'_>) -> bool {
     let alike = |other: &ServicePortAddress<'_>| {
         other.service.name == place.service.name

@@ -1,6 +1,6 @@
 //! Hides the rules of other programs from users other than root, because the kernel itself shows
-//! rules only to root. Such a user may learn that a rule drops a packet, but may not read the rule.
-//! In an explanation, quoted rules are between backticks.
+//! rules only to root. Users without root rights may learn that a rule drops a packet, but may not
+//! read the rule. In an explanation, quoted rules are between backticks.
 
 use view::{Step, Walk};
 

@@ -167,8 +167,7 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
 }
 
 /// Parses the address of a server. An address without a port gets `port`, the value of the
-/// deprecated flag for this port. Returns `None`, which means no server, if `text` is empty or
-/// `port` is 0.
+/// deprecated flag for this port. Returns `None` (no server) if `text` is empty or `port` is 0.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {

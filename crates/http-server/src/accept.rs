@@ -27,8 +27,8 @@ pub struct AcceptedConnection<S> {
     pub stream: S,
     /// Client that opened the connection.
     pub client: Client,
-    /// Reason why the client has no access, or `None` if it has. The server responds to such a
-    /// client only with this reason.
+    /// Reason why the server refuses the client, or `None` if the client has access. A refused
+    /// client gets only this reason as its response.
     pub refusal: Option<String>,
 }
 

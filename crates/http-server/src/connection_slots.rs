@@ -1,16 +1,16 @@
 //! Limits the number of connections to all HTTP servers of this process.
 //!
-//! Every host can connect to the ports, and a client may connect and stay silent. So a server never
-//! refuses a new connection, and never lets one wait. Instead, a new connection evicts an old
-//! connection. Two limits decide which:
+//! Every host can connect to the ports, and a client may connect and stay silent. So a server
+//! accepts each new connection at once. If a limit is exceeded, the new connection evicts an old
+//! connection. There are two limits:
 //!
-//! - A client may have [`CLIENT_SHARE`] connections to one server. One more evicts this client's
-//!   oldest idle connection.
-//! - All servers together may have [`CONNECTIONS_MAX`] connections. One more evicts the oldest idle
-//!   connection of the client that has the most connections.
+//! - A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
+//!   client's oldest idle connection.
+//! - All servers together may have [`CONNECTIONS_MAX`] connections. A further connection evicts the
+//!   oldest idle connection of the client that has the most connections.
 //!
 //! So a client with few connections, such as a probe or a scraper, is safe. It loses a connection
-//! only if there are more clients than allowed connections.
+//! only if the number of clients exceeds the number of allowed connections.
 //!
 //! One client is:
 //!
@@ -188,8 +188,8 @@ impl OpenConnections {
             .count()
     }
 
-    /// Evicts the oldest idle connection among those that `is_meant` accepts. If none is idle,
-    /// evicts the oldest of them.
+    /// Evicts the oldest idle connection among the connections that `is_meant` accepts. If none of
+    /// them is idle, evicts the oldest busy connection among them.
     fn end(&mut self, is_meant: impl Fn(&Connection) -> bool) {
         let meant = self.connections.iter().filter(|(_, one)| is_meant(one));
         let oldest = meant.min_by_key(|(number, one)| (one.activity.idle_since(), **number));
@@ -368,7 +368,7 @@ pub(super) mod tests {
         let more = [admit(), admit()];
         let over: Vec<_> = all.iter().chain(&more).map(is_over).collect();
         assert_eq!(over, [false, true, true, false, false]);
-        // If no connection is idle, the server evicts the oldest one.
+        // If no connection is idle, the server evicts the oldest busy connection.
         for place in &more {
             place.activity.busy();
         }
@@ -391,7 +391,8 @@ pub(super) mod tests {
         assert!(!few.iter().chain(&many[1..]).chain([&new]).any(is_over));
         places.make_room();
         assert!(is_over(&many[1]));
-        // From now on, each client has only one connection. So the server evicts the oldest of all.
+        // From now on, each client has only one connection. So the server evicts the oldest
+        // connection of all clients.
         drop(many);
         let rest: Vec<_> = (4..=6)
             .map(|last| admit(&format!("10.0.0.{last}")))

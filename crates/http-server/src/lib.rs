@@ -120,7 +120,7 @@ pub struct Purpose {
     pub event: &'static str,
 }
 
-/// Error about an address that the server cannot bind, if this must end the process.
+/// Error about an address that the server cannot bind.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. Find the process on the port (ss -ltnp), or \
          set another --{}", .purpose.name, .purpose.flag)]

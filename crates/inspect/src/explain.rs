@@ -18,7 +18,8 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
 /// Maximum number of endpoints in which the loop searches for pods of this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
-/// Maximum number of Services that are listed as having an address.
+/// Maximum number of Services that a response lists because they name the requested address as an
+/// external or load-balancer address.
 const NAMED_BY: usize = 4;
 /// Maximum number of attempts at a search. An attempt fails if Services change during the search.
 const TRIES: usize = 3;
@@ -211,8 +212,7 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     pods
 }
 
-/// Returns a function that returns the Service port for which the daemon listens on a port number,
-/// if any.
+/// Returns a function that looks up the Service port for which the daemon listens on a port number.
 fn listening(
     counters: &Counters,
 ) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::RelayedPort> + '_ {

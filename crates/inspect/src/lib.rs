@@ -117,8 +117,8 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
-    /// Function that returns why IPVS lacks the scheduler with this name, or `None` if IPVS may
-    /// have it.
+    /// Function that takes the name of a scheduler. It returns the reason why IPVS lacks the
+    /// scheduler, or `None` if IPVS may have it.
     pub missing_scheduler: fn(&str) -> Option<String>,
     /// Function that returns free memory to the system. Blocks.
     pub trim: fn(),

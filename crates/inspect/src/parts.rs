@@ -14,8 +14,8 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
-/// Function that returns why IPVS lacks the scheduler with this name, or `None` if IPVS may have
-/// it.
+/// Function that takes the name of a scheduler. It returns the reason why IPVS lacks the scheduler,
+/// or `None` if IPVS may have it.
 type MissingScheduler = fn(&str) -> Option<String>;
 
 /// Root of the file system with the kernel's files.
@@ -161,8 +161,9 @@ fn of_part(part: &KernelFeature, missing_scheduler: MissingScheduler) -> Vec<Fea
     }
 }
 
-/// Returns the iptables tables of the mode that the kernel skips for all packets (dormant), by IP
-/// family. If a family's tables cannot be read, its text is the reason.
+/// Returns the dormant iptables tables of the mode, by IP family. The kernel skips dormant tables
+/// for all packets. If the tables of a family cannot be read, returns the error as the text for
+/// this family.
 pub(super) fn switched_off(parts: &[KernelFeature]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         KernelFeature::Iptables(backend) => Some(backend),
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_counts_as_near_from_nine_tenths_of_its_value() {
+    fn a_limit_counts_as_nearly_reached_at_90_percent() {
         let is_near = |used, most| limit(String::new(), used, most).near;
         assert!(!is_near(89, 100));
         assert!(is_near(90, 100));

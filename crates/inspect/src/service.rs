@@ -325,8 +325,8 @@ impl<'a> ServiceContext<'a> {
     }
 }
 
-/// Returns `0.0.0.0` and `::` with the NodePort, if the port has one. In some modes, this address
-/// has one counter for the NodePort at all addresses of the node.
+/// Returns `0.0.0.0` and `::` with the NodePort, if the port has one. In some modes, one counter at
+/// this address covers the NodePort at all addresses of the node.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);

@@ -48,7 +48,7 @@ async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value)
 }
 
 #[tokio::test]
-async fn the_status_of_a_starting_daemon_names_what_it_waits_for() {
+async fn the_status_of_a_starting_daemon_lists_the_conditions_that_it_awaits() {
     let (inspect, _questions) = starting();
     inspect.comes_from(Origin {
         from: "manifests in /m".to_owned(),

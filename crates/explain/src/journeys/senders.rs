@@ -361,8 +361,8 @@ impl SenderChoice<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// Returns an address next to one of the node's own, in a network that is directly connected
-    /// and not for pods. No known host has this address.
+    /// Returns an address next to one of the node's own addresses or to the destination, with its
+    /// next hop. No Service has the address. Its network is directly connected and has no pods.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);

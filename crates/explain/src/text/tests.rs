@@ -138,7 +138,7 @@ fn a_long_chain_name_and_a_failed_path_are_printed_readably() {
 }
 
 #[test]
-fn an_explanation_with_missing_parts_is_printed() {
+fn an_explanation_without_paths_is_printed_as_a_failure() {
     let text = render(&explanation(Vec::new()), Style::default());
     assert!(text.contains("FAILS"), "nothing is known of it: {text}");
     assert_eq!(render(&Explanation::default(), Style::default()), "");

@@ -92,7 +92,7 @@ impl<'a> HeldEndpoints<'a> {
         endpoints.len()
     }
 
-    /// Adds its drain to an endpoint that an EndpointSlice contains. Does nothing if the endpoint
+    /// Adds to an endpoint of an EndpointSlice the state of its drain. Does nothing if the endpoint
     /// does not drain.
     pub(super) fn add_drain(
         &self,
@@ -147,8 +147,8 @@ impl<'a> HeldEndpoints<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// Returns the drain of an endpoint that the mode has reported, summed over all addresses.
-    /// Returns `None` if the mode has not reported any.
+    /// Returns the drain that the mode has reported for an endpoint, summed over all addresses.
+    /// Returns `None` if the mode has reported no drain for the endpoint.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
