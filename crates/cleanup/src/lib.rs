@@ -136,8 +136,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     if manner != Manner::Count {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // This table would send packets to virtual servers that the cleanup deletes. So the
-            // cleanup must stop here.
+            // The table that cannot be emptied would send packets to virtual servers that the
+            // cleanup deletes. So the cleanup must stop here.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);

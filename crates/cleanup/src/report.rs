@@ -31,7 +31,7 @@ pub(crate) enum Manner {
     Count,
 }
 
-/// Need of the cleanup for the evidence for virtual servers, after it has removed virtual servers.
+/// Reason why the cleanup still needs the evidence for virtual servers, or `Over` if it does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     /// Not needed: all virtual servers of the modes are deleted.

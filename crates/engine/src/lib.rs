@@ -160,7 +160,8 @@ use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 /// change in bursts. One read after the pause covers the whole burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Number of entries from which on the process returns memory to the system after a read.
+/// Minimum number of entries in the table of the entries that serve Services for which a read needs
+/// much memory. After such a read, the process returns free memory to the system.
 const MANY: usize = 1_000;
 
 /// A proxy mode for one IP family: its scheme, and its worker threads.
@@ -204,8 +205,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // Does not compare the ServiceCIDRs, because the scheme itself finds the entries that
-            // depend on them.
+            // Stores the ServiceCIDRs without a comparison, because the scheme itself finds the
+            // entries that depend on them.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
@@ -240,7 +241,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
-                // Only a read of the node's addresses needs little memory.
+                // Every read needs much memory, except a read of only the node's addresses.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {

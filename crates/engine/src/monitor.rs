@@ -15,8 +15,8 @@ use crate::state::State;
 /// State from which the engine derives conflicts, drift and lateness.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Time since which entries are wanted but none of them exists, or `None` if one exists or none
-    /// is wanted.
+    /// Time since which the kernel has had none of the wanted entries. `None` if the kernel has at
+    /// least one of them, or if no entry is wanted.
     unserved: Option<Instant>,
     /// Version of the conflicts in the last report that listed them.
     conflicts_version: u64,

@@ -29,7 +29,7 @@ pub struct ReportDraft {
     /// Awaited Services with at least one write, successful or not, since their last change.
     written: HashSet<NamespacedName>,
     drift: Drift,
-    /// Time at which the first of the collected drift was noticed.
+    /// Time at which the engine noticed the first change of the collected drift.
     drifting: Option<Instant>,
 }
 

@@ -86,7 +86,7 @@ pub enum Concern {
     Nobody,
 }
 
-/// A mode's own part for one IP family: its tables, the order of its writes, and how it records
+/// A mode's own code for one IP family: its tables, the order of its writes, and the recording of
 /// reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
     /// The mode's types, which the components of the scheme use.
@@ -95,7 +95,7 @@ pub trait Scheme: Sized + Send + 'static {
     type Outcomes: Send + 'static;
     /// Content of a part, as a lane has read it from the kernel.
     type PartContent: Send + 'static;
-    /// A question to the kernel other than the read of a part.
+    /// A query to the kernel in addition to the reads of parts, for example for open connections.
     type Query: Send + 'static;
     /// The kernel's response to a query.
     type QueryResponse: Send + 'static;

@@ -227,7 +227,7 @@ impl<K: Kinds> State<K> {
 
     // ---- reports ----
 
-    /// Reports whether there is something to report although no lane has finished work.
+    /// Reports whether the next report has content, even if no lane has finished work.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
         !report.settled.is_empty()

@@ -25,7 +25,7 @@ pub struct NftError {
 ///
 /// # Errors
 ///
-/// Fails if the kernel cannot be asked.
+/// Fails if the query to the kernel fails.
 pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let opened = open_with(family, table);
     let opened = opened.map_err(|error| failed(error.into(), family, table))?;
@@ -36,7 +36,7 @@ pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError
 ///
 /// # Errors
 ///
-/// Fails if the kernel cannot be asked.
+/// Fails if the query to the kernel fails.
 pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Error> {
     let mut nftables = match Nftables::open() {
         Err(Error::NoNftables) => return Ok(None),
