@@ -34,8 +34,9 @@ pub struct Flow {
     pub reply: Tuple,
     /// Conntrack zone that applies to both directions, by default 0 (`CTA_ZONE`).
     pub zone: u16,
-    /// Hash of the flow's addresses and of its place in kernel memory (`CTA_ID`). An earlier flow
-    /// with the same addresses has a different hash, unless it had the same place.
+    /// Hash of the flow's addresses and of its address in kernel memory (`CTA_ID`). An earlier flow
+    /// with the same addresses has a different hash, unless the kernel stored both flows at the
+    /// same memory address.
     pub id: u32,
     /// Status bits (`CTA_STATUS`): `IPS_*` of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,

@@ -435,8 +435,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Writes the key as one `DATA` attribute. Writes no line number, because old kernels would
-    /// overwrite it in the message, and a key needs none.
+    /// Writes the key as one `DATA` attribute. Omits the line number: a key needs none, and old
+    /// kernels would overwrite the number in the message.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         let parts = EntryParts {
             ip: self.ip,

@@ -256,9 +256,9 @@ impl Ipset {
     /// Adds and deletes entries of any number of sets, in the order of `changes`, with as few sends
     /// as possible.
     ///
-    /// Returns the [`Outcome`] of each entry of each change. If a set is missing or has a different
-    /// type or family, only the outcomes of its entries say so. The same holds for an entry that
-    /// the kernel refuses. The entries after a refused entry are written later, possibly after the
+    /// Returns the [`Outcome`] of each entry of each change. A set that is missing or has a
+    /// different type or family affects only the outcomes of its own entries. A refused entry
+    /// affects only its own outcome, but the call may write the entries after it later than the
     /// following changes.
     ///
     /// If this connection has neither created nor listed a set, the call first queries the set's
@@ -417,8 +417,8 @@ impl Ipset {
     }
 
     /// Queries the type of a set again after the kernel has refused a fitting entry, and updates
-    /// the outcomes. An outcome becomes `Unknown` if the entry must be sent again. Returns true if
-    /// any entry must be.
+    /// the outcomes. The outcome of an entry to send again becomes `Unknown`. Returns true if there
+    /// is such an entry.
     fn expect_again(
         &mut self,
         change: &Change<'_>,

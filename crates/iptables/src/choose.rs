@@ -102,8 +102,8 @@ impl Iptables {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // Tries backends that are known to be unwritable last. A successful save is no evidence for
-        // such a backend: `iptables-save` would print no rules and succeed.
+        // Puts backends at the end if the kernel is known to refuse their rules. A successful save
+        // is no evidence for such a backend: `iptables-save` would print no rules and succeed.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
@@ -121,8 +121,8 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// Sets the reason for the choice to `Usable`, unless this backend was the first candidate.
-    /// Otherwise the preferred candidates do not work.
+    /// Sets the reason for the choice to `Usable` if other backends were tried before this backend.
+    /// In that case, the preferred backends do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first {
             self.why

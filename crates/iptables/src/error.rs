@@ -273,8 +273,8 @@ impl IptablesError {
         }
     }
 
-    /// Names the blocked chains that explain the failure. If a built-in chain could not be created
-    /// although nft blocks no chain, reports a missing kernel module.
+    /// Adds to the message the chains of nft that explain the failure. If iptables could not create
+    /// a built-in chain although no chain of nft is in the way, reports a missing kernel module.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;

@@ -409,7 +409,8 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // Reads the kernel's number before the rules, so that a later change yields another number.
+        // Queries the number of the kernel's state before the rules. If the rules change during the
+        // read, a later query returns a different number.
         let number = match self.state(family) {
             Some(TablesState::Empty) => return Ok(Some("".into())),
             Some(TablesState::Holds(number)) => number,

@@ -336,7 +336,7 @@ impl LegacyTables {
     }
 }
 
-/// Returns a buffer of `length` bytes that begins with a name.
+/// Returns a buffer of `length` bytes: `name`, padded with zeros.
 fn named(name: &str, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let place = bytes.get_mut(..name.len()).filter(|_| name.len() < 29);

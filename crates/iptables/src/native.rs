@@ -50,7 +50,7 @@ pub(crate) struct PrintedTables {
     open: Option<String>,
     /// Tables with base chains that the program did not print.
     partial: BTreeSet<String>,
-    /// Chains of the open table whose rules the reader has passed on.
+    /// Chains of the open table whose rules have all been passed to the caller.
     told: BTreeSet<String>,
     /// The chain whose rules are being read, and its rules so far.
     chain: String,

@@ -14,8 +14,8 @@ use crate::{Entry, Reason};
 /// message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Maximum number of entries in one message: first without a limit, then after one, two and three
-/// refusals.
+/// Maximum number of entries in one message, by round. Each round sends the entries that follow a
+/// refused entry of the previous round. The first round has no limit.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
 /// Entries to add to one set, or to delete from it.
