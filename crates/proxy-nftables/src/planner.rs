@@ -38,15 +38,16 @@ const MANY_SLOTS: usize = 10_000;
 /// Largest number of sets of session affinity clients that a transaction writes for one Service
 /// port.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Number of pending entries from which a plan contains only some of the Service ports.
+/// Smallest number of pending entries at which a plan contains only some of the pending Service
+/// ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent ports get a transaction of their own. The
-/// whole node waits for these ports.
+/// Number of pending Service ports above which urgent Service ports get a separate transaction. The
+/// whole node waits for urgent Service ports.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
 
-/// State from which a plan is computed.
+/// Tables, claims, limits and time from which a plan is computed.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -61,7 +62,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Returns the next writes, possibly none.
+    /// Returns the plan of the next writes. The plan is empty if no write is due.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             family: self.family,
@@ -77,8 +78,9 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // Plans no Service ports in two cases: the base that they need does not exist yet, or the
-        // plan replaces a set. A replaced set loses its elements, which the next read shows.
+        // Plans no Service ports in two cases: the shared objects that they need do not exist yet,
+        // or the plan replaces a set. A replaced set loses its elements, and only the next read of
+        // the table shows this loss.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
@@ -120,8 +122,8 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // Defers no change during a change of layout, because the transaction must be
-                // complete.
+                // A change of layout must be complete in one transaction, so the plan then defers
+                // no change.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
@@ -132,7 +134,7 @@ impl<'a> Planner<'a> {
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // Keeps the chains to which these elements lead. The last transaction deletes the
+            // Keeps the chains to which these elements lead, until the last transaction deletes the
             // chains.
             plan.parts.append(&mut due.unowned);
         }
@@ -149,7 +151,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the size of a plan, as a part of the largest allowed size.
+    /// Returns the size of a plan, as a fraction of the largest allowed size.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -185,8 +187,8 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns the number of parts that fit into one transaction, counted from the first. At least
-    /// one part always fits.
+    /// Returns the number of Service ports whose changes fit into one transaction, counted from the
+    /// start of `due`. Returns at least 1.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -234,8 +236,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Defers some changes of a Service port with session affinity and many endpoints, because the
-    /// kernel needs long for them. Returns true if it deferred some. Plans write the changes in
-    /// this order:
+    /// kernel takes long to apply them. Returns true if any change is deferred. Plans write the
+    /// changes in this order:
     ///
     /// 1. sets and chains of endpoints;
     /// 2. the chain that chooses an endpoint, in steps;
@@ -272,8 +274,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds all chains of a Service port if the plan replaces one of its sets. The rules that use
-    /// the set must be written again.
+    /// Adds all chains of a Service port if the plan replaces one of its sets, because the rules
+    /// that use the set must be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -432,7 +434,8 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Owners of the Service ports that exceed the share of their Service or namespace.
+        // Owners of the Service ports that exceed the share of their Service or namespace. Their
+        // changes come last.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);

@@ -280,8 +280,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // If an address gets two routes, the first one is used. So an external IP that is also a
-        // load-balancer IP keeps its source ranges.
+        // If two routes apply to an address, the first route is used. So an external IP that is
+        // also a load-balancer IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -369,8 +369,8 @@ impl ServedPort {
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that leads to no endpoint as compiled, but that may still lead to
-    /// endpoints in the kernel.
+    /// Returns true if the wanted chain leads to no endpoint, although the chain in the kernel may
+    /// still lead to endpoints.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -397,8 +397,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the number of the port's NodePort with its endpoints, for the relay on localhost.
-    /// Returns `None` if the relay does not serve this port.
+    /// Returns the port's NodePort number and its endpoints, for the relay on localhost. Returns
+    /// `None` if the relay does not serve this port.
     pub(crate) fn on_localhost(
         &self,
         localhost: LocalhostNodePorts,
@@ -437,8 +437,8 @@ impl ServedPort {
         self.affinity.is_some()
     }
 
-    /// Returns the names of the two chains that choose an endpoint and use sets of clients. The
-    /// chains may not exist.
+    /// Returns the names of the two chains that choose an endpoint and use sets of clients, even if
+    /// the kernel has no such chains.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
@@ -449,7 +449,7 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also calls it for unwanted
+    /// Calls `tell(chain, rules)` for each wanted chain of the port. Also calls `tell` for unwanted
     /// external chains and firewall chains, because their few rules cost little to build.
     fn rules(
         &self,
@@ -499,8 +499,8 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns the rules that choose an endpoint. They choose the client's previous endpoint, if
-    /// there is one. Otherwise, they choose a random endpoint.
+    /// Returns the rules that choose an endpoint: the client's previous endpoint if there is one,
+    /// and otherwise a random endpoint.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -540,7 +540,7 @@ impl ServedPort {
             return rules;
         }
         // Policy Local does not apply to packets from this node's pods and from the node itself.
-        // They count as if they had left the node and returned through the load balancer.
+        // These packets count as if they had left the node and returned through the load balancer.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -560,8 +560,9 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // Admits the source ranges and the load balancer's addresses: the node's own packets to
-        // such an address may have this address as their source.
+        // Admits the source ranges. If they include the node's address, also admits the load
+        // balancer's addresses: the node's own packets to such an address may have it as their
+        // source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();

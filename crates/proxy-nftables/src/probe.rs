@@ -117,7 +117,7 @@ mod tests {
     #[test]
     #[ignore = "needs nf_tables"]
     fn the_probe_detects_missing_kernel_features() {
-        // Simulates a kernel without NAT by a family of tables that has no NAT.
+        // Simulates a kernel without NAT: tables of the family `netdev` have no NAT.
         let lacking = Transaction {
             family: Family::Netdev,
             ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)

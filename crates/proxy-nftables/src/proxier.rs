@@ -34,8 +34,8 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Number of Service ports in a plan above which the process then returns free memory to the
-/// system.
+/// Smallest number of Service ports in a plan after which the process returns free memory to the
+/// operating system.
 const MANY: usize = 1_000;
 
 /// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
@@ -57,14 +57,16 @@ pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// Chooser chains that exist. A chooser that no Service needs stays until the next start:
-    /// creating it again would cost the kernel as much time as creating a Service's chain.
+    /// Chooser chains that exist. Each chooses among a fixed number of endpoints. A chooser chain
+    /// that no Service needs stays until the next start: creating it again would cost the kernel as
+    /// much time as creating a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// True if the wanted base lacks chooser chains that Services need.
+    /// True if Services need chooser chains that are not yet among the wanted objects.
     lacks_choosers: bool,
     /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
-    /// Method that this kernel needs for deleting unwanted chains, as far as writes have shown it.
+    /// Method by which this kernel can delete unwanted chains, as far as earlier writes have shown
+    /// it.
     removal: Removal,
     timeouts: Timeouts,
     /// Size limit of the next transaction, or `None` until the mode has written all Service ports
@@ -92,7 +94,7 @@ enum ServedAddresses {
     All,
     /// Only the addresses in this list.
     At(Vec<IpAddr>),
-    /// The addresses are unknown, so those in the kernel stay.
+    /// The addresses are unknown, so the addresses in the kernel's set stay.
     Unknown,
 }
 
@@ -321,7 +323,7 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // Lists no lane, because a single lane (worker thread) makes all writes. When this lane is
+    // The list is empty, because a single lane (worker thread) makes all writes. While this lane is
     // idle, no write is in progress.
     const SERVING: &'static [Lane] = &[];
 
@@ -383,7 +385,8 @@ impl engine::Scheme for Nftables {
                 // be compiled for both layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
-            // Claims the base again, because all data about the node may be known now.
+            // Claims the objects that do not depend on Services once more, because all data about
+            // the node may be known now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {

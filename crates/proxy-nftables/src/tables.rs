@@ -285,8 +285,8 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // Excuses the entries: the kernel refused this unit in a transaction of its own, so the
-            // unit itself is at fault.
+            // Does not count these entries as late: the kernel refused this unit in a separate
+            // transaction, so the unit itself is invalid.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {

@@ -44,7 +44,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Returns the blocks of a listing by `nft`. Sorts elements and flags.
+/// Splits the output of `nft list` into blocks, and sorts elements and flags.
 fn blocks(listing: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();

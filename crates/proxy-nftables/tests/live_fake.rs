@@ -129,8 +129,8 @@ fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Returns true for a kernel before Linux 6.2. Such a kernel keeps a chain in use until the end of
-/// the transaction that deletes the last element with this chain.
+/// Returns true for a kernel before Linux 6.2. If a transaction deletes the last element that leads
+/// to a chain, such a kernel keeps the chain in use until the transaction ends.
 fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),

@@ -25,7 +25,7 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of ways to detect pods. Each is a column of the matrix.
+/// Number of ways to detect pods. Each way has a column in the matrix.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {

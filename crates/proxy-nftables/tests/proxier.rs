@@ -179,7 +179,8 @@ impl World {
         (served.len(), refused.len())
     }
 
-    /// Returns the number of chains of this many Services with only a ClusterIP.
+    /// Returns the number of chains that the proxier writes for `services` Services with only a
+    /// ClusterIP.
     fn of_plain(&self, services: usize) -> usize {
         match self.layout {
             Layout::Upstream => services,
@@ -1820,8 +1821,8 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts the endpoints of each Service port over its positions. Different orders of events give
-/// endpoints different positions, and the test compares the contents after such orders.
+/// Gives the endpoints of each Service port positions in sorted order. Otherwise, an endpoint's
+/// position depends on the order of events, which the test must ignore.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));

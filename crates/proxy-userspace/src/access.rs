@@ -20,7 +20,7 @@ use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::PortBackends;
 
-/// Largest number of writes in which a plan may isolate its refused changes.
+/// Largest number of writes that search for the refused changes of one plan.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {

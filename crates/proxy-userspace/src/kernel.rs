@@ -21,7 +21,7 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, PortBackends, Relay, Transport};
 
-/// Largest number of ports that one search opens before it finds a port that may be used.
+/// Largest number of unsuitable ports that the search for a free port opens before it fails.
 const TRIES: usize = 16;
 
 /// Kernel operations of this mode for one IP family. There are two implementations: the real kernel

@@ -54,8 +54,8 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// Claims the base for the node's current addresses. Returns true if redirects must change with
-    /// these addresses.
+    /// Claims the base (rules that do not depend on Services) for the node's current addresses.
+    /// Returns true if redirects must change with these addresses.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -142,8 +142,9 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Also retries listeners whose port could not be opened, so that younger listeners do not
-        // take their ports. When a port closes, this retry succeeds.
+        // If the plan opens or closes a port, also retries the listeners whose port could not be
+        // opened. So younger listeners do not take their ports. After a port was closed, such a
+        // retry succeeds.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -163,8 +164,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Closes ports first, because this frees ports. Then opens the ports that an earlier
-            // process had, and then all others.
+            // Closes ports first, because this frees port numbers. Then opens the ports that an
+            // earlier process had opened, and finally all other ports.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -397,7 +398,8 @@ impl Userspace {
         if base.is_some() || refusal.blame == RefusalMeaning::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // Excuses the change: the kernel accepted all others, so this change is invalid.
+            // Does not count the redirect as late: the kernel accepted the other changes of the
+            // plan, so this change is invalid.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {

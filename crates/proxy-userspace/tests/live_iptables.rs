@@ -42,7 +42,7 @@ fn ip6tables_rules_redirect_packets_to_the_endpoints() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn iptables_rules_that_detect_pods_read_back_unchanged() {
+fn iptables_rules_that_detect_pods_are_read_back_unchanged() {
     rules_that_detect_pods_read_back(kernel, "true");
 }
 

@@ -37,7 +37,7 @@ fn an_nftables_table_redirects_ipv6_packets_to_the_endpoints() {
 /// byte for byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn nftables_rules_that_detect_pods_read_back_unchanged() {
+fn nftables_rules_that_detect_pods_are_read_back_unchanged() {
     let again = "nft list ruleset > /tmp/listed.$$; nft flush ruleset
                  nft -f /tmp/listed.$$; rm /tmp/listed.$$";
     rules_that_detect_pods_read_back(kernel, again);

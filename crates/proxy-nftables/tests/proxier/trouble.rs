@@ -94,7 +94,8 @@ fn of_clients(world: &World) -> Vec<Set> {
         .collect()
 }
 
-/// Makes a set of clients one of another kind, without a notification.
+/// Changes a set of session affinity clients with `what`, so that the set is of another kind. The
+/// proxier gets no notification.
 fn make_other(table: &mut Content, what: fn(&mut Set)) {
     let mut sets = table.sets.values_mut().map(|(set, _)| set);
     what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());

@@ -34,7 +34,7 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 
 /// Lists of endpoints that Services have. Endpoints with even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// Number of optional features of a Service. Each bit of a Service's number stands for one:
+/// Number of optional features of a Service. Each bit of a Service's number turns one feature on:
 /// affinity, NodePort and external IP, load balancer, source ranges, external policy, internal
 /// policy.
 const BITS: u16 = 6;

@@ -306,7 +306,8 @@ impl<'a> SaveReader<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // A rule that belongs to no redirect is not this mode's, so the chains must be rewritten.
+        // A rule that belongs to no redirect was not written by this mode, so the mode must write
+        // its chains again.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
@@ -368,7 +369,8 @@ impl<'a> SaveReader<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// Returns the base for which this mode would write exactly the kernel's jumps, if any.
+    /// Returns the base for which this mode would write exactly the jumps that the kernel has.
+    /// Returns `None` if there is no such base.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;

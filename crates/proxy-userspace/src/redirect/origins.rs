@@ -5,7 +5,7 @@ use footprint::origin::{FILTER, NAT, Origin, Space};
 
 use super::nftables::TABLE;
 
-/// Place of this mode's objects: its nftables table.
+/// The nftables table that contains this mode's objects.
 const USERSPACE: Space<'static> = Space::Nftables(TABLE);
 const PORTALS: &str = "Services: their addresses, led to a listening port of kube-proxy";
 const PORTALS_NODE_PORTS: &str =
