@@ -77,7 +77,7 @@ impl Claims {
         self.owners.reserve(services);
     }
 
-    /// True if a Service claims entries.
+    /// Returns true if a Service claims entries.
     pub(crate) fn knows(&self, service: &NamespacedName) -> bool {
         self.owners.contains_key(service)
     }
@@ -100,7 +100,7 @@ impl Claims {
         keys.copied().collect()
     }
 
-    /// True if the kernel has every entry that a Service claims.
+    /// Returns true if the kernel has every entry that a Service claims.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut owners = self.owners.get(service).into_iter().flatten();
         owners.all(|owner| tables.is_settled_for(owner))
@@ -527,7 +527,7 @@ struct Merge {
 }
 
 impl Merge {
-    /// True if this merge has the same inputs. Its result can then be reused.
+    /// Returns true if this merge was made from these inputs, so that its result can be reused.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
@@ -541,7 +541,7 @@ struct Exclusions {
     /// other keys of the NodePort.
     keys: HashSet<VirtualServerKey>,
     /// The NodePort's virtual servers at other addresses, if another program owns one of the
-    /// NodePort's virtual servers. This node does not create them.
+    /// NodePort's virtual servers. The proxy does not create them.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `keys`.
     addresses: HashSet<IpAddr>,
@@ -589,7 +589,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True if this set member would make another program's virtual server look like our own.
+    /// Returns true if this member would make another program's virtual server look like ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

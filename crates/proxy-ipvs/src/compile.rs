@@ -74,7 +74,7 @@ pub struct NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// True if it is known that no address serves NodePorts.
+    /// Returns true if it is known that no address serves NodePorts.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
@@ -383,7 +383,7 @@ impl<'a> Compiler<'a> {
         });
     }
 
-    /// True if the Service has endpoints, but none on this node.
+    /// Returns true if the Service has endpoints, but none on this node.
     fn lacks_local(&self) -> bool {
         self.backends.local.is_empty() && self.backends.any
     }

@@ -50,7 +50,8 @@ impl VipMode {
     }
 }
 
-/// Rules for choosing a packet's endpoints and source address (`--ipvs-semantics`).
+/// Semantics of Services: how a packet gets its endpoint and its source address
+/// (`--ipvs-semantics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Semantics {
     /// Upstream's IPVS mode: at one service address, all clients get the same endpoints.
@@ -104,7 +105,7 @@ impl MarkBits {
         digits.sum()
     }
 
-    /// True if a mark uses only these bits.
+    /// Returns true if a mark uses only these bits.
     pub(crate) fn can_hold(self, mark: u32) -> bool {
         mark != 0 && mark & !self.0 == 0
     }
@@ -142,7 +143,7 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     /// Implementation of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
-    /// Rules for choosing endpoints and source addresses (`--ipvs-semantics`).
+    /// Semantics for the choice of endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
     /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
     pub answers_ping: bool,

@@ -30,7 +30,7 @@ struct CoverInputs {
     version: u64,
 }
 
-/// Tracks which sets the installed rules match.
+/// Record of the sets that the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
     /// Inputs of the currently wanted rules, or `None` if no rules were computed yet.
@@ -140,8 +140,8 @@ impl Cover {
         }
     }
 
-    /// True if new virtual servers may have to wait for rules. While another mode's rules serve, no
-    /// virtual server waits.
+    /// Returns true if new virtual servers may have to wait for rules. While another mode's rules
+    /// serve, no virtual server waits.
     pub(crate) fn is_awaited(tables: &Tables) -> bool {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
@@ -151,12 +151,12 @@ impl Cover {
         self.emptied_by = None;
     }
 
-    /// True while new virtual servers of cluster IPs wait for rules.
+    /// Returns true while new virtual servers of cluster IPs wait for rules.
     pub(crate) fn gives_head_start(&self, now: Instant) -> bool {
         self.head_start.is_some_and(|until| now < until)
     }
 
-    /// True while the rules wait for the removal of set members.
+    /// Returns true while the rules wait for the removal of set members.
     pub(crate) fn awaits_emptying(&self, tables: &Tables, now: Instant) -> bool {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }

@@ -136,7 +136,7 @@ impl Drains {
         }
     }
 
-    /// True if a destination drains.
+    /// Returns true if a destination drains.
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)

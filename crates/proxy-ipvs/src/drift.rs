@@ -42,7 +42,7 @@ pub(crate) use tell::{tell_address, tell_member, tell_server};
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<RunningCheck>,
-    /// True if another check must follow the running one.
+    /// True if another check must follow the running check.
     is_asked: bool,
     /// Virtual servers that differed while a plan was writing them. The next check compares them
     /// again.
@@ -200,7 +200,7 @@ impl Drifts {
         self.glances.count = u32::try_from(found).ok();
     }
 
-    /// Changes the expected number of virtual servers after a plan.
+    /// Adjusts the expected number of virtual servers to the outcomes of a plan.
     pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let count = &mut self.glances.count;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {

@@ -49,7 +49,7 @@ pub enum QueryResponse {
         Vec<VirtualServerKey>,
         Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
     ),
-    /// Number of virtual servers, or existence of the queried one.
+    /// Number of virtual servers, or existence of the queried virtual server.
     Glance(Result<Glance, Unreadable>),
     /// The queried scheduler, and an error if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),

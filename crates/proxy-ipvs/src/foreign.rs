@@ -30,17 +30,17 @@ pub(crate) struct ForeignServers {
 }
 
 impl ForeignServers {
-    /// True if the key has a virtual server that is not known to be from a kube-proxy.
+    /// Returns true if a virtual server has this key and is not known to be from a kube-proxy.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
 
-    /// True if the key has a virtual server that is known to be another program's.
+    /// Returns true if a virtual server has this key and is known to belong to another program.
     pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
         self.is_judged && self.servers.contains_key(key)
     }
 
-    /// True if other programs have no virtual servers.
+    /// Returns true if other programs have no virtual servers.
     pub(crate) fn is_empty(&self) -> bool {
         self.servers.is_empty()
     }
@@ -50,8 +50,9 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// True if the proxy may try to create a virtual server with this key. Either no foreign
-    /// virtual server has the key, or another program may have removed the foreign virtual server.
+    /// Returns true if the proxy may try to create a virtual server with this key. Either no
+    /// foreign virtual server has the key, or another program may have removed the foreign virtual
+    /// server.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
@@ -98,7 +99,7 @@ impl ForeignServers {
         Some(removed)
     }
 
-    /// True if Services must be compiled again, because foreign virtual servers appeared or
+    /// Returns true if Services must be compiled again, because foreign virtual servers appeared or
     /// disappeared.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()

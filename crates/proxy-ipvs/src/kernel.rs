@@ -162,7 +162,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// True if this state proves that a kube-proxy in IPVS mode created the virtual server.
+    /// Returns true if this state proves that a kube-proxy in IPVS mode created the virtual server.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,
@@ -193,8 +193,8 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// True if the evidence shows that a kube-proxy in IPVS mode created the virtual server. One of
-    /// these facts suffices:
+    /// Returns true if the evidence shows that a kube-proxy in IPVS mode created the virtual
+    /// server. One of these facts suffices:
     ///
     /// - A set contains the virtual server's address and port.
     /// - The virtual server's address is on `kube-ipvs0` or in a set, and no set contains this
@@ -219,9 +219,9 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set contains this address with a port. The sets then contain every virtual server
-    /// that a kube-proxy created at this address. All other virtual servers at the address are
-    /// foreign.
+    /// Returns true if a set contains this address with a port. The sets then contain every virtual
+    /// server that a kube-proxy created at this address. All other virtual servers at the address
+    /// are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);

@@ -10,7 +10,7 @@ use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers. Another mode left them, or a run with the other iptables backend.
+/// Place of leftovers from another mode, or from a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
     /// The iptables backend that also has the shim.

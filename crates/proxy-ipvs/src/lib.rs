@@ -1,5 +1,5 @@
 //! IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes that
-//! change the kernel's state to the wanted one.
+//! change the kernel's state to the wanted state.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme).
-//! - An [`Engine`](engine::Engine) makes it a [`Mode`](proxy::Mode), the [`Proxier`].
+//! - [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
 //! - All code up to the plan is pure.
 //! - A lane is a worker thread that accesses the kernel.
 //! - [`Kernel`] has two implementations: netlink, and the tests' strict fake.

@@ -121,7 +121,7 @@ impl Link {
         self.is_doubtful = false;
     }
 
-    /// True if the tables agree with all notifications so far.
+    /// Returns true if the tables agree with all notifications so far.
     pub(crate) fn is_sure(&self) -> bool {
         !self.is_doubtful
     }

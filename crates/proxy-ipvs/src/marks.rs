@@ -62,12 +62,12 @@ impl Marks {
         }
     }
 
-    /// True if the kernel's marks have been read, or if no marks are needed.
+    /// Returns true if the kernel's marks have been read, or if no marks are needed.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
 
-    /// True if Services must be compiled again, because marks are available now.
+    /// Returns true if Services must be compiled again, because marks are available now.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news || self.freed > 0
     }
@@ -143,8 +143,8 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// True if the table contains the addresses of each mark, as with `--ipvs-semantics=exact`.
-    /// Upstream's semantics use no marks.
+    /// Returns true if the table contains the addresses of each mark, as with
+    /// `--ipvs-semantics=exact`. Upstream's semantics use no marks.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
@@ -273,8 +273,8 @@ impl FormerMarks {
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
-    /// True if packets of the virtual server's connections may still arrive. A Service wants one of
-    /// the virtual server's addresses, or these addresses are unknown.
+    /// Returns true if packets of the virtual server's connections may still arrive: a Service
+    /// wants one of the virtual server's addresses, or these addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);
@@ -288,7 +288,7 @@ fn forget(last: &mut HashMap<ServiceAddress, u32>, at: &ServiceAddress, mark: u3
     }
 }
 
-/// True if packets to an address get a mark.
+/// Returns true if packets to an address get a mark.
 pub(crate) fn is_marked_at(tables: &Tables, at: &ServiceAddress, mark: u32) -> bool {
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     tables.members(Set::LocalMark).actual(&member).is_some()

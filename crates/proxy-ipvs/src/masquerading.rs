@@ -108,7 +108,7 @@ const OF_OUTSIDE: [Set; 6] = [
     Set::LocalMark,
 ];
 
-/// True if a set member must wait until its fwmark virtual server accepts new connections.
+/// Returns true if a set member must wait until its fwmark virtual server accepts new connections.
 /// Meanwhile, packets from outside use the virtual server at their destination address, and rules
 /// masquerade these packets.
 pub(crate) fn awaits_outside_server(
@@ -133,7 +133,8 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_there(&key))
 }
 
-/// True if no other entry must wait for the virtual server. One of these conditions suffices:
+/// Returns true if no other entry must wait for the virtual server. One of these conditions
+/// suffices:
 ///
 /// - The virtual server exists, and sends new connections only to wanted endpoints. If any endpoint
 ///   is wanted, at least one has a weight above 0. (During a drain, weights are 0. After a change
@@ -149,7 +150,7 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// Returns the writes that remove unwanted marks. If an address gets another mark, the plan that
-/// adds the new mark removes the old one first. Otherwise, the mark stays while the virtual server
+/// adds the new mark removes the old mark first. Otherwise, the mark stays while the virtual server
 /// at its address still serves unwanted endpoints.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
@@ -176,9 +177,10 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// True if a virtual server still sends new connections to unwanted endpoints, and the kernel has
-/// not refused to change that. Until then, no further packets may reach the virtual server: packets
-/// from outside keep their mark, and its address does not become local.
+/// Returns true if a virtual server still sends new connections to unwanted endpoints, and the
+/// kernel has not refused the write that would end this. While this is true, no further packets may
+/// reach the virtual server: packets from outside keep their mark, and the address of the virtual
+/// server does not become local.
 pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -189,15 +191,16 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     !servers.is_failing(key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
 }
 
-/// True if any virtual server at an address still sends new connections to unwanted endpoints.
+/// Returns true if any virtual server at an address still sends new connections to unwanted
+/// endpoints.
 pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
     let pending = tables.servers.pending();
     let mut at = pending.filter(|key| key.address().is_some());
     at.any(|key| loses_endpoints(tables, key))
 }
 
-/// True if an unwanted mark must stay, together with the rules that set marks. While the virtual
-/// servers are unknown, every mark stays.
+/// Returns true if an unwanted mark must stay, together with the rules that set marks. While the
+/// virtual servers are unknown, every mark stays.
 pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let mut there = table.iter_actual().map(|(member, ())| member);
@@ -222,7 +225,7 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     ended.collect()
 }
 
-/// True if packets still get the mark of this virtual server.
+/// Returns true if packets still get the mark of this virtual server.
 pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;

@@ -168,7 +168,8 @@ impl NetlinkKernel {
         Ok(())
     }
 
-    /// Sets how service addresses become local. The default is addresses on the link.
+    /// Sets the method that makes service addresses local. By default, the addresses are on the
+    /// link.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
         self.vip_mode = vip_mode;

@@ -264,8 +264,9 @@ impl Ipvs {
     }
 
     /// Adopts wanted virtual servers that were missing from the first dump, or whose evidence of
-    /// ownership may be lost. Either they have the flag of a kube-proxy, or a kube-proxy would have
-    /// created them in the same way. Reports all other wanted ones as foreign.
+    /// ownership may be lost. The proxy adopts a virtual server if it has the flag of a kube-proxy,
+    /// or if a kube-proxy would have created it in the same way. Reports all other wanted virtual
+    /// servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -388,7 +389,7 @@ struct Free {
     addresses: HashSet<IpAddr>,
 }
 
-/// True if a Service claims one of the released addresses, even if another Service owns it.
+/// Returns true if a Service claims one of the released addresses, even if another Service owns it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -83,8 +83,8 @@ impl Ipvs {
         self.drifts.ask();
     }
 
-    /// True if another mode's rules must stay because the proxy cannot read a Kubernetes object.
-    /// Only an operator can correct the object. A restart does not help.
+    /// Returns true if another mode's rules must stay because the proxy cannot read a Kubernetes
+    /// object. Only an operator can correct the object. A restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }

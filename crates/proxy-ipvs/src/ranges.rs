@@ -150,7 +150,7 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// True if a range contains the address, so that it needs no route of its own.
+    /// Returns true if a range contains the address, so that it needs no route of its own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)

@@ -183,7 +183,7 @@ impl Rules {
         rules
     }
 
-    /// True if no rule of the shim exists.
+    /// Returns true if no rule of the shim exists.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty() && self.native.is_empty()
     }

@@ -191,7 +191,8 @@ impl Schedulers {
         }
     }
 
-    /// True if a response has arrived since the last call of [`take_changed`](Self::take_changed).
+    /// Returns true if a response has arrived since the last call of
+    /// [`take_changed`](Self::take_changed).
     pub(crate) fn has_news(&self) -> bool {
         self.has_answers || self.has_changed
     }

@@ -34,7 +34,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// True if the service address lies in one of these networks.
+    /// Returns true if the service address lies in one of these networks.
     pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
         let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
         self.address().is_some_and(is_in)
@@ -141,15 +141,16 @@ impl Properties {
         }
     }
 
-    /// True if the flags contain [`OWNED`](Self::OWNED): a kube-proxy created the virtual server.
+    /// Returns true if the flags contain [`OWNED`](Self::OWNED): a kube-proxy created the virtual
+    /// server.
     pub fn is_owned(&self) -> bool {
         self.flags & Self::OWNED != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a kube-proxy could have created `found` for this wanted virtual server: the two have
-    /// a common destination. If `found` has no destinations, the properties must be equal.
+    /// Returns true if a kube-proxy could have created `found` for this wanted virtual server: the
+    /// two have a common destination. If `found` has no destinations, the properties must be equal.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -249,7 +250,7 @@ impl Destinations {
         }
     }
 
-    /// True if there are no destinations.
+    /// Returns true if there are no destinations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

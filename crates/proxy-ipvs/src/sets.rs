@@ -215,7 +215,7 @@ impl Set {
         ROWS.iter().map(|row| row.set)
     }
 
-    /// True if the set exists only with `--ipvs-semantics=exact`.
+    /// Returns true if the set exists only with `--ipvs-semantics=exact`.
     pub fn is_of_exact(self) -> bool {
         self as usize >= UPSTREAM
     }
@@ -287,14 +287,15 @@ impl Set {
         }
     }
 
-    /// True if the set's members prove ownership of virtual servers. So the proxy removes a virtual
-    /// server before its members.
+    /// Returns true if the set's members prove ownership of virtual servers. So the proxy removes a
+    /// virtual server before its members.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for a member of two kinds: a
-    /// loop-back member contains an endpoint, and a NodePort is served at several addresses.
+    /// Returns the service address of a member. Returns `None` for two kinds of members: a
+    /// loop-back member, which contains an endpoint, and a NodePort, which is served at several
+    /// addresses.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,

@@ -126,8 +126,8 @@ impl Shim {
     }
 
     /// Returns matches for the node's own packets to the members of a set, if a rule must
-    /// masquerade these packets. This is so with `--ipvs-semantics=exact`, which lets the node use
-    /// all endpoints under any traffic policy. Returns `None` otherwise.
+    /// masquerade these packets. Such a rule exists with `--ipvs-semantics=exact`, which lets the
+    /// node use all endpoints under any traffic policy. Otherwise returns `None`.
     fn own_packets_to(
         &self,
         set: Set,

@@ -136,7 +136,7 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// True if the kernel has every entry that an owner claims. An exception is an invalid
+    /// Returns true if the kernel has every entry that an owner claims. An exception is an invalid
     /// destination that the proxy has reported: it may be missing if its virtual server exists.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
@@ -154,7 +154,8 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// True if the address of a virtual server is local, or if no missing range contains it.
+    /// Returns true if the link has the address of a virtual server, or if no missing range
+    /// contains the address. Also true for a virtual server without an address.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {
@@ -162,25 +163,25 @@ impl Tables {
         })
     }
 
-    /// True if the kernel has every wanted range that contains this address.
+    /// Returns true if the kernel has every wanted range that contains this address.
     pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
         let mut missing = self.ranges.pending();
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
-    /// True if this proxy created or adopted a virtual server. Also true if the reply to its
-    /// creation was lost, because the proxy may have created it.
+    /// Returns true if this proxy created or adopted a virtual server. Also true if the reply to
+    /// its creation was lost, because the proxy may have created it.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the proxy may lower the weights of a virtual server. False after a lost reply,
-    /// because the kernel may lack the virtual server's new destinations.
+    /// Returns true if the proxy may lower the weights of a virtual server. False after a lost
+    /// reply, because the kernel may lack the virtual server's new destinations.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
-    /// True if another mode's rules still serve packets.
+    /// Returns true if another mode's rules still serve packets.
     ///
     /// - In iptables, the shim's chains have the same names as the other mode's chains. They jump
     ///   into the other mode's rules until the proxy rewrites them.
@@ -201,7 +202,7 @@ impl Tables {
         })
     }
 
-    /// True if a set still has members, but the proxy wants none in it.
+    /// Returns true if a set still has members, although the proxy wants no members in this set.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)

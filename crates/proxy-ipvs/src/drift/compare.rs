@@ -302,7 +302,7 @@ fn adopted(
         .collect()
 }
 
-/// True if dump and tables agree in three points:
+/// Returns true if dump and tables agree in three points:
 ///
 /// - the ranges;
 /// - the networks that no range may make local;

@@ -51,7 +51,7 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
 }
 
 impl Content {
-    /// True if the table is empty.
+    /// Returns true if the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.forbidden.is_empty()
     }

@@ -445,7 +445,7 @@ impl Addresses {
                     self.route(index, *net).push_replace(&mut batch)
                 }
                 Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
-                // Omits the source, so that the kernel removes the route whatever its source is.
+                // Omits the source, so that the kernel removes the route with any source.
                 Op::UnbindRange(net) => LocalRoute {
                     source: None,
                     ..self.route(index, *net)
@@ -492,7 +492,7 @@ impl Addresses {
         }
     }
 
-    /// True if a new route must replace an existing one: IPv6 refuses a second route (`EEXIST`).
+    /// Returns true if a new route must replace the old route: IPv6 refuses two routes (`EEXIST`).
     fn replaces_route(&self, address: &IpAddr) -> bool {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }
@@ -561,7 +561,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// True if upstream treats this address as a node address.
+/// Returns true if upstream treats this address as a node address.
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),

@@ -60,7 +60,7 @@ pub struct SetInTheWay {
 }
 
 impl OpenError {
-    /// True if the kernel lacks ipset or nftables, so that a retry would also fail.
+    /// Returns true if the kernel lacks ipset or nftables, so that a retry would also fail.
     pub fn is_absence(&self) -> bool {
         matches!(
             self,

@@ -296,7 +296,8 @@ impl Native {
     }
 
     /// Returns the change that creates a set for one prefix length. The transaction that adds
-    /// members to such a set needs it. Returns `None` for all other sets, which exist already.
+    /// members to such a set must contain this change. Returns `None` for all other sets, which
+    /// exist already.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
@@ -474,7 +475,7 @@ fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
     runs
 }
 
-/// True if a kernel set has the wanted key type, capacity and timeout.
+/// Returns true if a kernel set has the wanted key type, capacity and timeout.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -484,8 +485,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if another program's set with our name and another type may have caused the refusal. With
-/// such a set, the kernel refuses our definition of the set, or later the elements.
+/// Returns true if another program's set with our name and another type may have caused the
+/// refusal. With such a set, the kernel refuses our definition of the set, or later the elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -513,8 +514,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// True if this kernel's nf_tables does not support the IP family. Such a kernel refuses every
-/// change of a table of the family.
+/// Returns true if this kernel's nf_tables does not support the IP family. Such a kernel refuses
+/// every change of a table of the family.
 pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     let transaction = Transaction {
         family: family.into(),

@@ -79,8 +79,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// True if an existing virtual server has this scheduler. Ignores the virtual server that an
-/// interrupted test left.
+/// Returns true if an existing virtual server has this scheduler. Ignores the virtual server that
+/// an interrupted test left.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there

@@ -259,7 +259,8 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// True if a kernel set has the right type for the members of our set. Ignores the capacity.
+/// Returns true if a kernel set has the right type for the members of our set. Ignores the
+/// capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))

@@ -22,7 +22,7 @@ impl Budget {
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// True if this number of writes is enough to measure the kernel's speed.
+    /// Returns true if this number of writes is enough to measure the kernel's speed.
     pub(crate) fn tells(ops: usize) -> bool {
         ops >= Self::LEAST.0
     }
@@ -39,8 +39,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the largest number of writes that one Service or namespace may have before other
-    /// Services have theirs.
+    /// Returns the largest number of writes for one Service or namespace that may precede the
+    /// writes of other Services.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }

@@ -132,9 +132,9 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server that
-/// the last plan ended with. So a virtual server with very many changes does not delay all others.
-/// The order of the ranks stays.
+/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server with
+/// which the last plan ended. So a virtual server with very many changes does not delay all other
+/// virtual servers. The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -152,7 +152,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// True if the proxy must create or change a virtual server, or add destinations to it.
+/// Returns true if the proxy must create or change a virtual server, or add destinations to it.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -229,8 +229,8 @@ fn make_server(
     }
 }
 
-/// True if removals can start although additions are pending: the kernel refused an addition, but
-/// another wanted destination serves.
+/// Returns true if removals can start although additions are pending: the kernel refused an
+/// addition, but another wanted destination serves.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -248,8 +248,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// True if a virtual server must keep its endpoints for now. Until packets from outside get their
-/// mark, they would also reach endpoints that only clients in the cluster may use.
+/// Returns true if a virtual server must keep its endpoints for now. Until packets from outside get
+/// their mark, they would also reach endpoints that only clients in the cluster may use.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -269,14 +269,14 @@ pub(super) fn waits_for_outside(
         && !tables.rules.is_failing(&())
 }
 
-/// True if a virtual server must wait until the proxy knows which packet marks are free.
+/// Returns true if a virtual server must wait until the proxy knows which packet marks are free.
 fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// True if a virtual server without destinations must wait for rules. A virtual server that
-/// replaces another program's waits, too: no set contained its address, so its rules are still
-/// missing.
+/// Returns true if a virtual server without destinations must wait for rules. A virtual server that
+/// replaces another program's virtual server also waits: no set contained its address, so its rules
+/// are still missing.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

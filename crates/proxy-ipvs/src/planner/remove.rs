@@ -69,7 +69,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// True if an address must be removed from the link, where it still is an address or a route.
+/// Returns true if an address must be removed from the link, where it still is an address or a
+/// route.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -153,7 +154,7 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// True if a member must stay until another set or source range covers its virtual server.
+/// Returns true if a member must stay until another set or source range covers its virtual server.
 /// Otherwise, the rules would reject or drop clients in the meantime.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // Keeps no member of the firewall set: it admits no client, and without source ranges it would
@@ -190,8 +191,8 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// True if a set contains the address and port of a virtual server. This member proves that the
-/// proxy owns the virtual server.
+/// Returns true if a set contains the address and port of a virtual server. This member proves that
+/// the proxy owns the virtual server.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -43,8 +43,8 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if the leftovers of another mode or shim at a place can be removed: no Service needs them,
-/// and they do not prove ownership of a virtual server.
+/// Returns true if the leftovers of another mode or shim at a place can be removed: no Service
+/// needs them, and they do not prove ownership of a virtual server.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
         // The shim (our rules beside IPVS) has replaced these leftovers, or the process that needed
@@ -73,8 +73,8 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if the proxy has created each wanted set or failed to create it. The rules name all wanted
-/// sets.
+/// Returns true if the proxy has created each wanted set or failed to create it. The rules name all
+/// wanted sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -82,8 +82,8 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// True if the initial lists are complete and all serving entries exist, except those that the
-/// kernel refused.
+/// Returns true if the initial lists are complete and all serving entries exist, except those that
+/// the kernel refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     // Ignores virtual servers that wait for rules, or that wait until no rule marks their packets.

@@ -37,7 +37,8 @@ impl Situation<'_> {
         self.state.knows(part)
     }
 
-    /// True if the rules and sets that mark packets are known, including those of a former shim.
+    /// Returns true if the rules and sets that mark packets are known, including those of a former
+    /// shim.
     pub(super) fn knows_marks(&self) -> bool {
         self.knows(Part::Rules) && self.knows(Part::Sets)
     }
@@ -73,7 +74,8 @@ pub(super) fn gone(
     gone
 }
 
-/// True if the proxy has read the installed rules, and the kernel has not refused the wanted rules.
+/// Returns true if the proxy has read the installed rules, and the kernel has not refused the
+/// wanted rules.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
@@ -81,8 +83,8 @@ pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
 /// Sets of the clients that a load balancer's firewall admits.
 pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// True if an unwanted virtual server is ours, or may be ours because the reply to its creation was
-/// lost.
+/// Returns true if an unwanted virtual server is ours, or may be ours because the reply to its
+/// creation was lost.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }

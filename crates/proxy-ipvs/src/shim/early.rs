@@ -45,7 +45,7 @@ pub(super) enum EarlyRule {
     /// handles the node's packets at hook output. Such a packet reaches hook input only if its
     /// virtual server is missing.
     SkipNode,
-    /// Applies an action to the first packet of each flow to a member of a set.
+    /// Applies an action to the first packet of each flow whose destination is a member of a set.
     To {
         clients: Clients,
         set: Set,

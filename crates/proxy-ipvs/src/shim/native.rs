@@ -55,8 +55,8 @@ const FILTER: i32 = 0;
 /// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's address
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, but after other programs' filters, which so see the packet's
-/// original mark.
+/// Priority before IPVS at hook input, but after other programs' filters. So these filters see the
+/// packet's original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;

@@ -223,7 +223,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// True if this error may mean that the kernel does not know the ownership flag.
+/// Returns true if this error may mean that the kernel does not know the ownership flag.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
