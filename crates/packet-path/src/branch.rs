@@ -49,11 +49,11 @@ impl Step {
     }
 }
 
-/// An assumption on a path: that a rule matches, or that it does not. Needed if the rule is not
-/// supported, or if an object could not be read.
+/// Assumption of a path: a rule matches, or it does not match. A path needs an assumption if the
+/// rule is not supported, or if an object could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Place, object, and reason why the outcome is unknown, as text for the user.
+    /// Place in the kernel, object, and reason why the outcome is unknown, as text for the user.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,
@@ -111,7 +111,7 @@ impl Branch {
         self.steps.push(Arc::new(step));
     }
 
-    /// Returns a copy of the path for an event with this probability. Multiplies the path's
+    /// Returns a copy of the path for an event with probability `chance`, and multiplies the path's
     /// probability by `chance`.
     #[must_use]
     pub fn with_chance(&self, chance: f64) -> Self {
@@ -121,7 +121,7 @@ impl Branch {
     }
 
     /// Splits the path at a rule with unknown outcome. One path assumes that the rule matches, and
-    /// the other path assumes that it does not. `what` describes the place, the rule and the
+    /// the other path assumes that it does not match. `what` describes the place, the rule and the
     /// reason.
     ///
     /// Both paths keep the full probability, because neither is known to be more likely. If a rule

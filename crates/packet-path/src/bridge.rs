@@ -1,4 +1,4 @@
-//! Bridges. Netfilter may handle their frames as packets (`br_netfilter`).
+//! Bridges, whose frames netfilter may handle as packets (`br_netfilter`).
 
 use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;

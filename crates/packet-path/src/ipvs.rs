@@ -32,7 +32,7 @@ const PRIORITY_FORWARD: i32 = 100;
 const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
-/// Place at which a packet continues after IPVS.
+/// Hook at which a packet's path continues after IPVS.
 pub(crate) enum AfterIpvs {
     /// The packet continues at the same hook.
     Stays(Branch),
@@ -151,7 +151,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
         .collect()
 }
 
-/// Returns text for the user: the reason why no destination receives the packet.
+/// Returns the reason why no destination receives the packet, as text for the user.
 fn nobody(server: &Server) -> String {
     match server.destinations.len() {
         0 => "the virtual server has no destination".to_owned(),
@@ -161,7 +161,7 @@ fn nobody(server: &Server) -> String {
     }
 }
 
-/// Returns text for the user: how a virtual server chooses a destination.
+/// Describes how a virtual server chooses a destination, as text for the user.
 fn says(service: &Service, able: usize, all: usize) -> String {
     let how = match service.scheduler.as_str() {
         "rr" => "one after the other",

@@ -1,4 +1,4 @@
-//! Kernel state, other than rules, that the walk of a packet needs.
+//! Kernel state, other than rules, that determines a packet's path.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Kernel state, from the kernel or from a snapshot. During a walk, equal queries return equal
-/// results.
+/// Kernel state, from the kernel or from a snapshot. While one packet is followed, equal queries
+/// return equal results.
 pub trait Kernel {
     /// Returns the route for a packet. If the packet comes from outside, the kernel may refuse a
     /// route because of the source address.
@@ -135,7 +135,7 @@ pub enum Route {
     None {
         /// Reason, such as `no route to host` or `a martian source`.
         why: String,
-        /// True if an error or ICMP message notifies the sender.
+        /// True if an error or ICMP message notifies the packet's sender.
         is_told: bool,
     },
 }

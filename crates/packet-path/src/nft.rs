@@ -67,7 +67,8 @@ pub struct Nft<R> {
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// Reader with its cache. [`Ruleset::walk`] takes `&self` but changes the cache.
+    /// Reader with its cache, in a `RefCell` because [`Ruleset::walk`] takes `&self` and changes
+    /// the cache.
     asked: RefCell<CachedReader<R>>,
 }
 
@@ -100,7 +101,7 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// Response to a query, and true if the response is consistent.
+/// Response to a query, with a flag that is true if the response is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsistentAnswer<T> {
     /// Response to the query.
@@ -186,7 +187,7 @@ impl<R: Reader> Nft<R> {
         evaluation.base_chain(chain, base.policy, branch)
     }
 
-    /// Returns the place of a base chain: `table ip kube-proxy, chain nat-prerouting`.
+    /// Describes a base chain by its table and name: `table ip kube-proxy, chain nat-prerouting`.
     pub fn place(&self, base: &Base) -> Option<String> {
         let (chain, _) = self.bases.get(base.number)?;
         Some(describe::place(chain))

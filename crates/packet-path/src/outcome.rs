@@ -15,7 +15,8 @@ const MOST_TOLD: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
     /// Probability of the path, from 0 to 1. If the scheduler is not random, the value is the
-    /// destination's share of the connections. Each side of a doubt has the full probability.
+    /// destination's share of the connections. After a rule with unknown outcome, the path with a
+    /// match and the path without a match each keep the full probability.
     pub chance: f64,
     /// End of the path.
     pub fate: Fate,
@@ -138,8 +139,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Checks the last doubt first. Once it is dropped, the two sides of an earlier doubt may have
-    // the same outcome.
+    // Checks the last doubt first: without this doubt, the paths of an earlier doubt may have the
+    // same outcome.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -168,7 +169,7 @@ fn takes(walk: &Walk, what: &str, matches: bool) -> bool {
     walk.doubts.iter().any(is)
 }
 
-/// Returns true if both sides of a doubt have the same outcomes.
+/// Returns true if a rule with unknown outcome leads to the same outcomes with and without a match.
 fn is_the_same(walks: &[Walk], what: &str) -> bool {
     const LITTLE: f64 = 1e-6;
     let side = |matches| {

@@ -81,8 +81,7 @@ pub struct Packet {
     /// Destination port. Not meaningful for a reply, whose destination port is unknown (see
     /// [`Packet::destination_port`]).
     pub port: u16,
-    /// Address and port to which the client sent. In a reply, those of the packet to which it
-    /// replies.
+    /// Address and port to which the client sent its packet. A reply keeps this address and port.
     pub original: SocketAddr,
     /// Address of the client before any translation. In a reply, this is still the client.
     pub original_source: IpAddr,

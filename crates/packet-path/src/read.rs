@@ -25,7 +25,7 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Number of members up to which a set is listed, in order to find the network of an address.
+/// Largest number of members of a set that is listed to find the network of an address.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.
@@ -35,7 +35,7 @@ pub struct Rules {
     pub backends: Vec<(Backend, Xtables)>,
     /// Dormant tables, which packets do not reach.
     pub dormant: Vec<DormantTable>,
-    /// Parts that could not be read.
+    /// Rules that could not be read, such as the rules of one backend.
     pub unread: Vec<ReadFailure>,
 }
 
@@ -351,7 +351,8 @@ impl LiveKernel {
         Ok(Some(found.unwrap_or_else(|| written(&type_name, key))))
     }
 
-    /// Returns the network of a set that contains a key, unless the set is too large to list.
+    /// Returns the set's member that contains this key, such as a network. Returns `None` if the
+    /// set has no such member or is too large to list.
     fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let entries = self.listed(set)?.unwrap_or_default();
         let found = entries.into_iter().find(|entry| holds(entry, key));

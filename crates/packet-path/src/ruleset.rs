@@ -28,7 +28,8 @@ pub trait Ruleset {
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
 
     /// Moves a path through a base chain and returns the resulting paths. Their probabilities add
-    /// up to the probability of `branch`. But each side of a doubt has the full probability.
+    /// up to the probability of `branch`. Exception: after [`Branch::doubt`], both paths keep the
+    /// full probability.
     ///
     /// - A path that continues after the chain has no [`Branch::end`]. It may have left the chain
     ///   by accept, by return, or by a policy of accept.

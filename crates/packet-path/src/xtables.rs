@@ -24,7 +24,7 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 const TCP: u8 = 6;
 /// Flag of the first packet of a TCP connection.
 const SYN: u8 = 0x02;
-/// TCP flag that the reply to this packet has in addition.
+/// TCP flag that the reply to a SYN has in addition to SYN.
 const ACK: u8 = 0x10;
 
 /// Parses each rule. Entry point for fuzzing.

@@ -147,7 +147,7 @@ pub struct Base {
 
 impl Base {
     /// Creates the wanted base. `node_ports` are the addresses that serve NodePorts, or `None` if
-    /// all addresses do.
+    /// all addresses serve NodePorts.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {

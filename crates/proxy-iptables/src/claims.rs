@@ -15,7 +15,7 @@ use crate::tables::Tables;
 /// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
 /// Number of endpoints at which comments name endpoints again, after they had omitted them. The gap
-/// to `MANY_ENDPOINTS` prevents that a single endpoint changes every chain back and forth.
+/// to `MANY_ENDPOINTS` keeps a single endpoint from changing every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Claims of all Services of one IP family.
@@ -139,8 +139,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If the
-    /// owner of an address and port changes, the other Service port claims its slots again.
+    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If an
+    /// address and port thereby changes its owner, the other Service port claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,

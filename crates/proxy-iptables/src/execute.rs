@@ -1,4 +1,5 @@
-//! Writes a plan, and reports the outcome of each piece of the plan.
+//! Writes a plan, and reports the outcome of each piece of the plan. A piece is a list of commands
+//! that succeed or fail together.
 //!
 //! 1. The first attempt writes the whole plan with one `iptables-restore`
 //!    ([`RestoreStrategy::Together`]).

@@ -9,8 +9,8 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// One row for each name or name prefix. A longer prefix precedes a shorter one that it begins
-/// with.
+/// One row for each name or name prefix. If one prefix begins with another prefix, the longer
+/// prefix comes first.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-NODEPORTS", NODE_PORTS),

@@ -14,8 +14,8 @@ use crate::plan::{Change, Plan, PortWrites, RestoreStrategy, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Number of changes in a shared chain above which a plan writes the whole chain, if the changes
-/// also exceed an eighth of all wanted slots.
+/// Number of changes up to which a plan changes single rules of a shared chain. With more changes,
+/// the plan writes the whole chain if the changes also exceed an eighth of all wanted slots.
 const FEW_CHANGES: usize = 64;
 /// Approximate number of Service rules in one restore. iptables-nft writes this number in 25 ms.
 /// The time of a larger restore grows with the square of its size.
@@ -24,7 +24,7 @@ const MANY_RULES: usize = 1_024;
 /// iptables-legacy reads and writes the whole table for each restore.
 const MAX_RESTORES: usize = 32;
 /// Number of rules per restore up to which a Service or namespace keeps its place in the writing
-/// order. Its further rules follow the rules of other Services.
+/// order. Further rules of this Service or namespace follow the rules of other Services.
 const SHARE: usize = 256;
 
 /// Inputs from which the planner makes a plan.
@@ -211,8 +211,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Only the deletion of a rule searches the chain. So before the last restore,
-                // counts only slots that have rules in the kernel.
+                // Before the last restore, counts only slots that have rules in the kernel. Only
+                // these rules must be deleted, and only a deletion searches the chain.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();

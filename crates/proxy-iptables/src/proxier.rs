@@ -216,8 +216,8 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // Worker threads (lanes) that continue to write during a change of mode: none, because a single
-    // one makes all writes.
+    // Worker threads (lanes) that continue to write during a change of mode: none, because one
+    // worker thread makes all writes.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {

@@ -22,7 +22,7 @@ pub(crate) struct Tables {
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
     /// Shared chains that the mode must write as a whole. An actual entry is a chain in the kernel
-    /// with a rule that has no address and port, or that is at a wrong position.
+    /// with a rule at a wrong position, or with a rule that has no address and port.
     pub(crate) disordered: Entries<Shared, (), ()>,
     /// Leftovers of other modes. These entries never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,

@@ -457,7 +457,7 @@ pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Returns true for the rule that drops packets to unallocated ClusterIPs, whatever its ranges are.
+/// Returns true for the rule that drops packets to unallocated ClusterIPs, with any ranges.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }

@@ -23,7 +23,7 @@ impl Budget {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns the share of the largest number `most` that `size` entries are.
+    /// Returns `size` entries as a share of the largest number of entries, `most`.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }
@@ -33,8 +33,9 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Returns the size of the next transaction, after one of size `size` took the time `took`.
-    /// Ignores small transactions, because their duration shows little about the kernel's speed.
+    /// Returns the size of the next transaction, after a transaction of size `size` took the time
+    /// `took`. Ignores small transactions, because their duration shows little about the kernel's
+    /// speed.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {

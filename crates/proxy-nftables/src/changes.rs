@@ -1,5 +1,6 @@
 //! Converts a plan into changes of the table, in the order that the kernel requires. The kernel
-//! creates an object before other objects refer to it, and deletes the object after them.
+//! creates an object before other objects refer to it. The kernel deletes an object after all
+//! objects that refer to it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};

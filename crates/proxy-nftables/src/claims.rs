@@ -127,9 +127,9 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims the objects of ports without an endpoint for some clients again, after a read of the
-    /// kernel. So routes in the kernel that lead to endpoints stay. Only for the time in which the
-    /// mode must not delete objects.
+    /// After a read of the kernel, claims again the objects of ports that lack an endpoint for some
+    /// clients. This keeps routes in the kernel that lead to endpoints. Used only while the mode
+    /// must not delete objects.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {

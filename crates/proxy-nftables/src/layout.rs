@@ -20,8 +20,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Returns a text that identifies the layout: `layout`, and the layout's name in
-    /// `--nftables-layout`.
+    /// Returns the word `layout` with the layout's name in `--nftables-layout`.
     pub fn form(self) -> &'static str {
         match self {
             Self::Upstream => "layout upstream",

@@ -239,7 +239,7 @@ pub struct Outcomes {
     pub(crate) refused: usize,
     /// Duration of all transactions together.
     pub(crate) took: Duration,
-    /// True if the kernel's table may differ from the mode's record of it.
+    /// True if the kernel's table may differ from the mode's record of the table.
     pub(crate) is_doubtful: bool,
     /// Error that would also make every further transaction fail, if any.
     pub(crate) general: Option<Arc<str>>,

@@ -11,13 +11,13 @@ use super::run::{Effect, Run};
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 
-/// Returns the place of a chain, such as `table ip kube-proxy, chain services`.
+/// Describes a chain by its table and name, such as `table ip kube-proxy, chain services`.
 pub(super) fn place(chain: &ObjectId) -> String {
     let table = table(chain);
     format!("{table}, chain {}", chain.name)
 }
 
-/// Returns the place of a table, such as `table ip kube-proxy`.
+/// Describes a table by its family and name, such as `table ip kube-proxy`.
 pub(super) fn table(of: &ObjectId) -> String {
     let family = of.family.name();
     format!("table {family} {}", of.table)
@@ -142,18 +142,19 @@ fn quoted(chain: &ObjectId, rule: &Rule) -> String {
     format!("{}: `{text}`", place(chain))
 }
 
-/// Describes a doubt: the rule tests data of the packet that is unknown.
+/// Describes a rule with unknown outcome, because the rule tests unknown data of the packet.
 pub(super) fn open(chain: &ObjectId, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
-/// Describes a doubt: the rule has an unsupported expression.
+/// Describes a rule with unknown outcome, because the rule has an unsupported expression.
 pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
 }
 
-/// Describes an unknown end of a path: an unsupported expression changes the packet.
+/// Describes a rule after which the path is unknown, because an unsupported expression changes the
+/// packet.
 pub(super) fn lost(chain: &ObjectId, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);

@@ -13,20 +13,20 @@ use crate::branch::{Branch, Doubt, End, Step};
 /// Maximum depth of nested jumps in the kernel (`NFT_JUMP_STACK_SIZE`).
 const DEPTH: usize = 16;
 /// Largest number of rules and choices that are evaluated in one base chain. A Service needs a few
-/// for each endpoint. Beyond this number, for example because of many doubts, the rest of the path
-/// is unknown.
+/// rules and choices for each endpoint. Beyond this number, for example after many rules with
+/// unknown outcome, the rest of the path is unknown.
 pub(super) const BUDGET: usize = 100_000;
 /// Largest number of branches that are compared with each other in order to join equal branches.
 const JOINED: usize = 256;
 
-/// Place at which a path continues after a chain or a rule.
+/// Point at which a path continues after a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
     /// The path continues with the next rule. After a chain, it continues in the calling chain.
     On,
     /// The path returns to the calling chain.
     Return,
-    /// The path leaves the base chain. The branch contains its end.
+    /// The path leaves the base chain. `Branch::end` is set if the packet's path ends there.
     Out,
 }
 
@@ -142,8 +142,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // The loop ends the paths in reverse order. Restores the order in which the rule generated
-        // the numbers.
+        // The loop ends the paths in reverse order. Restores the order of the rule's alternatives.
         stopped.reverse();
         Ok(stopped)
     }
@@ -162,7 +161,7 @@ impl<R: Reader> Evaluation<'_, R> {
     }
 }
 
-/// Place at which a path continues after a rule.
+/// Point at which a path continues after a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Continuation {
     Exit(Exit),
@@ -192,8 +191,8 @@ struct RulePath {
     doubt: Option<Arc<str>>,
 }
 
-/// Completes a rule: adds its steps to the paths, and joins equal paths. Drops a doubt if both of
-/// its sides have the same results.
+/// Completes a rule: adds its steps to the paths, and joins equal paths. Drops the rule's doubt if
+/// the rule has the same results with and without a match.
 fn settled(
     chain: &ObjectId,
     found: &KernelRule,
@@ -246,7 +245,7 @@ fn settled(
     decided.collect()
 }
 
-/// Returns true if both sides of a doubt have the same results.
+/// Returns true if a rule with unknown outcome has the same results with and without a match.
 fn makes_no_difference(all: &[RulePath]) -> bool {
     let of = |side| {
         all.iter()

@@ -61,9 +61,9 @@ impl Run {
         Ok(RuleResult::Ended(Box::new(self), None))
     }
 
-    /// Splits the path into two: one assumes that the uncertain test matches, and one assumes that
-    /// it does not. If the rule already has a doubt, follows only the match, because a rule has at
-    /// most one doubt.
+    /// Splits the path into two: one path assumes that the uncertain test matches, and the other
+    /// path assumes that it does not match. If the rule already has a doubt, follows only the
+    /// match, because a rule has at most one doubt.
     fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
@@ -72,8 +72,8 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // Without a match, the effects so far remain, but the rule ends: no expression has this
-        // index.
+        // Without a match, the effects so far remain, but the rule ends here: no expression has
+        // this index.
         no.at = usize::MAX;
         Some(RuleResult::Fork(vec![yes, no]))
     }
@@ -252,7 +252,7 @@ impl Run {
                 self.branch.packet.priority = priority;
                 ExpressionResult::On
             }
-            // Other keys have no effect on the packet's path.
+            // Changes of all other metadata have no effect on the packet's path.
             _ => ExpressionResult::On,
         }
     }

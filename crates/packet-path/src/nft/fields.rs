@@ -31,7 +31,7 @@ const DESTINATION_NAT_DONE: u32 = 1 << 8;
 const LOOPBACK: u16 = 772;
 /// Size of an interface name (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
-/// TCP flags of the first packet and of the reply.
+/// TCP flag of the first packet (SYN), and TCP flags of the reply (SYN and ACK).
 const SYN: u8 = 2;
 const SYN_ACK: u8 = 0x12;
 

@@ -21,8 +21,8 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of changes still to come. Each query of the generation makes one of these changes to
-    /// the ruleset.
+    /// Number of further changes to the ruleset. Each query of the generation makes one change,
+    /// until no change is left.
     pub changes: usize,
 }
 

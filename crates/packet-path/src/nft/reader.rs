@@ -30,8 +30,8 @@ impl ObjectId {
     }
 }
 
-/// Source of the ruleset: the kernel, or a fake in tests. It reads only requested objects, because
-/// a table may have 100,000 chains and elements.
+/// Source of the ruleset: the kernel, or a fake in tests. A reader reads only requested objects,
+/// because a table may have 100,000 chains and elements.
 pub trait Reader {
     /// Returns the ruleset's generation. While the generation stays equal, no object changes.
     ///

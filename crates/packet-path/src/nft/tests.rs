@@ -178,7 +178,7 @@ fn a_service_is_found_among_many_by_lookup() {
         ["services 10.96.0.7 . tcp . 80 : goto service-7"]
     );
     assert_eq!(steps[1].place, "table ip t, chain service-7");
-    // Counts four queries: for two chains, for the set, and for the element.
+    // Four queries suffice: two queries for chains, one for the set, and one for the element.
     assert_eq!(held.asked, 4);
 }
 

@@ -78,7 +78,7 @@ struct Frame<'a> {
     steps: Option<usize>,
 }
 
-/// Place at which a branch continues after a rule.
+/// Point at which a branch continues after a rule.
 enum Next<'r> {
     /// The branch continues with the next rule.
     On,
