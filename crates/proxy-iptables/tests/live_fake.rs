@@ -91,7 +91,8 @@ fn held(kernel: &mut impl Kernel) -> Vec<String> {
             }
         });
         told.unwrap();
-        // Some programs sort chains by name, others by creation. All keep the order of rules.
+        // Some iptables programs sort chains by name, and some sort them by creation. All iptables
+        // programs keep the order of a chain's rules.
         lines.sort_by_key(|line| line.split(' ').take(2).collect::<String>());
         held.push(format!("{table:?}: {lines:#?}"));
     }

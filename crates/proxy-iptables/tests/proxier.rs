@@ -246,7 +246,7 @@ fn a_restart_reads_once_and_writes_nothing() {
 }
 
 #[test]
-fn the_cost_of_a_change_does_not_depend_on_the_services() {
+fn the_cost_of_a_change_does_not_grow_with_the_number_of_services() {
     let cost = |services| {
         let mut world = serving(services);
         world.apply(slice_of(1, [1, 2, 3]));
@@ -341,7 +341,7 @@ fn large_services_of_one_namespace_are_written_last_and_in_pieces() {
 }
 
 #[test]
-fn rules_of_a_service_are_removed_with_it() {
+fn the_rules_of_a_removed_service_are_removed() {
     let mut world = World::new();
     world.sync();
     let before = world.holds();

@@ -186,7 +186,7 @@ impl Node {
         self.writes()
     }
 
-    /// Lets drains end, because the fake kernel has no connections. Returns the writes.
+    /// Ends the drains: the fake kernel has no connections, so no drain waits. Returns the writes.
     fn end_drains(&mut self) -> Vec<Op> {
         self.world.wait(Duration::from_secs(10));
         self.world.settle();
@@ -459,7 +459,8 @@ fn weights(lab: &mut Lab) {
     println!(
         "\n| scheduler | to 1 endpoint here | to 3 in the zone | to 6 elsewhere |\n|---|---|---|---|"
     );
-    // One endpoint on this node, three in its zone, six elsewhere: sums of weights 4, 6 and 6.
+    // One endpoint is on this node, three are in its zone, and six are elsewhere. The sums of their
+    // weights are 4, 6 and 6.
     let placed = |host: u8| Endpoint {
         address: [10, 244, 0, host].into(),
         ready: true,

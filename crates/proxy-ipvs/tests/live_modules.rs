@@ -1,6 +1,6 @@
 //! Tests of error messages on a real kernel that lacks modules. The test unloads modules and
-//! disables module loading. So it needs a kernel that is discarded afterwards: that of lane A, a
-//! virtual machine of the test lab.
+//! disables module loading. So it needs a virtual machine of the test lab (lane A), whose kernel is
+//! discarded afterwards.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;

@@ -710,7 +710,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // The proxier does not retry the write before its time, so the failure remains.
+    // The proxier does not retry the write before its retry time, so the failure remains.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -1171,8 +1171,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     );
 }
 
-/// Sets and rules contain only entries of the Service that owns the address, whatever the order of
-/// events is.
+/// For any order of events, sets and rules contain only entries of the Service that owns the
+/// address.
 #[test]
 fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
     let claimant = |at: &str, cluster_ip: &str, created| {

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn services_with_equally_few_endpoints_share_a_map() {
+    fn services_with_the_same_small_number_of_endpoints_share_a_map() {
         let endpoints = |count: u8| {
             let all = (0..count).map(|host| ([10, 0, 0, host], 80).into());
             Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())

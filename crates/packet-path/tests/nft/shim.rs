@@ -1,5 +1,5 @@
 //! Walks packets through the nf_tables rules of IPVS mode, without IPVS. On a real node, these
-//! rules mark some packets, and IPVS then handles the marked and the unchanged packets.
+//! rules mark some packets, and IPVS then handles both marked and unmarked packets.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};

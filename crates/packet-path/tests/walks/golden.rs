@@ -28,7 +28,7 @@ fn all_masqueraded() -> Vec<String> {
 }
 
 #[test]
-fn a_cluster_ip_is_explained_in_ipvs_mode() {
+fn the_path_to_a_cluster_ip_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "clusterip-tcp", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
@@ -37,14 +37,14 @@ fn a_cluster_ip_is_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn masquerade_all_is_explained_in_ipvs_mode() {
+fn paths_with_masquerade_all_are_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "flag-masquerade-all", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all_masqueraded());
 }
 
 #[test]
-fn a_node_port_is_explained_in_ipvs_mode() {
+fn the_path_to_a_node_port_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-tcp", false);
     let port = "192.168.99.10:30080";
     for from in [POD, "node", HOST] {
@@ -53,7 +53,7 @@ fn a_node_port_is_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
+fn the_path_to_a_node_port_with_local_policy_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-etp-local", false);
     for from in [POD, HOST] {
         let found = world.comes_to(from, "192.168.99.10:30080");
@@ -65,7 +65,7 @@ fn a_local_policy_node_port_is_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn a_service_without_endpoints_is_explained_in_ipvs_mode() {
+fn the_path_to_a_service_without_endpoints_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "no-endpoints", false);
     for from in [POD, "node", HOST] {
         let found = world.ask(from, "10.96.10.10:80");
@@ -85,7 +85,7 @@ fn a_service_without_endpoints_is_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn an_unexposed_port_is_explained_in_ipvs_mode() {
+fn the_path_to_an_unexposed_port_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "clusterip-tcp", false);
     for from in [POD, "node", HOST] {
         let found = world.comes_to(from, "10.96.10.10:81");
@@ -94,7 +94,7 @@ fn an_unexposed_port_is_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn source_ranges_are_explained_in_ipvs_mode() {
+fn the_effect_of_source_ranges_is_predicted_in_ipvs_mode() {
     let vip = "203.0.113.10:80";
     let with = World::golden("ipvs", "lb-sourceranges-with-node", false);
     assert_eq!(with.comes_to(HOST, vip), all_masqueraded());
@@ -108,7 +108,7 @@ fn source_ranges_are_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn external_ips_are_explained_in_ipvs_mode() {
+fn paths_to_external_ips_are_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "externalips-etp-local", false);
     let ip = "198.51.100.7:80";
     assert_eq!(world.comes_to(HOST, ip), [format!("{LOCAL} kept")]);
@@ -116,7 +116,7 @@ fn external_ips_are_explained_in_ipvs_mode() {
 }
 
 #[test]
-fn a_hairpin_connection_is_explained_in_ipvs_mode() {
+fn the_path_of_a_hairpin_connection_is_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "nodeport-etp-local", false);
     let found = world.ask("10.244.1.5", "192.168.99.10:30080");
     assert_eq!(short(&found[0]), format!("{LOCAL} masq 10.244.1.1"));
@@ -142,7 +142,7 @@ fn ipvs_without_conntrack_does_not_masquerade() {
 }
 
 #[test]
-fn ipv6_and_udp_are_explained_in_ipvs_mode() {
+fn paths_over_ipv6_and_udp_are_predicted_in_ipvs_mode() {
     let world = World::golden("ipvs", "dualstack", true);
     let ends = |source: [&str; 2]| {
         let [here, there] = source;
@@ -224,7 +224,7 @@ fn marked_packets_reach_the_virtual_server_of_their_mark() {
 }
 
 #[test]
-fn a_cluster_ip_is_explained_in_iptables_mode() {
+fn the_path_to_a_cluster_ip_is_predicted_in_iptables_mode() {
     let world = World::golden("iptables", "clusterip-tcp", false);
     let ip = "10.96.10.10:80";
     assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
@@ -233,7 +233,7 @@ fn a_cluster_ip_is_explained_in_iptables_mode() {
 }
 
 #[test]
-fn a_node_port_is_explained_in_iptables_mode() {
+fn the_path_to_a_node_port_is_predicted_in_iptables_mode() {
     let world = World::golden("iptables", "nodeport-tcp", false);
     for from in [POD, "node", HOST] {
         assert_eq!(
@@ -251,7 +251,7 @@ fn a_node_port_is_explained_in_iptables_mode() {
 }
 
 #[test]
-fn a_local_policy_node_port_is_explained_in_iptables_mode() {
+fn the_path_to_a_node_port_with_local_policy_is_predicted_in_iptables_mode() {
     let world = World::golden("iptables", "nodeport-etp-local", false);
     let port = "192.168.99.10:30080";
     assert_eq!(world.comes_to(HOST, port), [format!("{LOCAL} kept")]);
@@ -262,7 +262,7 @@ fn a_local_policy_node_port_is_explained_in_iptables_mode() {
 }
 
 #[test]
-fn source_ranges_are_explained_in_iptables_mode() {
+fn the_effect_of_source_ranges_is_predicted_in_iptables_mode() {
     let vip = "203.0.113.10:80";
     let world = World::golden("iptables", "lb-sourceranges-with-node", false);
     assert_eq!(world.comes_to(HOST, vip), all_masqueraded());
@@ -270,7 +270,7 @@ fn source_ranges_are_explained_in_iptables_mode() {
 }
 
 #[test]
-fn a_service_without_endpoints_is_explained_in_iptables_mode() {
+fn the_path_to_a_service_without_endpoints_is_predicted_in_iptables_mode() {
     let world = World::golden("iptables", "no-endpoints", false);
     for from in [POD, "node", HOST] {
         let found = world.comes_to(from, "10.96.10.10:80");
@@ -279,7 +279,7 @@ fn a_service_without_endpoints_is_explained_in_iptables_mode() {
 }
 
 #[test]
-fn affinity_in_iptables_mode_assumes_a_new_client() {
+fn session_affinity_in_iptables_mode_is_predicted_for_a_new_client() {
     let world = World::golden("iptables", "affinity-clientip", false);
     let walks = world.ask(POD, "10.96.10.10:80");
     assert_eq!(walks.len(), 3);

@@ -194,7 +194,7 @@ fn the_number_of_random_branches_is_limited() {
 }
 
 #[test]
-fn a_thousand_endpoints_are_a_thousand_paths() {
+fn each_of_a_thousand_endpoints_has_its_own_path() {
     let mut rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n".to_owned();
     for left in (1..=1000).rev() {
         let chance = 1.0 / f64::from(left);
@@ -298,7 +298,7 @@ fn the_input_interface_of_a_packet_can_be_given() {
 
 proptest! {
     #[test]
-    fn no_iptables_rules_panic_the_evaluation(
+    fn no_iptables_rules_make_the_evaluation_panic(
         lines in proptest::collection::vec(
             "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( \
              (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\

@@ -152,7 +152,7 @@ fn a_later_drain_of_the_same_service_is_also_queried_soon() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // If one of two draining endpoints returns, the queries of the other come no earlier.
+    // If one of two draining endpoints returns, the queries of the other endpoint come no earlier.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -227,7 +227,7 @@ fn a_draining_endpoint_serves_again_if_the_next_owner_of_the_address_has_it() {
 }
 
 #[test]
-fn a_deleted_service_does_not_drain() {
+fn the_endpoints_of_a_deleted_service_do_not_drain() {
     let mut world = web(&["10.244.2.1", "10.244.2.2"]);
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
@@ -238,7 +238,7 @@ fn a_deleted_service_does_not_drain() {
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
     // A new virtual server at the same address and port does not have the draining destinations of
-    // the old one.
+    // the deleted virtual server.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -281,7 +281,7 @@ fn another_programs_changes_of_draining_destinations_are_repaired() {
     world.sync();
     assert_eq!(world.written(), Vec::<String>::new(), "nothing has changed");
 
-    // Another program changes a weight, removes a destination and adds an unwanted one.
+    // Another program changes a weight, removes a destination and adds an unwanted destination.
     edit(&world, WEB, |destinations| {
         let real = |pod, weight| RealServer::new(target(pod)).with_weight(weight);
         *destinations = vec![
@@ -361,8 +361,8 @@ fn a_refused_destination_does_not_stop_drains_of_the_same_virtual_server() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // The only wanted destination is refused. The old destinations stay until the kernel accepts
-    // it.
+    // The kernel refuses the only wanted destination. The old destinations stay until the kernel
+    // accepts this destination.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster. By this mark, a
-//! virtual server sends them only to endpoints of this node.
+//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster. A virtual server
+//! for this mark sends the packets only to endpoints of this node.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -62,8 +62,8 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the numbers of destinations of two virtual servers: that of the load balancer's address,
-/// and that of the packet mark.
+/// Returns the number of destinations of two virtual servers: the virtual server at the load
+/// balancer's address, and the fwmark virtual server.
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();

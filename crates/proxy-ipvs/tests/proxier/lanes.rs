@@ -178,8 +178,8 @@ fn a_part_that_cannot_be_read_at_the_start_blocks_only_entries_that_need_it() {
     for &part in Part::ALL {
         let left = web();
         {
-            // Adds two virtual servers to the kernel: that of a Service which no longer exists, and
-            // that of another program.
+            // Adds two virtual servers to the kernel: one of a Service that no longer exists, and
+            // one of another program.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;

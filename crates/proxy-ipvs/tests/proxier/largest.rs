@@ -1,5 +1,5 @@
-//! Measures turns of the daemon's loop with the largest Service that the limits allow. In the
-//! meantime, a change of another Service waits for at most one turn and one plan.
+//! Measures turns of the daemon's loop with the largest Service that the limits allow. Meanwhile, a
+//! change of another Service waits for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
