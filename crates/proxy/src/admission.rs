@@ -131,7 +131,8 @@ pub(crate) struct Admission {
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs the model must check again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses for which the model must check all Services that list them again.
+    /// Addresses to check again. For such an address, the model rechecks every Service that lists
+    /// it.
     doubted: HashSet<IpAddr>,
     /// Version number of the decisions. Increases whenever a decision may have changed.
     version: u64,

@@ -256,7 +256,8 @@ impl Contested {
     }
 }
 
-/// Formats the Service that owns an address, for a message.
+/// Formats the name of the Service that owns an address, for a message. Returns `another Service`
+/// if the owner is unknown.
 fn named(owner: Option<&NamespacedName>) -> String {
     owner.map_or_else(
         || "another Service".to_owned(),

@@ -73,7 +73,7 @@ pub struct Excess {
     pub external_ips: usize,
     /// Number of ports that the proxy does not serve: the last ones in the list.
     pub ports: usize,
-    /// Number of endpoints that the proxy does not serve. It omits whole EndpointSlices.
+    /// Number of endpoints that the proxy does not serve. The proxy skips whole EndpointSlices.
     pub endpoints: usize,
 }
 

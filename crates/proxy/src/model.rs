@@ -36,7 +36,7 @@ pub struct Model {
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Version number of the set of Service names. Changes whenever a Service is added or deleted.
     names_version: u64,
-    /// Name of this node. Of all other nodes, the model keeps only the zones and drops the names.
+    /// Name of this node. The model drops the names of all other nodes, and keeps only their zones.
     own_node: Option<Box<str>>,
     node: Option<Node>,
     /// True if the Node object of this node exists, and false if it was deleted or a list lacked

@@ -47,7 +47,8 @@ pub struct ServicePortName {
     pub service: NamespacedName,
     /// Name of the port. May be empty if the Service has only one port.
     pub port: Arc<str>,
-    /// Protocol. A Service may use one name for a TCP port and for a UDP port.
+    /// Protocol of the port. Part of the key, as in upstream: a port with another protocol is
+    /// another port, even if it has the same name.
     pub protocol: Protocol,
 }
 
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_split_into_their_parts() {
+    fn object_names_and_service_port_names_are_split_and_formatted() {
         let name = NamespacedName::new("default", "web");
         assert_eq!((name.namespace(), name.name()), ("default", "web"));
         assert_eq!(name.to_string(), "default/web");

@@ -45,9 +45,9 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, of both families. At some of these addresses, another Service serves a
-    /// port of this Service (`yielded`). For one port, [`external_ips_of`](Self::external_ips_of)
-    /// omits these addresses.
+    /// `spec.externalIPs`, of both families. At some addresses and ports, another Service is served
+    /// instead (`yielded`). [`external_ips_of`](Self::external_ips_of) returns only the addresses
+    /// that serve a given port.
     pub external_ips: Vec<IpAddr>,
     /// Addresses and ports of this Service's external IPs at which another Service's load balancer
     /// or node port is served instead. Sorted. Set by the model.

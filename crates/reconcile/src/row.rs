@@ -10,7 +10,8 @@ use std::mem;
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Epoch in which the row became pending, or 0 if the row is not pending or is excused.
+    /// Number of the epoch (time interval) in which the row became pending. 0 if the row is not
+    /// pending, or if the table excuses it from counting as late.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted value.

@@ -38,7 +38,7 @@ impl ReadSchedule {
     }
 
     /// Requests a read as soon as possible. If a read is running, another read follows, because the
-    /// running one may have begun too early.
+    /// running read may have begun too early.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }

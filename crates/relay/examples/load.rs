@@ -96,7 +96,7 @@ fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// Runs a client, and prints its number of rounds in a second.
+/// Runs a client, and prints its number of rounds per second.
 fn client(at: SocketAddr, what: &str, count: usize) {
     let start = Instant::now();
     match what {

@@ -62,9 +62,10 @@ impl Range {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// Kind of a port: its transport, and true for IPv6. Only ports of the same kind compete for a
-/// number. The kernel prefers odd numbers for listeners and even numbers for outgoing connections.
-/// So an IPv4 listener and an IPv6 listener get the same numbers.
+/// Kind of a port: its transport, and true for IPv6. Ports of different kinds may have the same
+/// number, so each kind is counted separately. The kernel prefers odd numbers for listeners, and
+/// even numbers for outgoing connections. So an IPv4 listener and an IPv6 listener get the same
+/// numbers.
 type Kind = (Transport, bool);
 
 /// A guard that counts one ephemeral port as in use.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 /// Number of entries at the head of the queue that each insertion examines. Each insertion adds one
-/// entry, so it must examine at least two. Otherwise, the queue could grow without limit.
+/// entry, so it must examine at least two entries. Otherwise, the queue could grow without limit.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that one eviction may skip.
@@ -20,15 +20,15 @@ const CHANCES: usize = 16;
 struct Entry<V> {
     value: V,
     used: Instant,
-    /// Number that identifies the entry's current place in the queue.
+    /// Number that identifies the entry's current position in the queue.
     number: u64,
 }
 
-/// Place of an entry in the queue.
+/// Position of an entry in the queue.
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time of the entry's last use, recorded when the entry got this place.
+    /// Time of the entry's last use before the entry got this position.
     seen: Instant,
 }
 

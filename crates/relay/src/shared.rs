@@ -20,7 +20,8 @@ use super::recent::Recent;
 use super::redirect_check::RedirectCheck;
 use super::shares::{Client, ClientPlace, Shares};
 
-/// Number of connections that a client may keep even if no place is free.
+/// Number of connections that a client may keep even if the relay has reached its limit of
+/// connections.
 const FEW: usize = 16;
 
 /// Number of connections above the limit that the relay may accept while the connections that they
@@ -83,13 +84,14 @@ impl Shared {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Yields first, so that connections that were accepted earlier can take their places.
+        // Yields first, so that connections that were accepted earlier can occupy their connection
+        // slots.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
     }
 
-    /// Gives a client a place for a connection to a Service, and evicts another connection if
+    /// Gives a client a slot for a connection to a Service, and evicts another connection if
     /// necessary. Waits while no connection may be evicted.
     pub(crate) async fn admit(
         &self,
@@ -210,8 +212,8 @@ impl Counters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that the relay has accepted and then reset. In these
-    /// cases, the client was not allowed, or no endpoint or place was left.
+    /// Returns the number of connections that the relay has accepted and then reset: the client was
+    /// not allowed, or no endpoint or connection slot was left.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }

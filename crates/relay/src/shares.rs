@@ -1,21 +1,21 @@
 //! The shares of clients and Services in the relay's connections and flows.
 //!
-//! A relay has a limited number of places, one for each connection or flow. A client may keep its
-//! places forever, so each client and each Service has a limit:
+//! A relay has a limited number of slots, one for each connection or flow. (The code calls a slot a
+//! place.) A client may keep its slots forever, so each client and each Service has a limit:
 //!
-//! | limit | number of places |
+//! | limit | number of slots |
 //! |---|---|
-//! | of a client | half of all places |
-//! | of a Service | three quarters of all places |
-//! | of all clients together | all places |
+//! | of a client | half of all slots |
+//! | of a Service | three quarters of all slots |
+//! | of all clients together | all slots |
 //!
-//! If a limit is reached, the new connection evicts an existing connection.
+//! If a limit is reached, a new connection evicts an existing connection.
 //!
-//! The evicted connection belongs to the client with the most places within this limit. It is
+//! The evicted connection belongs to the client with the most slots within this limit. It is
 //! approximately the connection that was idle longest.
 //!
-//! If no place is free, clients with [few](Shares::new) places lose none. If all clients have few
-//! places, new connections wait.
+//! If no slot is free, clients with [few](Shares::new) slots lose none. If all clients have few
+//! slots, new connections wait.
 //!
 //! A client is one IPv4 address, one IPv6 /64 network, or this node at all its loopback addresses.
 
@@ -75,20 +75,22 @@ impl fmt::Display for Client {
     }
 }
 
-/// The limited places for connections or flows. `T` is a handle that ends one connection or flow.
+/// Slots for connections or flows, limited in number. `T` is a handle that ends one connection or
+/// flow.
 pub(crate) struct Shares<T> {
     held: RefCell<Holders<T>>,
-    /// Signal that a place has become free.
+    /// Signal that a connection slot has become free.
     freed: Notify,
 }
 
-/// A new place, and the handle of the connection or flow that must end to free this place, if any.
+/// A new connection slot. If another connection or flow must end to free this slot, also the handle
+/// that ends it.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,
 }
 
-/// A client's place for one connection or flow. Dropping the value frees the place.
+/// A client's slot for one connection or flow. Dropping the value frees the slot.
 pub(crate) struct ClientPlace<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
@@ -108,22 +110,22 @@ struct Holders<T> {
     told: Option<Instant>,
 }
 
-/// Limits of the number of places: in total, for one Service, and for one client.
+/// Largest number of connection slots: in total, for one Service, and for one client.
 struct PlaceLimits {
     all: usize,
     service: usize,
     client: usize,
-    /// Number of places that a client may keep even if no place is free.
+    /// Number of connection slots that a client may keep even if no slot is free.
     few: usize,
 }
 
-/// Room for one more connection or flow.
+/// Availability of a slot for one more connection or flow.
 enum ConnectionRoom {
-    /// A place is free.
+    /// A slot is free.
     Free,
-    /// No place is free. A connection or flow of this client to this Service must end first.
+    /// No slot is free. A connection or flow of this client to this Service must end first.
     Of((Service, Client)),
-    /// No place is free, and no client has to lose a place.
+    /// No slot is free, and no client has to give up a slot.
     None,
 }
 
@@ -141,7 +143,7 @@ struct Group {
     count: usize,
 }
 
-/// Clients or Services, ranked by the number of connection places that each occupies.
+/// Clients or Services, ranked by the number of connection slots that each occupies.
 struct PlaceRanking<K> {
     total: usize,
     counts: HashMap<K, usize>,
@@ -161,7 +163,8 @@ impl<K: Clone + Ord + Hash> PlaceRanking<K> {
         self.counts.get(of).copied().unwrap_or_default()
     }
 
-    /// Returns the client or Service with the most places, and the number.
+    /// Returns the client or Service that occupies the most connection slots, and the number of
+    /// these slots.
     fn biggest(&self) -> Option<(usize, &K)> {
         self.ranked.last().map(|(count, of)| (*count, of))
     }
@@ -180,8 +183,8 @@ impl<K: Clone + Ord + Hash> PlaceRanking<K> {
 }
 
 impl<T: Clone> Shares<T> {
-    /// Creates `all` places, at least one. A client with at most `few` places keeps its places even
-    /// if no place is free.
+    /// Creates `all` connection slots, at least one. A client with at most `few` slots keeps its
+    /// slots even if no slot is free.
     pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
         let all = all.max(1);
         let held = Holders {
@@ -206,13 +209,14 @@ impl<T: Clone> Shares<T> {
         }
     }
 
-    /// Waits until a place becomes free.
+    /// Waits until a connection slot becomes free.
     pub(crate) async fn until_freed(&self) {
         self.freed.notified().await;
     }
 
-    /// Gives a client a place at a Service. If necessary, evicts a connection or flow. Returns
-    /// `None` if no place is free and no connection or flow may be evicted.
+    /// Gives a client a slot for a connection or flow to a Service. If necessary, evicts another
+    /// connection or flow. Returns `None` if no slot is free and no connection or flow may be
+    /// evicted.
     pub(crate) fn admit(
         self: &Rc<Self>,
         service: &Service,
@@ -244,7 +248,8 @@ impl<T: Clone> Shares<T> {
         Some(NewPlace { place, evicted })
     }
 
-    /// Evicts a connection of the client with the most places, unless that client has few.
+    /// Evicts a connection of the client with the most connections, unless that client has few
+    /// connections.
     pub(crate) fn make_room(&self) -> Option<T> {
         let mut held = self.held.borrow_mut();
         let (count, client) = held.clients.biggest()?;
@@ -259,7 +264,7 @@ impl<T: Clone> Shares<T> {
 }
 
 impl<T: Clone> Holders<T> {
-    /// Returns the room for one more connection of a client at a Service.
+    /// Returns the availability of a slot for one more connection of a client to a Service.
     fn room(&self, service: &Service, client: Client) -> ConnectionRoom {
         let of_service = self.services.get(service);
         let from = if let Some(ranks) = of_service.filter(|ranks| ranks.total >= self.most.service)
@@ -276,14 +281,15 @@ impl<T: Clone> Holders<T> {
         from.map_or(ConnectionRoom::None, ConnectionRoom::Of)
     }
 
-    /// Returns the Service at which a client has the most places.
+    /// Returns the Service to which a client has the most connections or flows, together with the
+    /// client.
     fn biggest_of(&self, client: Client) -> Option<(Service, Client)> {
         let (_, service) = self.of_clients.get(&client)?.biggest()?;
         Some((Arc::clone(service), client))
     }
 
-    /// Evicts a connection or flow of this Service and client that has been idle for long. Returns
-    /// the handle that ends the connection or flow.
+    /// Evicts a connection or flow of this client to this Service that has been idle for long.
+    /// Returns the handle that ends the connection or flow.
     fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
         let group = self.groups.get_mut(from)?;
         let mut chances = CHANCES;
@@ -327,7 +333,7 @@ impl<T: Clone> Holders<T> {
         Some(member)
     }
 
-    /// Sets the number of a client's places at a Service.
+    /// Records the number of a client's connections or flows to a Service.
     fn count(&mut self, of: &(Service, Client), count: usize) {
         let (service, client) = of;
         let ranks = self.services.entry(Arc::clone(service));
@@ -364,8 +370,9 @@ impl<T: Clone> Holders<T> {
     }
 }
 
-/// Returns the client that must free a place: the client with the most places, or `client` if no
-/// other client has more. Returns `None` if no client has more than `few` places.
+/// Returns the client that must free a connection slot. This is the client with the most slots, or
+/// `client` if no other client has more slots. Returns `None` if no client has more than `few`
+/// slots.
 fn chosen(ranks: &PlaceRanking<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
@@ -382,12 +389,12 @@ impl<T: Clone> ClientPlace<T> {
 
 impl<T: Clone> Drop for ClientPlace<T> {
     fn drop(&mut self) {
-        // Ends the borrow before the drop of the member, because this drop may use the shares
-        // again.
+        // Ends the borrow of the shares before `ended` is dropped, because this drop may use the
+        // shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiting tasks. If only one task woke, this task might need a place at
-            // another Service.
+            // Wakes all waiting tasks. A single task might need a slot of another Service, while
+            // other tasks could use the free slot.
             self.shares.freed.notify_waiters();
         }
     }
@@ -430,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_half_of_all_places_loses_its_own_idle_connections() {
+    fn a_client_with_half_of_all_slots_loses_its_own_idle_connections() {
         let mut tried = Tried::new(100);
         for number in 0..50 {
             tried.admit(number, "web", "10.0.0.1");
@@ -446,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_with_three_quarters_of_all_places_evicts_its_largest_client() {
+    fn a_service_with_three_quarters_of_all_slots_evicts_a_connection_of_its_largest_client() {
         let mut tried = Tried::new(100);
         for number in 0..75 {
             let client = if number < 40 { "10.0.0.1" } else { "10.0.0.2" };
@@ -475,7 +482,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From this number of clients on, no client has more than the few places that it may keep.
+        // From this number of clients on, every client has so few slots that it may keep them.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }

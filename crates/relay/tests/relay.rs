@@ -577,7 +577,7 @@ fn a_dropped_relay_accepts_connections_until_a_new_relay_takes_over() {
 }
 
 #[test]
-fn a_relay_closes_its_ports_with_its_last_handle() {
+fn the_ports_of_a_relay_close_after_its_last_handle_is_dropped() {
     let at = {
         let world = World::tcp(&[named("a")]);
         assert_eq!(world.who(), "a");

@@ -182,7 +182,7 @@ fn one_service_cannot_use_all_connections() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn the_largest_client_is_evicted_when_descriptors_run_short() {
+fn a_connection_of_the_largest_client_is_evicted_if_descriptors_run_short() {
     on_a_node(|| {
         let limits = Limits {
             // Enough descriptors for the listening ports and 40 connections.

@@ -64,7 +64,7 @@ pub(crate) fn open(
     relay.open(transport, at, &"default/web:http".into(), Arc::new(serving))
 }
 
-/// Returns these endpoints, without affinity and for all clients.
+/// Returns the endpoints of a port without session affinity that accepts all clients.
 pub(crate) fn by(endpoints: &[SocketAddr]) -> PortBackends {
     let mut endpoints = endpoints.to_vec();
     endpoints.sort();
