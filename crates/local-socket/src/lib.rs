@@ -152,7 +152,8 @@ impl SocketLocations {
                         let text = format!("{holder} serves at {}", file.display());
                         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                     }
-                    // The file belongs to a daemon that was killed.
+                    // A daemon that was killed left this file. No process listens on the file, so
+                    // this process replaces it.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         fs::remove_file(&file)?;
                     }
@@ -177,7 +178,8 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // Tries the abstract name, because a daemon does not use another user's folder either.
+            // Tries the abstract name, because a daemon would also refuse another user's folder and
+            // bind the abstract name instead.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),
@@ -186,7 +188,8 @@ impl SocketLocations {
         }
     }
 
-    /// Returns true if another user owns the folder. A daemon does not use such a folder.
+    /// Returns true if the path of the folder is not a folder, or if the folder's owner is not
+    /// trusted. A daemon refuses such a folder.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))

@@ -39,8 +39,8 @@ pub trait Definition: Sync {
     /// configuration file.
     fn name(&self) -> &'static str;
 
-    /// Returns the sorted paths of configuration file fields that this mode reads and that at least
-    /// one other mode ignores.
+    /// Returns the paths of the configuration file fields that this mode reads although at least
+    /// one other mode ignores them. The paths are sorted.
     fn fields(&self) -> &'static [&'static str];
 
     /// Returns the flags that this mode reads only without a configuration file. If a file is
@@ -122,9 +122,9 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a line about kernel settings that this mode may have left behind, or `None` if no
-    /// such setting exists. The mode that cleans up after this mode calls this function. Starts no
-    /// process if no such setting exists.
+    /// Returns a log line about kernel settings that this mode may have left behind, or `None` if
+    /// no such setting exists. The mode that cleans up after this mode calls this function. Starts
+    /// no process if no such setting exists.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
@@ -149,8 +149,8 @@ pub trait Definition: Sync {
     }
 }
 
-/// Last work of a process that relays connections itself: waits until the connections end. Blocks.
-/// Returns a line about connections that the process had to close early, or `None` if all
+/// Last work of a process that itself relays connections: waits until the connections end. Blocks.
+/// Returns a log line about connections that the process had to close early, or `None` if all
 /// connections ended.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 

@@ -53,8 +53,8 @@ impl SkippedFamily {
     }
 }
 
-/// Answer to the question whether a reason is usual on healthy nodes. For example, many healthy
-/// nodes lack IPv6, which needs no warning.
+/// Frequency of a reason on healthy nodes. A usual reason (`Yes`) needs no warning. For example,
+/// many healthy nodes lack IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,
@@ -72,8 +72,8 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a worker thread, which calls `kernel` to open its kernel access. The thread's name
-/// contains `what`.
+/// Starts a worker thread. The thread calls `kernel` to open its connection to the kernel. The
+/// thread's name begins with `what`.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
@@ -86,9 +86,9 @@ pub(super) fn thread<K: 'static>(
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first worker thread of each family that the node can serve: the family is
-    /// enabled, passes `check`, and `kernel` can open it. Returns an error if the node can serve no
-    /// family.
+    /// Starts the first worker thread of each family that the node can serve. Such a family is
+    /// enabled and passes `check`, and `kernel` can open it. Returns an error if the node can serve
+    /// no family.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,

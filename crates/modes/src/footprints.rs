@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn origin_of_finds_each_row_that_a_mode_lists() {
+    fn each_row_of_origins_is_found_and_appears_once() {
         for row in ALL.iter().flat_map(|mode| mode.origins) {
             let said = origin_of(ALL, row.space, row.name);
             assert_eq!(said, Some(row.says), "{}", row.name);

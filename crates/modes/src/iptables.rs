@@ -111,9 +111,9 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns a line about the kernel setting for NodePorts on 127.0.0.1. The line does not name
-    /// the program that wrote the setting, because the kernel does not record it. Starts a process,
-    /// which reads the rules, only if the setting has this mode's value and rules exist.
+    /// Returns a log line about the kernel setting for NodePorts on 127.0.0.1. The line does not
+    /// name the program that wrote the setting, because the kernel does not record it. Starts a
+    /// process, which reads the rules, only if the setting has this mode's value and rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

@@ -11,7 +11,8 @@ use route_netlink::Rtnetlink;
 use super::definition::Start;
 use crate::footprints;
 
-/// Returns the sorted addresses that serve NodePorts. Returns none if they cannot be read.
+/// Returns the sorted addresses that serve NodePorts. Returns an empty list if the addresses cannot
+/// be read.
 pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     let mut serving: Vec<IpAddr> = Vec::new();
     for family in IpFamily::ALL {

@@ -86,8 +86,8 @@ pub async fn prepare(settings: &Settings) -> Result<()> {
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The serving container has the same image. A program that is missing here is missing there,
-    // too.
+    // A program that is missing in this init container is also missing in the serving container,
+    // because both containers have the same image.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
     // Many nodes lack IPv6, so probes only families that a bind address names or the node has.
@@ -138,7 +138,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // If the node has no address, its family is unknown.
+            // The Node object has no address, so the family of the bind address decides.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

@@ -1,4 +1,4 @@
-//! Removes the entries of a mode that served before the current one.
+//! Removes the entries of modes that served on this node before the current mode.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Delay before the first look at draining virtual servers. The delay doubles after each look.
+/// Delay before the first read of the draining virtual servers. The delay doubles after each read.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
-/// Longest delay between two looks at draining virtual servers. After a look that takes very long,
-/// the delay is longer.
+/// Longest delay between two reads of the draining virtual servers. After a read that takes very
+/// long, the delay is longer.
 const LAST_LOOK: Duration = Duration::from_secs(8);
 
 /// Cleanup of the entries of modes that served on this node before.
@@ -31,7 +31,8 @@ pub struct Predecessor {
     pub(super) drain_timeout: Option<Duration>,
 }
 
-/// Drain of open connections through virtual servers of earlier modes.
+/// Virtual servers of earlier modes that drain: they keep their open connections, and get no new
+/// connections.
 #[must_use]
 pub struct PredecessorDrain {
     drain: Drain,
@@ -41,8 +42,8 @@ pub struct PredecessorDrain {
 }
 
 impl Predecessor {
-    /// Removes the entries of other modes, and logs the result. Returns the drain of open
-    /// connections, or `None` if no connection is open.
+    /// Removes the entries of other modes, and logs the result. Keeps virtual servers with open
+    /// connections, and returns them as a drain. Returns `None` if no connection is open.
     pub async fn clear(self) -> Option<PredecessorDrain> {
         let (serving, excluded) = (self.serving.clone(), self.excluded.clone());
         // Runs on a blocking thread, because the cleanup waits for the kernel and for other
@@ -89,11 +90,11 @@ impl Predecessor {
 }
 
 impl PredecessorDrain {
-    /// Waits until the last connection has ended or the time is over. Then removes all remaining
-    /// entries of other modes, and logs the result.
+    /// Waits until the last connection has ended or the time limit is over. Then removes all
+    /// remaining entries of other modes, and logs the result.
     ///
     /// Calls `count` with each family's numbers of draining virtual servers and of their
-    /// connections: at the start, after each look, and with 0 at the end.
+    /// connections: at the start, after each read, and with 0 at the end.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));
@@ -137,7 +138,7 @@ impl PredecessorDrain {
                 );
                 break;
             }
-            // Waits at least 20 times as long as this look took. So looks take at most a twentieth
+            // Waits at least 20 times as long as this read took. So reads take at most a twentieth
             // of the time, even with many virtual servers.
             let cost = began.elapsed().saturating_mul(20);
             delay = delay.saturating_mul(2).min(LAST_LOOK).max(cost);

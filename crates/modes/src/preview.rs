@@ -199,7 +199,7 @@ impl Change {
     }
 }
 
-/// Type of the plan of a scheme.
+/// Type of the plans that a scheme (the code of a mode) computes.
 pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// Preview of a plan: the number of its writes, and its changes.

@@ -27,7 +27,8 @@ impl Programs {
         }
     }
 
-    /// Chooses the programs at the first call. Later calls return the same programs. Blocks.
+    /// Chooses the iptables programs at the first call. Later calls return the same programs.
+    /// Blocks.
     ///
     /// - With write access, loads missing kernel modules: those in `modules`, and those of
     ///   iptables.
@@ -35,7 +36,7 @@ impl Programs {
     ///
     /// # Errors
     ///
-    /// Fails if no program is installed, or if none works on this node.
+    /// Fails if no iptables program is installed, or if no installed program works on this node.
     pub fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
         if let Some(chosen) = self.chosen.get() {
             return Ok(chosen.clone());
@@ -48,8 +49,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// Returns all installed programs, the chosen ones first. Returns an empty list if the programs
-    /// do not report their versions.
+    /// Returns all installed iptables programs. The chosen programs come first. Returns an empty
+    /// list if the programs do not report their versions.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

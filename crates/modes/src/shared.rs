@@ -46,8 +46,8 @@ pub struct Shared {
     /// Choice of the iptables programs.
     pub iptables_backend: IptablesBackend,
     /// Networks whose virtual servers belong to other programs and are kept
-    /// (`--ipvs-exclude-cidrs`). IPVS mode uses this setting. So does a mode that removes the
-    /// entries of an earlier IPVS mode.
+    /// (`--ipvs-exclude-cidrs`). IPVS mode uses this setting. A mode that removes the entries of an
+    /// earlier IPVS mode uses it, too.
     pub exclude_cidrs: Vec<IpNet>,
     /// Longest time between two comparisons of the kernel with the wanted state. Above zero.
     pub sync_period: Duration,
@@ -56,7 +56,7 @@ pub struct Shared {
 /// Value of `--iptables-backend`: a choice of iptables programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses. If the node uses no backend, one that works.
+    /// The backend that the node already uses. If the node uses no backend, a backend that works.
     Auto,
     /// The legacy backend, with `iptables-legacy-restore` and its related programs.
     Legacy,

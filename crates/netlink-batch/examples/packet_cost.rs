@@ -122,8 +122,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // After `ip netns del`, the kernel still needs some time to remove a namespace. So this code
-    // deletes the link first: its addresses would disturb the next row.
+    // Deletes the link before the namespace. After `ip netns del`, the kernel still needs some time
+    // to remove a namespace, and the link's addresses would disturb the next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }
@@ -189,7 +189,8 @@ fn await_routes(count: usize) -> Result<(), Box<dyn Error>> {
 
 /// Measures the microseconds for a packet and its reply.
 fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
-    // The first packets wait for neighbour resolution, so they do not count.
+    // Sends one packet that is not measured, because the first packets wait for neighbour
+    // resolution.
     block(socket, 1)?;
     sleep(Duration::from_millis(50));
     answers(socket)?;

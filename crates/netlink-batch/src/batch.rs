@@ -20,7 +20,8 @@ use crate::message::{self, Messages};
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// Position in `bytes` at which each message ends. A void message has no bytes.
+    /// Position in `bytes` at which each message ends. A void message (with an attribute of more
+    /// than 65,535 bytes) has no bytes.
     ends: Vec<usize>,
 }
 
@@ -115,7 +116,7 @@ impl Batch {
     }
 
     /// Writes sequence numbers into the messages, beginning with `first`, and returns all bytes. A
-    /// void message takes a number, too.
+    /// void message has no bytes, but takes a sequence number.
     pub(crate) fn numbered(&mut self, first: u32) -> &[u8] {
         let mut at = 0;
         let mut sequence = first;
@@ -129,7 +130,7 @@ impl Batch {
         &self.bytes
     }
 
-    /// Returns the indices of void messages.
+    /// Returns the indices of void messages (messages with an attribute of more than 65,535 bytes).
     pub(crate) fn void(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(|index| self.raw(*index).is_some_and(<[u8]>::is_empty))
     }

@@ -53,8 +53,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Open`] if no socket of this protocol, or none with these buffers, can be
-    /// opened.
+    /// Returns [`Error::Open`] if the system cannot open a socket of this protocol, or cannot set
+    /// the buffer sizes.
     pub fn open_with(protocol: Protocol, buffers: Buffers) -> Result<Self, Error> {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(match protocol {

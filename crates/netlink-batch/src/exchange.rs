@@ -207,7 +207,8 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // Ignores a reply to an earlier send, or to no message of the batch.
+                        // Ignores a reply to an earlier send, and a reply whose sequence number no
+                        // message of the batch has.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -339,8 +340,8 @@ impl<L: Link> Exchange<L> {
                 },
                 Err(Error::LostReply) => Error::LostReply,
                 Err(error) => {
-                    // Reads the rest of this dump, because until then the socket cannot begin a new
-                    // one (EBUSY).
+                    // Reads the rest of this dump. Until then, the socket cannot begin another dump
+                    // (EBUSY).
                     while !matches!(self.receive()?, QueueRead::Empty) {}
                     return Err(error);
                 }

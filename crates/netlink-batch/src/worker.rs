@@ -82,7 +82,7 @@ impl<T: 'static> Worker<T> {
                     Ok(value) => value,
                     Err(error) => return drop(built.send(Err(error))),
                 };
-                // Cannot fail, because the caller waits for this message.
+                // This send cannot fail, because the caller still waits for the message.
                 let _ = built.send(Ok(()));
                 for job in queue {
                     job(&mut value);

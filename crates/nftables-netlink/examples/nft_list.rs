@@ -28,8 +28,8 @@ fn print(family: Family, dump: &TableDump) {
         };
         println!("\t{word} {} {{", set.name);
         println!("\t\ttype {}{values}", types_of(&set.key));
-        // In a set of ranges, the end of each range is a separate element, which `nft` does not
-        // list.
+        // In a set of ranges, the end of each range is a separate element. `nft` does not list such
+        // elements, so this example skips them.
         let elements = elements.iter().filter(|element| !element.ends_interval);
         let texts = elements.map(|element| text::element(&set.key, &set.kind, element, None));
         let texts: Vec<String> = texts.collect();

@@ -27,14 +27,14 @@ pub(crate) use set::concatenation;
 /// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Limit in bytes for the echo of a transaction's first change: larger changes are not echoed. The
-/// kernel echoes one message for each element.
+/// Size limit in bytes for a transaction's first change. The kernel echoes one message for each
+/// element, so this crate does not request the echo of a larger change.
 const TOLD_BYTES: usize = 4 * 1024;
 
 /// A transaction encoded as messages, ready for one send.
 ///
-/// A caller may send it again. Its anonymous sets then have the same names as before, so the caller
-/// must first delete the rules that use these sets.
+/// A caller may send the transaction again. Its anonymous sets then have the same names as in the
+/// earlier send. So the caller must first delete the rules that use these sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
@@ -174,8 +174,9 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// Reference to the set of an element. A number is faster: the kernel finds a set of the same
-/// transaction directly by its number, but searches all sets of the table for a name.
+/// Reference to the set of an element, by name or by number. A number is faster. The kernel finds a
+/// set of the same transaction directly by its number, but compares a name with all sets of the
+/// table.
 #[derive(Clone, Copy)]
 enum TargetSet<'a> {
     Named(&'a str),

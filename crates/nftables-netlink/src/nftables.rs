@@ -463,9 +463,11 @@ fn is_too_large(doing: &str, source: &io::Error) -> bool {
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Returns true if the kernel refused the transaction as a whole. Such a refusal is the only one,
-/// and names the first change. The kernel sends it in two cases: it fails after it has accepted
-/// each change, or it lacks memory.
+/// Returns true if the kernel refused the transaction as a whole. In this case, the kernel sends a
+/// single refusal, which names the first change. The reason is one of these:
+///
+/// - The kernel fails after it has accepted each change.
+/// - The kernel lacks memory.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))

@@ -48,7 +48,8 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // Sets the filter of every subscription, even if the kernel rejects the filter of one.
+        // Sets the filter of every subscription, even if the kernel rejects the filter of one
+        // subscription.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))
@@ -56,8 +57,8 @@ impl Registry {
     }
 }
 
-/// Entry of an open socket in the list. The entry must end with the socket, because the kernel may
-/// then assign the socket's port number to another program.
+/// Entry of an open socket in the list of own sockets. The entry must be removed when the socket
+/// closes, because the kernel may then assign the socket's port number to another program.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

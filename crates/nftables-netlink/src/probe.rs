@@ -19,7 +19,7 @@ use crate::object::{
 use crate::transaction::{Change, Transaction};
 use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};
 
-/// Name of the table in the test. No such table ever exists.
+/// Name of the table in the probe's transaction. The kernel never commits this table.
 const NAME: &str = "nftables-netlink-probe";
 
 /// A feature that a kernel may lack.
@@ -180,9 +180,9 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // If the kernel refuses a table, chain or set, it also refuses the objects inside this
-            // table, or those that use this chain or set. Such further refusals reveal nothing
-            // about features.
+            // If the kernel refuses a table, it also refuses all objects inside this table. If it
+            // refuses a chain or set, it also refuses the objects that use it. Such further
+            // refusals reveal nothing about features.
             let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {

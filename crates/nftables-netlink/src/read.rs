@@ -216,8 +216,8 @@ impl Nftables {
         meanwhile: AllowedChanges,
     ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // Requests by key suffice only if the set has exactly these numbers as keys. A set of
-            // another size has further elements.
+            // A request by key is sufficient only if the keys of the set are exactly these numbers.
+            // A set of another size has further elements.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -243,8 +243,8 @@ impl Nftables {
     }
 
     /// Requests the elements of as many sets as one send can cover, and adds them to `found`.
-    /// Returns the sets that did not fit. If a set lacks an element for one of its numbers, `found`
-    /// gets no entry for this set.
+    /// Returns the sets for which this send had no space. If a set lacks an element for one of its
+    /// numbers, `found` gets no entry for this set.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,

@@ -62,7 +62,8 @@ struct RegisterText {
 }
 
 impl RegisterText {
-    /// Returns the text with its mask, as it appears outside of a comparison.
+    /// Returns the text, followed by the mask if there is one. `nft` prints a mask in this way
+    /// outside of comparisons.
     fn masked(self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),
@@ -268,7 +269,8 @@ impl Renderer<'_> {
         self.words.push(Statement { text, is_protocol });
     }
 
-    /// Removes the match of the protocol, if the next match implies it.
+    /// Removes the statement that matches only the protocol, if the match `follows` implies the
+    /// same protocol.
     fn leave_out_protocol(&mut self, follows: &str) {
         let Some(protocol) = &self.protocol else {
             return;

@@ -32,8 +32,8 @@ pub(crate) struct Watch<'a> {
     /// Generation at the start of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// Generation of the last transaction whose reports have all arrived, or `None` before the
-    /// first one.
+    /// Generation of the last transaction whose reports have all arrived. `None` until the reports
+    /// of one transaction have arrived.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -58,9 +58,9 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // Discards these reports, because they belong to earlier transactions. One transaction may
-        // still be running although its generation is already in effect: the kernel reports its end
-        // later.
+        // Discards the reports that have already arrived, because they belong to earlier
+        // transactions. One of these transactions may still be running although its generation is
+        // already in effect: the kernel reports the end of a transaction later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
@@ -87,8 +87,8 @@ impl<'a> Watch<'a> {
             }
             Event::Committed { generation, .. } => {
                 // A transaction with the initial generation was already running when the watch
-                // started. The watch may have missed some of its reports, so it counts as a change
-                // of this table.
+                // started. The watch may have missed some reports of this transaction, so the
+                // transaction counts as a change of this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }

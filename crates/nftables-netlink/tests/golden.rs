@@ -44,8 +44,8 @@ fn files() -> Vec<PathBuf> {
 /// counts and generations. Replaces the names of anonymous sets by numbers, because the kernel and
 /// this crate name these sets differently, and no program displays their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
-    // Message types, each with the attributes to ignore: they differ between kernels, or are only
-    // padding.
+    // Message types, each with the attributes that the comparison ignores. These attributes differ
+    // between kernels, or are only padding.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
     const CHAINS: (u16, &[u16]) = (0x0a04, &[2, 6, 9]);
     const RULES: (u16, &[u16]) = (0x0a07, &[3, 6, 8]);
@@ -333,8 +333,9 @@ fn each_nft_version_lists_the_same_ruleset() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Compares two listings by `program`: one of a file that `loader` has loaded, and one of the same
-/// tables as this crate creates them. Returns the difference, or `None` if both are equal.
+/// Compares two listings that `program` prints: one after `loader` has loaded the file, and one
+/// after this crate has created the same tables. Returns the difference, or `None` if both listings
+/// are equal.
 fn listed_alike(program: String, loader: String, file: &Path) -> Option<String> {
     let what = format!("{program} lists what {loader} loads: {}", file.display());
     let path = file.to_str().unwrap().to_owned();

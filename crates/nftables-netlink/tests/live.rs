@@ -368,8 +368,8 @@ fn changes_of_all_own_sockets_are_ignored() {
         for subscription in &subscriptions {
             assert_ne!(told(subscription), []);
         }
-        // The closed socket must leave the list, because the kernel may assign its port number to
-        // another program. `stranger` plays that program.
+        // Checks that the closed socket has left the list. The kernel may assign its port number to
+        // another program, which `stranger` represents.
         drop(second);
         let mut stranger = Nftables::open().unwrap();
         let mut third = own.open().unwrap();
@@ -440,7 +440,8 @@ fn concurrent_writers_detect_each_others_commits() {
             }
             wrong
         };
-        // Writers on new threads, which are in the same network namespace as this thread.
+        // Starts writers on new threads. These threads are in the same network namespace as this
+        // thread.
         let writers: Vec<_> = (0..WRITERS)
             .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
             .collect();
@@ -587,7 +588,7 @@ fn a_transaction_without_changes_is_not_sent() {
 fn a_prepared_transaction_can_be_committed_repeatedly() {
     in_namespace(|mut nftables| {
         let mut changes = service();
-        // One transaction can delete the table and create it again.
+        // Deletes the table and creates it again in one transaction, which the kernel allows.
         changes.insert(1, Change::DeleteTable);
         changes.insert(2, changes[0].clone());
         let mut prepared = PreparedTransaction::new(&transaction(changes), None);

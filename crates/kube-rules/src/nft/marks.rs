@@ -33,8 +33,8 @@ impl Line {
             ])
     }
 
-    /// Restores the mark that [`Self::mark_by`] replaced. Skips packets of the node itself, packets
-    /// whose mark has bits outside of `bits`, and packets whose old mark was 0.
+    /// Restores the mark that [`Self::mark_by`] replaced. The rule matches only packets of other
+    /// hosts whose old mark was not 0, and whose current mark is not 0 and has only bits of `bits`.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);

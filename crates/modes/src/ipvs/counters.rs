@@ -120,8 +120,9 @@ fn tell(
     Ok(())
 }
 
-/// Passes the samples of a service address, each as the sum over its virtual servers. If several
-/// virtual servers have the same destination, this destination has one sample.
+/// Passes the counters of a service address, and then of its destinations, to `take`. Each count is
+/// the sum over all virtual servers of this address. If several virtual servers have the same
+/// destination, `take` gets one sample for this destination.
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,

@@ -147,8 +147,8 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // Starts to read the rules in the background, so that the first comparison need not
-            // wait.
+            // Starts to read the rules in the background, so that the first comparison finds them
+            // already read.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -205,8 +205,8 @@ impl OpenedKernel for Ipvs {
         &self.families.left_out
     }
 
-    /// Returns `None`, because IPVS mode itself removes the entries of other modes. The removals
-    /// follow the order in which IPVS mode replaces these entries.
+    /// Returns `None`, because IPVS mode itself removes the entries of other modes, in the order in
+    /// which it replaces them.
     fn serving(&self) -> Option<ServingMode> {
         None
     }

@@ -29,8 +29,8 @@ pub(super) struct ChosenShim {
     pub(super) carrier: Carrier,
 }
 
-/// Match extension for rules that use sets, with its revision. This revision is the first that
-/// supports `-m set ! --match-set`.
+/// Match extension `set`, with the first revision that supports `-m set ! --match-set`. The shim's
+/// rules need this match.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 /// Chain in which Calico's Felix changes packet marks at hook input.
@@ -97,8 +97,8 @@ impl ChosenShim {
             Access::Read => proxy_ipvs::check_nftables(),
         };
         if !there.any(|family| tried(family).is_ok()) {
-            // If neither shim works, returns the error of upstream's shim, which names the missing
-            // program or feature.
+            // Neither shim works. Fails if iptables is missing. Otherwise chooses upstream's shim,
+            // because its later error names the missing kernel feature.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }

@@ -95,8 +95,8 @@ fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // If `count` got more flows than the last run of the search has seen, the search has
-        // restarted. Then some flows were counted twice.
+        // If `count` received more flows than one run of the search has seen, the search has
+        // restarted and some flows were counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }

@@ -36,9 +36,9 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// host has an old `nft`.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// First kernel version that accepts `reject` in the chains of the layout `flat` that packets pass
-/// before routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). The version
-/// decides, because no trial can: the kernel checks `reject` at the end of a transaction, which a
-/// trial never sends.
+/// before routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). The program
+/// compares versions, because a trial transaction cannot detect this: the kernel checks `reject` at
+/// the end of a transaction, and a trial has no end.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";

@@ -42,7 +42,7 @@ pub struct ApplyOutcome {
     pub failures: Vec<SysctlError>,
 }
 
-/// A setting whose value differs from the wanted one.
+/// A setting whose value in the kernel differs from the wanted value.
 pub struct Difference {
     row: &'static SysctlRow,
     value: u64,
@@ -93,8 +93,8 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
     for WantedSetting { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // Such a setting is never restored, so its origin is not needed. The loop below writes
-            // a value that differs.
+            // A setting with `End::Stays` is never restored, so its origin is not recorded. The
+            // loop below writes its wanted value.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -119,7 +119,7 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
                 );
             }
             Err(source) => {
-                // Nothing was written, so no value has to be restored.
+                // This process did not write the setting, so it has no old value to restore.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,

@@ -30,8 +30,8 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // One hash bucket for every four entries. Then a full table has four entries per bucket on
-    // average.
+    // Sets one hash bucket for every four entries, so that a full table has four entries per bucket
+    // on average.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,

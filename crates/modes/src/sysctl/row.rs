@@ -25,7 +25,7 @@ pub struct SysctlRow {
 pub enum AcceptableValue {
     /// Only the wanted value.
     Exactly,
-    /// The wanted value, and every larger one.
+    /// The wanted value, and every larger value.
     AtLeast,
 }
 
@@ -42,8 +42,8 @@ pub enum OnReadOnly {
 /// Work that needs a setting. More important work comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Correct service, without harm to other hosts. If the setting is wrong, the start fails, and
-    /// the entries of another mode continue to serve.
+    /// Correct service, without harm to other hosts. If the daemon cannot write the setting, the
+    /// start fails, and the entries of another mode continue to serve.
     ///
     /// If this mode has served on this node before, the start continues, because it makes nothing
     /// worse.
@@ -149,8 +149,8 @@ impl SysctlRow {
         })
     }
 
-    /// Returns advice to undo the setting, if it has kube-proxy's value. Returns `None` if it has
-    /// another value, and for a setting with [`End::Stays`].
+    /// Returns advice to undo the setting if it has kube-proxy's value. Returns `None` if the
+    /// setting has another value, or if it is a setting with [`End::Stays`].
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

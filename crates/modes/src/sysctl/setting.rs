@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A kernel setting whose value differs from the wanted one.
+/// A kernel setting whose value differs from the wanted value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// Name of the setting in sysctl(8), or its path.

@@ -12,7 +12,8 @@ use crate::Malformed;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 
-/// A scripted kernel: for each send, a list of results that the socket receives.
+/// A scripted kernel. The script has one list of results for each send, and the socket receives
+/// these results.
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
@@ -183,8 +184,8 @@ fn late_replies_are_not_attributed_to_later_requests() {
             Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok(verdict(1, EEXIST)),
         ],
-        // The socket receives a late reply to the first send (sequence number 2), messages with
-        // unknown sequence numbers (0, 77), and replies to this send.
+        // The socket receives three kinds of replies: a late reply to the first send (sequence
+        // number 2), replies with unknown sequence numbers (0, 77), and replies to this send.
         vec![
             Ok(verdict(2, EBUSY)),
             Ok(verdict(0, EBUSY)),

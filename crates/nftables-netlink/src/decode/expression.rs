@@ -18,8 +18,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Number of attribute kinds that are decoded: those of supported expressions, and a few more,
-/// which newer kernels may add.
+/// Number of decoded attribute kinds for an expression. Supported expressions have fewer kinds, and
+/// newer kernels may add a few.
 const MOST: usize = 16;
 
 /// Attributes of an expression, by kind.
@@ -60,8 +60,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of an optional range that has only one value. For such a range, the
-    /// kernel reports the same register as lower and upper bound.
+    /// Returns the register of a range that this crate supports only with a single value. For a
+    /// single value, the kernel reports the same register as lower and upper bound.
     fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
             None => PairContent::Absent,

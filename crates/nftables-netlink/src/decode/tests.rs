@@ -148,8 +148,8 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
-            // Here, the key of a range's end has any length. In the kernel, it is as long as the
-            // other keys.
+            // The generated last key of a range may have any length. In the kernel, all keys of a
+            // set have the same length.
             key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,
@@ -196,8 +196,8 @@ fn translation() -> impl Strategy<Value = Expression> {
                 family,
                 address,
                 port,
-                // Clears the lowest two flags, because the decoder clears them, too. They only
-                // state whether the expression has an address and a port.
+                // Clears the lowest two flags, because the decoder clears them, too. These two
+                // flags only state whether the expression has an address and a port.
                 flags: flags & !3,
             }
         }),

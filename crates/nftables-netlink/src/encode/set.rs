@@ -29,7 +29,7 @@ pub(crate) struct Sets {
     last: u32,
     /// Random number that makes names unique to this transaction.
     unique: u64,
-    /// Name that was returned last.
+    /// Buffer for the name that `name_of` returned last.
     name: String,
 }
 

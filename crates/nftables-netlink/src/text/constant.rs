@@ -34,7 +34,7 @@ pub(super) enum Kind {
     Family,
     EtherType,
     Bytes,
-    /// Constant whose type is known only from its use.
+    /// Constant without a type. The expression that uses the constant determines the type.
     Constant(Vec<u8>),
 }
 
@@ -141,7 +141,7 @@ impl Kind {
         }
     }
 
-    /// Returns this format for a value whose bytes a rule has swapped.
+    /// Returns the format of the same value after a rule has swapped its bytes.
     pub(super) fn turned(self) -> Self {
         match self {
             Self::Number | Self::Mark => Self::Big,
@@ -165,8 +165,8 @@ impl Kind {
         (ones == all && rest.all(|byte| *byte == 0)).then_some(ones)
     }
 
-    /// Renders a comparison of a route's presence: `exists` or `missing`. Returns `None` for other
-    /// formats.
+    /// Renders a comparison of a route's presence: `exists` or `missing`. Returns `None` if the
+    /// value has another format than `Presence`.
     pub(super) fn presence(&self, how: Comparison, with: &[u8]) -> Option<&'static str> {
         let is_0 = with.iter().all(|byte| *byte == 0);
         (*self == Self::Presence).then_some(if is_0 == (how == Comparison::Equal) {
