@@ -37,7 +37,7 @@ fn name_of_slice(service: &str) -> String {
 }
 
 /// Changes of endpoints in the background of a fault. The Service `web` repeatedly loses and
-/// regains one endpoint. The crowd, a group of Services without traffic, gets new endpoints.
+/// regains one endpoint. A crowd of Services without traffic repeatedly gets new endpoints.
 #[derive(Debug)]
 pub(crate) struct Churn {
     made: Arc<AtomicUsize>,
@@ -46,8 +46,8 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Starts at most `rate` changes per second of the crowd's endpoints. Every 300 ms, also
-    /// changes an endpoint of `web`.
+    /// Starts to change the crowd's endpoints, at most `rate` times per second. Also changes an
+    /// endpoint of `web` every 300 ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         Self::of(objects, rate, move |to, number| {
             if crowd == 0 {
@@ -74,8 +74,8 @@ impl Churn {
         })
     }
 
-    /// Starts the changes. `step` gets the number of the next change. It makes one or more changes,
-    /// and returns how many.
+    /// Starts the changes. `step` gets the number of the next change. `step` makes one or more
+    /// changes, and returns their number.
     fn of(
         objects: Cluster,
         rate: u32,

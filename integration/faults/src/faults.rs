@@ -24,7 +24,7 @@ pub(crate) struct Fault {
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
-    /// Modes in which the short form runs the fault. `make test` runs the short form.
+    /// Modes in which `make test` runs the fault. `make test` runs a short form of this program.
     pub(crate) short: &'static [&'static Mode],
     /// Condition under which the fault can run on this kernel. Some faults need a VM, because they
     /// change the clock of the whole machine.
@@ -49,7 +49,8 @@ const EACH_FORM: &[&Mode] = &[
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// IPVS mode and nftables mode, for faults that depend only on the kind of kernel state.
+/// IPVS mode and nftables mode. These two modes are enough for a fault that depends only on the
+/// kind of kernel state.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 /// Modes with iptables rules.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];

@@ -19,7 +19,8 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// Prefix of the result names of persistent connections.
 const OPEN: &str = "open, ";
 
-/// Path of traffic: the sender's place, the destination address, and the number of connections.
+/// Path of traffic: the sender (a pod, node or host), the destination address, and the number of
+/// connections.
 #[derive(Debug, Clone)]
 pub(crate) struct TrafficPath {
     pub(crate) from: Place,

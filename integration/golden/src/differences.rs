@@ -48,8 +48,9 @@ const DIFFERENCES: [Difference; 4] = [
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },
-    // The kubelet also uses the rule that protects localhost from neighbours. Therefore no mode
-    // removes this rule, like upstream.
+    // The kubelet also uses the rule that protects localhost from neighbours. Like upstream, no
+    // mode of the daemon removes this rule. If the rule existed before the daemon's start, the
+    // expected state contains the rule.
     Difference {
         expect: the_kubelets_rule_stays,
     },

@@ -38,8 +38,9 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Like [`QUIET`], for upstream's kube-proxy. Upstream pauses for at least 1 s between two syncs.
 /// Upstream's sync deletes stale entries only if they are at least 1 s old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Time by which the API server sends upstream's kube-proxy `ServiceCIDR`s before Services.
-/// Upstream does not wait for `ServiceCIDR`s, but had received them first when the dumps were made.
+/// Head start of `ServiceCIDR`s before Services, if the API server sends them to upstream's
+/// kube-proxy. Upstream does not wait for `ServiceCIDR`s, but had received them first when the
+/// dumps were made.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
 /// Timeout for the daemon to listen on a health-check node port after its first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
@@ -62,7 +63,7 @@ const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet
 /// Arguments of `ip route` that select the local routes of a proxy.
 const ROUTES: &str = "table local proto 107";
 
-/// The daemon's binary, its mode, and true for upstream's kube-proxy.
+/// The daemon's binary and its mode, and a flag that marks upstream's kube-proxy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,

@@ -35,8 +35,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Returns true if the kernel has nf_tables. A lab VM's kernel has it in lane B only; on the host
-/// lane, this depends on the host.
+/// Returns true if the kernel has nf_tables. Of the lab's VM kernels, only the kernel of lane B has
+/// nf_tables. The host's kernel may or may not have them.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -154,7 +154,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Replaces the pod, which has ended, with a new one.
+    /// Replaces the ended pod with a new pod.
     fn roll(&mut self, c: &Cluster) -> Outcome {
         let files = configuration(&self.objects, c.folder())?;
         let daemon_set = of_kind(&self.objects, "DaemonSet")?;

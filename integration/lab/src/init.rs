@@ -43,7 +43,7 @@ use crate::signals::kill_all_others;
 /// `main`.
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
-    // User Mode Linux appends more of the kernel's command line (console=tty0).
+    // User Mode Linux appends further words of the kernel's command line, such as `console=tty0`.
     let (verb, dir) = (args.next(), args.next());
     if std::process::id() != 1 || verb.is_none_or(|verb| verb != "init") {
         return;

@@ -396,8 +396,8 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Forwards output only after it has checked for the end of the run. The runner then
-            // also forwards the output that the VM wrote just before its end.
+            // Forwards output after the check for the end of the run. The runner thus also forwards
+            // the output that the VM wrote just before its end.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }

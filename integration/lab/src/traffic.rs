@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traffic_report_lists_each_failure_with_its_number() {
+    fn a_traffic_report_counts_each_kind_of_failure() {
         use Failure::{Reset, TimedOut};
         let results = [Ok("near"), Err(TimedOut), Err(Reset), Err(TimedOut)];
         let account = play(&client(Counts::All, Duration::MAX), &results);

@@ -251,8 +251,8 @@ fn connection_failures_are_classified() -> Outcome {
         small.a1.ask_udp(at("192.167.2.206:81"), SOON),
         Err(Failure::Refused)
     );
-    // On a host without a route, the kernel fails the request locally. If a node has no route, it
-    // informs the pod by ICMP.
+    // On a host without a route, the kernel fails the request locally. If a node has no route to
+    // the destination, the node sends the pod an ICMP error.
     assert_eq!(
         small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
         Err(Failure::Unreachable)
@@ -375,8 +375,8 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
     Ok(())
 }
 
-/// `ipvsadm` creates a virtual server, and the kernel distributes connections to it. So IPVS is
-/// real in the lab.
+/// `ipvsadm` creates a virtual server, and the kernel distributes connections to its destinations.
+/// This shows that the lab's kernel has a working IPVS.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;

@@ -437,8 +437,8 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
 }
 
 /// The init container prepares its pod for a mode, and records the mode in a file. A restarted
-/// container must run the recorded mode. Both containers therefore see the same file, and the file
-/// ends with the pod.
+/// container must run the recorded mode. Both containers therefore mount the volume with this file,
+/// and Kubernetes removes the volume with the pod.
 #[test]
 fn the_prepared_mode_is_stored_in_a_pod_volume() {
     for folder in FOLDERS {

@@ -71,7 +71,7 @@ verbs! {
     Lift "lift" 3,
     /// Delivers some pending events to the daemon.
     Hear "hear" 14,
-    /// One of the daemon's kernel threads does some steps.
+    /// One of the daemon's threads that read and write the kernel does some steps.
     Step "step" 70,
     /// The daemon's engine records finished jobs and starts due jobs.
     Turn "turn" 24,

@@ -25,7 +25,8 @@ pub struct Campaign {
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// Forms of the modes (a mode with a shim or layout). The sequences use the forms in turn.
+    /// Forms of the modes. A form is a mode with a certain shim or layout. The sequences use the
+    /// forms in turn.
     pub forms: Vec<&'static Form>,
     /// Kernel on which the sequences run.
     pub ground: Ground,
@@ -68,8 +69,8 @@ impl Ground {
     }
 }
 
-/// Returns the forms that this machine's kernel supports in a family. Also returns the reasons why
-/// it does not support the other forms.
+/// Returns the forms of modes that this machine's kernel supports in a family. For each unsupported
+/// form, also returns the reason.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {
@@ -87,7 +88,7 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
 pub struct Account {
     /// Number of sequences that ran to their end, or to their failure.
     pub histories: u64,
-    /// Number of steps that the kernel threads of the daemon did.
+    /// Number of steps of the daemon's threads. A step is one read or write of the kernel.
     pub pieces: u64,
     /// Duration of the campaign.
     pub took: Duration,
@@ -105,7 +106,7 @@ pub struct Account {
 pub struct FailedSequence {
     /// Seed of the sequence.
     pub seed: u64,
-    /// Form of the mode in the failed sequence.
+    /// Mode of the failed sequence, with its shim or layout.
     pub form: &'static Form,
     /// The address family in the failed sequence.
     pub family: IpFamily,

@@ -131,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// Returns every frontend of a Service, each with the Services that claim it.
+    /// Returns the frontends of all Services, each with the Services that claim it.
     pub fn fronts(
         &self,
         addresses: &BTreeSet<IpAddr>,
@@ -179,7 +179,7 @@ impl Cluster {
         fronts
     }
 
-    /// Returns all versions of the Services that have a part that the kernel rejects forever.
+    /// Returns all versions of Services with a part that the kernel permanently rejects.
     pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
@@ -187,7 +187,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of the present Services that have a part that the kernel rejects forever.
+    /// Returns the names of present Services with a part that the kernel permanently rejects.
     pub fn barred_names(&self, barred: &[RejectedPart]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &RejectedPart| match *barred {
             RejectedPart::Service(number) => service.name == name(number),
@@ -208,9 +208,10 @@ impl Cluster {
         barred.map(|service| service.name.to_string()).collect()
     }
 
-    /// Returns all serving endpoints if an object is unreadable, otherwise none. The unreadable
-    /// object may have ready endpoints, and then these serving endpoints should get no traffic. The
-    /// daemon cannot know this, so it may use them.
+    /// Returns the endpoints that the daemon may use because an object is unreadable: all serving
+    /// endpoints. Returns no endpoints if all objects are readable. The unreadable object may have
+    /// ready endpoints, and then the serving endpoints should get no traffic. The daemon cannot
+    /// know this.
     pub fn makeshift(&self) -> BTreeSet<Target> {
         let mut all = BTreeSet::new();
         if self.garbled.is_empty() {

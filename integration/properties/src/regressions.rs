@@ -15,7 +15,7 @@ use crate::modes::{FORMS, Form};
 pub struct Regression {
     /// Path of the file.
     pub path: PathBuf,
-    /// Form of the mode in the saved sequence.
+    /// Mode of the saved sequence, with its shim or layout.
     pub form: &'static Form,
     /// The address family in the saved sequence.
     pub family: IpFamily,

@@ -37,7 +37,7 @@ pub struct HistoryResult {
     pub failure: Option<Failure>,
     /// Checksum of all steps. Equal sequences have equal checksums.
     pub trace: u64,
-    /// Number of steps of kernel threads.
+    /// Number of steps of the daemon's threads. A step is one read or write of the kernel.
     pub pieces: usize,
     /// Readable log, if requested.
     pub log: Vec<String>,
@@ -109,7 +109,7 @@ struct Armed {
     blame: Option<RejectionCause>,
     lost: Option<bool>,
     passes_over: Option<u64>,
-    /// Index of the kernel thread whose reads fail.
+    /// Index of the daemon's thread whose reads of the kernel fail.
     unreadable: Option<usize>,
 }
 
@@ -205,8 +205,8 @@ impl<'a> World<'a> {
         let number = self.made;
         let listed = self.cluster.list_all();
         self.events = listed.into_iter().map(|event| (number, event)).collect();
-        // A new process first receives complete lists, and deletes nothing before. So the process
-        // counts as informed of all earlier events.
+        // A new process deletes nothing before its initial lists are complete. The lists include
+        // all earlier events, so the process counts as informed of these events.
         (self.arrived, self.heard) = (number, number);
         (self.has_updated, self.succeeds) = (false, false);
     }
@@ -312,7 +312,8 @@ impl<'a> World<'a> {
 
     // ---- kernel threads ----
 
-    /// Lets a kernel thread do its next step. Returns false if the thread has no step.
+    /// Lets a thread of the daemon do its next read or write of the kernel. Returns false if the
+    /// thread has none.
     fn piece(&mut self, number: usize) -> Result<bool, String> {
         let Some(lane) = self.lanes.get_mut(number) else {
             return Ok(false);
@@ -385,7 +386,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Returns the number of the last event of which all running jobs and the daemon are informed.
+    /// Returns the number of the last event that both the daemon and all its running jobs know.
     fn heard_by_all(&self) -> u64 {
         let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
         let heard = at_work.map(|lane| lane.heard).min();
@@ -668,7 +669,8 @@ impl<'a> World<'a> {
         self.watch.note(verdicts, heard);
     }
 
-    /// Lets one of the daemon's kernel threads do some steps, if a thread can continue.
+    /// Lets one of the daemon's threads do some reads or writes of the kernel, if a thread can
+    /// continue.
     fn step(&mut self, chance: &mut Chance) -> Claim {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());

@@ -1,5 +1,5 @@
-//! Kernel threads of the daemon that wait before each read and write. The driver of the test lets
-//! them continue.
+//! Threads of the daemon that wait before each read and write of the kernel. The driver of the test
+//! lets them continue.
 //!
 //! ```text
 //!   engine ─ job ─▶ Worker::handing_out ─▶ SteppedThread::begin ─▶ a thread: Turnstile ─▶ kernel
@@ -177,7 +177,7 @@ type Run = Box<dyn FnOnce() + Send>;
 pub struct Threads(Vec<Sender<Run>>);
 
 impl Threads {
-    /// Creates enough threads for the kernel threads of any mode.
+    /// Creates as many threads as the daemon needs in any mode to read and write the kernel.
     ///
     /// # Panics
     ///
@@ -202,7 +202,8 @@ impl Threads {
     }
 }
 
-/// A kernel thread of the daemon that the driver of the test steps.
+/// A thread of the daemon that reads and writes the kernel. The driver of the test decides when the
+/// thread continues.
 pub struct SteppedThread {
     next: Box<dyn FnMut() -> Option<Run>>,
     told: Receiver<LaneMessage>,
@@ -212,7 +213,7 @@ pub struct SteppedThread {
     pub heard: u64,
 }
 
-/// State of a kernel thread after its operation.
+/// State of a thread after its read or write of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneProgress {
     /// The thread waits at the gate again.
@@ -222,7 +223,7 @@ pub enum LaneProgress {
 }
 
 impl SteppedThread {
-    /// Creates a stepped thread for this kernel, and the worker for the engine.
+    /// Creates a stepped thread that uses this kernel, and the worker for the engine.
     pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
         let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
         let (say, told) = channel();
@@ -253,8 +254,8 @@ impl SteppedThread {
         (lane, worker)
     }
 
-    /// Creates a stepped thread for each kernel thread of a mode, and the workers for the mode's
-    /// engine.
+    /// Creates a stepped thread for each thread with which a mode reads and writes the kernel. Also
+    /// returns the workers for the mode's engine.
     pub fn all<const N: usize, K: Send + 'static>(
         mut kernel: impl FnMut() -> K,
     ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {

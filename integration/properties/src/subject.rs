@@ -30,7 +30,7 @@ pub trait Subject {
     /// The family of all addresses.
     fn family(&self) -> IpFamily;
 
-    /// Starts a process: the mode, and its kernel threads.
+    /// Starts a process: the mode, and its threads that read and write the kernel.
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<SteppedThread>);
 
     /// Changes the settings for the next start. Returns a description, or `None` if the mode has no
@@ -42,8 +42,8 @@ pub trait Subject {
     /// Returns the addresses of the node, without Service addresses.
     fn addresses(&self) -> BTreeSet<IpAddr>;
 
-    /// Returns the verdicts at these frontends, computed from the kernel's packet processing.
-    /// Without an evaluation of rules, a frontend without an endpoint has no verdict.
+    /// Returns the verdicts at these frontends, computed from the kernel's packet processing. If
+    /// the subject does not evaluate rules, a frontend without an endpoint has no verdict.
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts;
 
     /// Returns true if a frontend without endpoints consists of several entries. While the daemon
@@ -273,7 +273,8 @@ pub struct Damage {
     pub told: Option<Notice>,
 }
 
-/// Starts a mode on the kernel, with a turnstile before each of the mode's `N` kernel threads.
+/// Starts a mode on the kernel. A turnstile stands before the kernel in each of the mode's `N`
+/// threads that read and write the kernel.
 pub(crate) fn start<const N: usize, S, K>(
     config: <S::Kinds as Kinds>::Config,
     node: NodeFacts,

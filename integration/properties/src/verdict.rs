@@ -43,7 +43,7 @@ impl Verdict {
         }
     }
 
-    /// Converts the result of a packet walk into a verdict.
+    /// Converts the simulated path of a packet into a verdict.
     pub(crate) fn of(walk: &Walk) -> Self {
         match (walk.presumed, walk.endpoint) {
             (Fate::Delivered, Some(at)) => {

@@ -171,8 +171,8 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // Two kinds of endpoints may appear before their masquerading rule: endpoints of
-            // cluster IPs, and the client's own pod.
+            // At a cluster IP, an endpoint may appear before its masquerading rule. At any address,
+            // the client's own pod may also appear as an endpoint before that rule.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == ClientLocation::Pod && is_own();

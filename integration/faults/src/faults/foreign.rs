@@ -114,8 +114,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // A flush creates missing tables. Lists all tables first, which also creates them, so that the
-    // damage itself creates none.
+    // A flush creates missing tables. The test lists all tables first, which also creates missing
+    // tables. The damage itself then creates none.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;

@@ -159,7 +159,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     let lock = File::create("/run/xtables.lock")?;
     lock.lock()?;
     // IPVS mode with upstream's shim has no rules that name endpoints. A change of only endpoints
-    // must therefore not wait.
+    // must therefore not wait for the iptables lock.
     let is_free = s.mode.name == "ipvs";
     let churn = Churn::start(api.objects(), 0, 100);
     let mut slowest = Duration::ZERO;

@@ -13,8 +13,8 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Kills the daemon during its start. Repeats this with a later kill each time, until a start
-/// completes.
+/// Kills the daemon during its start. Repeats this, with each kill later than the previous kill,
+/// until a start completes.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;

@@ -26,11 +26,10 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// An unreadable object blocks two kinds of deletions:
+/// An unreadable object blocks the deletion of two kinds of entries:
 ///
-/// - leftovers of another mode. Rules that the daemon cannot write block these, too;
-/// - Service addresses in the form of another `--ipvs-vip-mode` (routes instead of device
-///   addresses).
+/// - leftovers of another mode. Rejected rules of the present mode also block their deletion;
+/// - routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
 ///
 /// The daemon does not bind an address that another program has bound.
 pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {

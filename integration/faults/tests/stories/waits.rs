@@ -149,7 +149,7 @@ pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster
     c.stop()
 }
 
-/// The daemon cannot read the rules for more than two check periods.
+/// For more than two check periods, the daemon cannot read the rules.
 pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);

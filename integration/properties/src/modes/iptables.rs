@@ -47,7 +47,8 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family))
 }
 
-/// Creates the form on the kernel, in the calling thread's network namespace.
+/// Creates the test subject on this machine's kernel: iptables mode in the calling thread's network
+/// namespace.
 ///
 /// # Errors
 ///
@@ -194,8 +195,8 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // The chain may stay if a rule still jumps to it. The kernel has rejected the rule of
-        // another Service that should have replaced this rule.
+        // The chain may stay if a rule still jumps to it. Another Service's rule should have
+        // replaced this jump, but the kernel has rejected that rule.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
         let state = self.kernel.state();

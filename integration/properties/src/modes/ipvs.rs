@@ -34,12 +34,13 @@ use marks::{mark_at, marked, marked_address};
 use real::RealKernel;
 use switch::EXACT;
 
-/// Creates the form with this name.
+/// Creates the test subject on the fake kernel: IPVS mode with the settings of the given form.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the form on the kernel, in the calling thread's network namespace.
+/// Creates the test subject on this machine's kernel: IPVS mode with the settings of the given
+/// form, in the calling thread's network namespace.
 ///
 /// # Errors
 ///
@@ -177,7 +178,8 @@ impl Ipvs {
     }
 
     /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
-    /// rejects a destination forever. They would then drain until another destination works.
+    /// permanently rejects a destination. The draining destinations would then stay until another
+    /// destination works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
         let mut server = server.clone();

@@ -43,7 +43,8 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the form on the kernel, in the calling thread's network namespace.
+/// Creates the test subject on this machine's kernel: nftables mode with the flags of the given
+/// form, in the calling thread's network namespace.
 ///
 /// # Errors
 ///
@@ -109,8 +110,8 @@ struct Nftables {
     barred: Vec<RejectedPart>,
     /// True if the layout has changed or may change at any time.
     has_switched: bool,
-    /// True if the number of Service ports determines the layout. A restart may fix the layout
-    /// until the next restart.
+    /// True for the form in which the number of Service ports determines the layout. A switch may
+    /// configure a fixed layout until the next switch.
     is_auto: bool,
     real: Option<RefCell<RealKernel>>,
 }

@@ -12,7 +12,8 @@ use crate::real::{set_addresses, shell};
 /// Access to the kernel for observing and damaging its state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// Separate reader of iptables, as another program would have it. It has its own cache.
+    /// Reader of iptables for the test. Like the reader of another program, it shares no cache with
+    /// the daemon.
     iptables: Iptables,
 }
 
@@ -29,7 +30,8 @@ impl RealKernel {
         Ok(Self { family, iptables })
     }
 
-    /// Returns the programs for a process of the product.
+    /// Returns the iptables programs for a simulated daemon process. They have the same backend as
+    /// the test's own programs.
     pub(super) fn programs(&self) -> Iptables {
         let chosen = Iptables::choose(Some(self.iptables.backend()));
         chosen.expect("iptables, which was there")

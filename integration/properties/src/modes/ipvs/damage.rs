@@ -22,8 +22,8 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // The damage itself needs no notice. The kernel reports changes of addresses and links in
-        // any case.
+        // Damage for which the test sends no notification to the daemon. The kernel itself reports
+        // changes of addresses and links.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {

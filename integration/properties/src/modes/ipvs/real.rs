@@ -15,7 +15,8 @@ use crate::real::{delete_link, shell};
 /// Access to the kernel for observing and damaging its state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// Separate reader of iptables, as another program would have it. It has its own cache.
+    /// Reader of iptables for the test. Like the reader of another program, it shares no cache with
+    /// the daemon.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
@@ -101,8 +102,8 @@ impl RealKernel {
 
     /// Reads the kernel's present state into `there`.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // A process searches for leftovers only once. So a reader that needs the rules is created
-        // anew for each call.
+        // A reader searches for leftovers only once. If the rules are needed, `eyes` therefore
+        // returns a new reader at each call.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
