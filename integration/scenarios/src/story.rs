@@ -18,7 +18,7 @@ pub struct Story {
     pub name: &'static str,
     /// The test function.
     pub tell: fn(&mut Cluster) -> Outcome,
-    /// Condition for the test to run in this kernel.
+    /// Condition for the test to run on this kernel.
     pub is_possible: fn() -> bool,
 }
 
@@ -42,8 +42,8 @@ macro_rules! stories {
     };
 }
 
-/// Time limit of one test. If three times [`Cluster::patience`] is longer, this longer time is the
-/// limit. Single waits and requests have shorter limits.
+/// Time limit of one test, or three times [`Cluster::patience`] if that is longer. Single waits and
+/// requests have shorter limits.
 const LONGEST: Duration = Duration::from_mins(2);
 
 /// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests

@@ -18,13 +18,13 @@ use scenarios::{
     with_backend,
 };
 
-/// A form of a mode: the mode with its flags, and the kernel state that identifies it.
+/// A mode with its flags, such as IPVS mode with one shim, and the kernel state that identifies it.
 struct ModeForm {
     /// Name of the form, which is part of the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
-    /// Parts of the output of [`held`] while this form is active. The output of any other form
-    /// lacks at least one of these parts.
+    /// Texts in the output of [`held`] while this mode is active with these flags. With any other
+    /// mode or flags, the output lacks at least one of these texts.
     marks: &'static [&'static str],
 }
 
@@ -36,8 +36,8 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// Output line for a Service address on the link. Forms with routes have the lines `RANGE` or
-/// `ROUTE` instead.
+/// Output line for a Service address on the link. If local routes make Service addresses local, the
+/// output has the lines `RANGE` or `ROUTE` instead.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -319,8 +319,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
         // mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
-        // Adds requests of the node itself. If the Service's address is local, these packets have
-        // another source address.
+        // Adds requests of the node itself. If the Service's address is local to the node, the
+        // kernel chooses another source address for these packets.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
@@ -431,7 +431,8 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// Checks that the kernel has all marks of this form, and no further marks of other forms.
+/// Checks that the kernel has all state that identifies this mode, and no state that identifies
+/// only other modes.
 fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {
@@ -449,7 +450,7 @@ fn is_alone(c: &Cluster, way: &ModeForm) -> Outcome {
         for mark in way.marks.iter().filter(|mark| !has(mark)) {
             wrong.extend(["no ", *mark, "; "]);
         }
-        // Finds marks of other forms that this form does not have.
+        // Finds state that identifies other modes but not this mode.
         let others = ALL.iter().flat_map(|other| other.marks);
         for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
             wrong.extend(["still ", *mark, "; "]);

@@ -217,8 +217,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service of any age may claim the node's address as an external IP. The Service gets a port
-/// only if it is not a node port of another Service. This holds in every mode.
+/// A Service of any age may claim the node's address as an external IP. The Service gets each of
+/// its ports there, unless the port is a node port of another Service. This holds in every mode.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

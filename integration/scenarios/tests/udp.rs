@@ -222,8 +222,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // These flows must stay: flows to another Service, flows to another host with the node port's
-    // number, and flows of the node itself.
+    // Three kinds of flows must stay: flows to another Service, flows of a pod to another host at
+    // the node port's number, and flows of the node itself to this host.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -278,12 +278,12 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// The node forwarded these flows before the Service existed. IPVS has never seen them, so it never
-/// deletes them. The daemon must delete them.
+/// The node forwarded these flows before the Service existed. IPVS does not know these flows, so it
+/// never deletes their conntrack entries. The daemon must delete the entries.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // The Service does not exist yet. Until then, the node routes packets for its addresses to a
-    // pod, which drops them.
+    // The Service does not exist yet. The node therefore routes packets for the Service's addresses
+    // to a pod, which drops them.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -316,8 +316,8 @@ fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
 }
 
 /// Another program removes virtual servers, so the node forwards a client's packets to a wrong
-/// place. As long as the client sends, its conntrack entry would keep the packets on this wrong
-/// path.
+/// destination. While the client keeps sending, its conntrack entry would keep the packets on this
+/// wrong path.
 fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // Starts the daemon with its default periods.
@@ -406,11 +406,15 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Removes what clients use in four steps (k/k#139628, k/k#141371): the last endpoint of the
-/// Service, the Service, its node port and external IP, and the Service while no daemon runs.
+/// Removes objects in four steps (k/k#139628, k/k#141371):
 ///
-/// Clients that keep sending get no reply. When the removed part exists again, the same sockets get
-/// replies again. Flows of other Services stay.
+/// 1. the last endpoint of the Service;
+/// 2. the Service;
+/// 3. its node port and external IP;
+/// 4. the Service, while no daemon runs.
+///
+/// After each step, clients that keep sending get no reply. When the removed object exists again,
+/// the same sockets get replies again. Flows of other Services stay.
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
@@ -450,8 +454,8 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     };
     let before = of_others(c)?;
     assert_eq!(before.len(), 2, "{before:?}");
-    // Returns the flows of the Service that the kernel translates. They go to one of the Service's
-    // pods or to the relay of userspace mode.
+    // Returns the flows of the Service that the kernel translates. These flows go to one of the
+    // Service's pods or, in userspace mode, to the relay.
     let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
         let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
         let is_led = |(flow, (_, answerer)): &(String, (String, String))| {

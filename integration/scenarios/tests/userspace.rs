@@ -31,10 +31,10 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
 /// A manifest that the daemon cannot parse.
 const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
 
-/// A form of a mode: its flags, and the kernel state that identifies it.
+/// A mode with its flags, and the kernel state that identifies it.
 struct ModeForm {
     flags: &'static [&'static str],
-    /// Part of the output of [`held`] while the form is active.
+    /// Part of the output of [`held`] while the mode is active.
     mark: &'static str,
 }
 
@@ -164,7 +164,7 @@ fn held(c: &Cluster) -> anyhow::Result<String> {
     ))
 }
 
-/// Waits until the kernel has the state of the form `way`, and no state of the form `other`.
+/// Waits until the kernel has the state of the mode `way`, and no state of the mode `other`.
 fn until_alone(c: &Cluster, way: &ModeForm, other: &ModeForm) -> Outcome {
     let waited = c.until("one way alone", || {
         let held = held(c)?;
@@ -358,7 +358,7 @@ fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     c.apply(&old)?;
     c.apply(&new.external(SHARED))?;
     let took = c.until("it goes with the address", || {
-        // The client of the Service's other address loses no reply.
+        // The first Service keeps its cluster IP. The client at this address loses no reply.
         ensure!(kept.ask()?.who == "near", "who stays was moved, too");
         Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
     })?;

@@ -46,8 +46,8 @@ impl Verdict {
 }
 
 impl Figure {
-    /// Judges samples (minutes since the start, value) in the order of time. Returns `None` if
-    /// fewer than eight samples remain after the skipped part.
+    /// Judges samples in the order of time. A sample has the minutes since the start, and a value.
+    /// Returns `None` if fewer than eight samples remain after the skipped part.
     pub(crate) fn judge(&self, samples: &[(f64, f64)]) -> Option<Verdict> {
         const LEAST: usize = 8;
         let end = samples.last()?.0;

@@ -45,7 +45,7 @@ struct Arguments {
 
 /// Approximate number of samples of a run. A chart cannot show more samples.
 const SAMPLES: f64 = 720.0;
-/// Minimum number of samples that can be judged.
+/// Minimum number of samples for a judgement.
 const FEWEST: usize = 20;
 /// Minimum interval between samples.
 const CLOSEST: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     api.start()?;
     let mode = format!("--proxy-mode={}", arguments.mode);
     // The daemon logs little, because the guest keeps the log in memory. Drift checks are frequent,
-    // so that the daemon has allocated their memory before the judged part begins.
+    // so that the daemon allocates memory for them before the judged part begins.
     let flags = [
         mode.as_str(),
         "--v=1",

@@ -29,7 +29,7 @@ pub(crate) fn start(cluster: &Cluster) -> Traffic {
     let mut traffic = Traffic::default();
     let outside = &cluster.outside;
     // IPVS identifies a reply packet only by the client's address, the client's port, and the pod's
-    // address. Two paths from one place therefore must not use the same port with the same
+    // address. Two paths from one client host must therefore not use the same port with the same
     // protocol.
     ask(&mut traffic, outside, Transport::Tcp, STEADY, 50);
     ask(&mut traffic, outside, Transport::Udp, STEADY, 100);

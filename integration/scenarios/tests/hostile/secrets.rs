@@ -10,7 +10,8 @@ use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 /// Text that every secret in these tests contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time for which the test reads the daemon's output. The daemon may be unable to start.
+/// Time limit of the wait for the daemon's first sync. The limit is short, because the daemon may
+/// be unable to start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {

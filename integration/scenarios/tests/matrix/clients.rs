@@ -133,9 +133,9 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// Converts a result of the rule-based modes into the result of userspace mode (reason G). In
-/// userspace mode, the endpoint sees the node's address. If there is no endpoint, the relay resets
-/// the client's connection.
+/// Converts a result of the rule-based modes into the result of userspace mode (reason G in
+/// docs/packet-matrix.md). In userspace mode, the endpoint sees the node's address. If there is no
+/// endpoint, the relay resets the client's connection.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -148,7 +148,8 @@ pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) 
     }
 }
 
-/// Returns true if the kernel has nf_tables: on lane B, or on a host that has them.
+/// Returns true if the kernel has nf_tables. Of the lab's VM kernels, only the kernel of lane B has
+/// nf_tables. The host's kernel may or may not have them.
 pub(crate) fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -156,8 +157,8 @@ pub(crate) fn has_nftables() -> bool {
 /// Starts the daemon, and waits until its state is complete in the kernel.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     if Mode::of(c) == Mode::Exact {
-        // The node's own packets to a Service need this route. The kernel takes their source
-        // address from it.
+        // The node's own packets to a Service need this route. The kernel takes the packets' source
+        // address from the route.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         return c.start(flags);
     }

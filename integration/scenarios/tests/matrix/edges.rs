@@ -295,7 +295,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
     let questions = LAST_ENDPOINTS.iter().enumerate().flat_map(
         |(number, (here, _, is_local, pod, outside))| {
             // If no endpoint on this node serves, only IPVS mode uses the endpoints of other nodes
-            // (reasons C and F).
+            // (reasons C and F in docs/packet-matrix.md).
             let is_nobody = mode != Mode::Ipvs && *is_local && *here == "gone" && *pod != "refused";
             let of = |seen| {
                 let by_rules = if is_nobody { "timeout" } else { seen };

@@ -61,9 +61,12 @@ macro_rules! story {
     };
 }
 
-/// Returns true for the test that runs by default with `--ipvs-semantics=exact` in iptables. On
-/// lane A, this is the test of the rows for UDP and SCTP, which takes a quarter of the time. On
-/// lane B, `make test-full` runs the test of the rows for TCP.
+/// Returns true for the only test that runs by default with `--ipvs-semantics=exact` and an
+/// iptables shim:
+///
+/// - without nf_tables (lane A): the test of the rows for UDP and SCTP, which takes a quarter of
+///   the time;
+/// - with nf_tables (lane B): the test of the rows for TCP, in `make test-full`.
 fn is_in_tests(story: &str) -> bool {
     let rows = if clients::has_nftables() {
         "matrix::each_row_of_the_matrix_holds"

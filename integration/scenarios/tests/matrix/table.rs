@@ -18,8 +18,8 @@ pub(crate) struct Section {
     rows: &'static str,
 }
 
-/// A row: the sender, the address, and three results. The results are with detection of local
-/// traffic, without this detection, and with `--masquerade-all`.
+/// A row: the sender, the address, and three results. The first result is with detection of local
+/// traffic, the second is without this detection, and the third is with `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) from: &'static str,

@@ -174,7 +174,7 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
             "{first}"
         );
         // The lean shim marks packets in table mangle, before Felix's rules. Felix then adds its
-        // bits to the mark. IPVS therefore finds no virtual server for the mark
+        // bits to the mark. IPVS therefore finds no virtual server for the changed mark
         // (docs/neighbours.md).
         let has_conflict = form.name == "ipvs, exact, lean shim";
         let checked = c.check(form.flags)?;

@@ -54,7 +54,7 @@ pub(crate) struct Form {
 /// Name of IPVS mode with `--ipvs-semantics=exact` and the shim in nftables.
 pub(crate) const EXACT: &str = "ipvs, exact, shim in nftables";
 
-/// Modes in the order of a test. Each mode takes over from the previous one.
+/// Modes in the order of a test. Each mode takes over from the previous mode.
 const FORMS: [Form; 6] = [
     Form {
         name: "ipvs, upstream's shim",
@@ -96,7 +96,8 @@ const FORMS: [Form; 6] = [
     },
 ];
 
-/// Flags for several resyncs during a test, and for a short drain when IPVS mode ends.
+/// Flags that make several resyncs happen during a test, and that shorten the drain when IPVS mode
+/// ends.
 const FLAGS: [&str; 3] = [
     "--iptables-sync-period=2s",
     "--ipvs-sync-period=2s",

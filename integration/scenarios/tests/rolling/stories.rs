@@ -279,8 +279,8 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     };
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
-    // The first endpoint is removed. Affinity must not send new connections to it (k/k#81587), but
-    // open connections stay with it.
+    // The first endpoint is removed. Affinity must not send new connections to this endpoint
+    // (k/k#81587), but open connections stay with it.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
     // The first endpoint is back, but the client now has affinity to the second endpoint.

@@ -8,11 +8,11 @@ use scenarios::{Cluster, Outcome, Service, kube_proxy, tcp};
 
 const EXACT: &str = "--ipvs-semantics=exact";
 const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
-/// Script that prints the table mangle and the sets of marks. They exist only with
-/// `--ipvs-semantics=exact`.
+/// Script that prints the table mangle, and the sets of firewall marks. In IPVS mode, the daemon
+/// uses this table and these sets only with `--ipvs-semantics=exact`.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
-/// Scripts: the first adds rules of another program, the second prints these rules.
+/// Script that adds rules of another program. The script `FOREIGN` prints these rules.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";

@@ -71,8 +71,8 @@ pub(crate) fn iptables_nft_is_the_default_backend(c: &mut Cluster) -> Outcome {
 pub(crate) fn the_kubelets_hint_switches_the_iptables_backend(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let mut open = Vec::new();
-    // The kubelet's hint names a backend. Before the second and third start, leftovers of the
-    // previous backend suggest the other backend.
+    // The kubelet's hint names a backend. Before the second and third start, the kernel has rules
+    // of the previous backend, which suggest that backend instead.
     for backend in ["legacy", "nft", "legacy"] {
         c.sh(&format!(
             "for other in legacy nft; do iptables-$other -t mangle -X KUBE-IPTABLES-HINT 2>/dev/null || true; done
@@ -119,7 +119,7 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
-    // iptables cannot parse this rule, so it cannot remove the rules after it.
+    // The program iptables cannot parse this rule, so iptables cannot remove the rules after it.
     c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
     // This chain is a base chain, so no rule can jump to it.
     c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;

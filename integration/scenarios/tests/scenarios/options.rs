@@ -137,8 +137,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Checks with packets that `sh-port` spreads the connections of one client. Also checks that full
-/// endpoints refuse connections.
+/// Checks with packets that `sh-port` distributes the connections of one client. Also checks that
+/// an endpoint with the maximum number of connections refuses further connections.
 fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     api.apply(&with_flags("sh", "sh-port"))?;
     until_scheduled(c, "sh -b sh-port")?;
@@ -165,15 +165,15 @@ fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outc
         held.len()
     );
     ensure!(matches!(refusal, Failure::Refused), "{refusal}");
-    // The limit counts connections from the wait for the Service, too. So the test may open fewer
-    // connections than both limits together.
+    // The limit also counts connections that the test made while it waited for the Service. The
+    // test may therefore open fewer connections than the sum of both endpoints' limits.
     ensure!(held.len() > CEILING, "{}", held.len());
     api.apply(&full)?;
     c.until("no ceiling", || Ok(open().is_ok())).map(drop)
 }
 
-/// Checks with packets that the pod on this node gets the share of connections that its weight
-/// gives.
+/// Checks with packets that the pod on this node gets a share of the connections in proportion to
+/// its weight.
 fn weights_divide_connections(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     let weighted = Service::new("weighted", "10.96.0.13")
         .port(tcp(80, 8080))

@@ -48,7 +48,7 @@ pub(crate) fn a_kernel_without_ip_vs_is_reported(c: &mut Cluster) -> Outcome {
         ],
     );
 
-    // Without the fault, the kernel loads the module on demand, so the operator need not act.
+    // Without the fault, the kernel loads the module on demand, and the operator has nothing to do.
     c.prefix.clear();
     c.start(&[])?;
     c.until_served(&web)?;

@@ -301,8 +301,8 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Returns the lines of a state in sorted order. The order does not count, because a restored jump
-/// moves to the first position.
+/// Returns the lines of a state in sorted order. The comparison ignores the order, because the
+/// daemon restores a removed jump at the first position of its chain.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();

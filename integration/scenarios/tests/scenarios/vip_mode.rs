@@ -24,8 +24,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Returns two numbers of Service addresses at `kube-ipvs0`: those that are device addresses, and
-/// those that are routes.
+/// Returns two numbers: the number of Service addresses that are device addresses of `kube-ipvs0`,
+/// and the number that are local routes through `kube-ipvs0`.
 fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let addresses = c.addresses()?;
     let on_link = addresses
