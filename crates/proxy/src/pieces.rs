@@ -1,17 +1,17 @@
-//! Divides changes of Services into pieces. The mode computes kernel entries for one piece at a
-//! time.
+//! Divides changes of Services into batches (the code calls a batch a piece). The mode computes
+//! kernel entries for one batch at a time.
 //!
 //! A tenant can change very many entries of its namespace at once: with Services of the largest
 //! size, or with thousands of small Services. Changes in other namespaces then wait for at most one
-//! piece:
+//! batch:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
 //!      │                           ▲ in turns ▼
-//!      └─────▶ the rest: one piece, once the previous one is written ─▶ Mode::update
+//!      └─────▶ the rest: one batch, once the previous one is written ─▶ Mode::update
 //! ```
 //!
-//! If an address moves from one Service to another, one piece contains both Services. So the
+//! If an address moves from one Service to another, one batch contains both Services. So the
 //! address always has an owner.
 
 use std::collections::BTreeMap;
@@ -25,32 +25,33 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Largest work of one namespace in one piece. The daemon does this work within milliseconds.
+/// Largest work of one namespace in one batch of changes. The daemon does this work within
+/// milliseconds.
 const SHARE: usize = 8_192;
 
-/// Longest time for which a piece above the shares waits for the writes of the previous piece. Some
-/// writes may never succeed, because the kernel refuses them or because they wait for other
-/// entries.
+/// Longest time for which a large batch of changes waits for the writes of the previous large
+/// batch. Some writes may never succeed, because the kernel refuses them or because they wait for
+/// other entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Returns the work of computing a Service in its current state, in the unit of [`SHARE`].
+/// Estimates the work of computing a Service in its current state, in the unit of [`SHARE`].
 fn work_now(view: &ServiceView<'_>) -> usize {
     let endpoints = view.slices().map(|slice| slice.endpoints.len());
     work(view.service, endpoints.sum())
 }
 
-/// State of the division of one IP family's changes into pieces.
+/// State of the division of one IP family's changes into batches.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last piece contained only changes of namespaces within their shares.
+    /// True if the last batch contained only changes of namespaces within their shares.
     had_others: bool,
-    /// Last Service in the latest piece of each namespace above its share. The namespace's next
-    /// piece begins after this Service.
+    /// For each namespace above its share, the last Service in the namespace's latest batch. The
+    /// namespace's next batch begins after this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// Namespace of the last piece above the shares. The next such piece is for the namespace that
-    /// follows by name.
+    /// Namespace that had the last batch above its share. The next such batch is for the namespace
+    /// that follows by name.
     last: String,
-    /// Time at which the last piece above the shares was taken.
+    /// Time at which the last batch above a share was taken.
     taken: Option<Instant>,
     /// True if the mode has made all possible writes for the changes that were taken.
     is_at_rest: bool,
@@ -62,7 +63,7 @@ impl Pieces {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns the earliest time of the next piece for a namespace above its share.
+    /// Returns the earliest time of the next batch for a namespace above its share.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -70,7 +71,7 @@ impl Pieces {
         }
     }
 
-    /// Removes the next piece from `waiting` and returns it. Returns `None` if all changes have to
+    /// Removes the next batch from `waiting` and returns it. Returns `None` if all changes have to
     /// wait.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
@@ -301,7 +302,7 @@ mod tests {
         [service(of, 900, external_ips), Event::SliceApplied(slice)]
     }
 
-    /// A model with its waiting changes, and the division of these changes into pieces.
+    /// A model with its waiting changes, and the division of these changes into batches.
     struct World {
         model: Model,
         waiting: Changes,
@@ -324,7 +325,7 @@ mod tests {
             self.waiting.extend(self.model.take_changes());
         }
 
-        /// Takes the next piece, and returns the names of its Services in order.
+        /// Takes the next batch, and returns the names of its Services in order.
         fn take(&mut self) -> Option<Vec<String>> {
             let piece = self.pieces.take(&mut self.waiting, &self.model, self.now)?;
             let mut names: Vec<_> = piece.services.iter().map(ToString::to_string).collect();
@@ -332,7 +333,7 @@ mod tests {
             Some(names)
         }
 
-        /// Takes the next piece after all earlier pieces are written.
+        /// Takes the next batch after all earlier batches are written.
         fn take_at_rest(&mut self) -> Vec<String> {
             self.pieces.note_rest(true);
             self.take().unwrap()
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn few_changes_of_several_namespaces_are_one_piece() {
+    fn few_changes_of_several_namespaces_are_one_batch() {
         let mut world = World::new();
         let all = ["a/1", "a/2", "b/1"];
         world.told(all.map(|of| service(of, 2, &[])));
@@ -357,8 +358,8 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // The mode has not written the first piece yet. A change in another namespace does not wait
-        // for this piece.
+        // The mode has not written the first batch yet. A change in another namespace does not wait
+        // for this batch.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
@@ -372,7 +373,7 @@ mod tests {
         world.told([service("b/4", 1, &[])]);
         assert_eq!(world.take_at_rest(), ["a/2"]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
-        // The next piece begins even if a write never succeeds.
+        // The next batch begins even if a write never succeeds.
         world.pieces.note_rest(false);
         world.now += PATIENCE;
         assert_eq!(world.take().unwrap(), ["a/3"]);
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn many_services_of_one_namespace_are_split_into_pieces() {
+    fn many_services_of_one_namespace_are_split_into_batches() {
         let mut world = World::new();
         let many = (0..10_000).map(|number| service(&format!("a/{number:04}"), 1, &[]));
         world.told(many);
@@ -391,7 +392,7 @@ mod tests {
             sizes.push(world.take_at_rest().len());
         }
         assert_eq!(sizes.iter().sum::<usize>(), 10_001);
-        // The first piece contains the share of the namespace, and the change of the other
+        // The first batch contains the share of the namespace, and the change of the other
         // namespace.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_exchange_an_address_are_in_one_piece() {
+    fn services_that_exchange_an_address_are_in_one_batch() {
         let (one, other) = (&["192.0.2.1"][..], &["192.0.2.2"][..]);
         let mut world = World::new();
         let third = &["192.0.2.3"];
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_node_is_computed_as_one_piece() {
+    fn a_change_of_the_node_is_computed_as_one_batch() {
         let mut world = World::new();
         world.told(large("a/1", &[]));
         world.told([service("b/1", 1, &[])]);

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Adds 20,000 IPv4 addresses and as many local routes to the loopback device of this network
-//! namespace. Prints the fastest of several runs. Measures only one run of work that the kernel
-//! does only once.
+//! namespace. Adds the addresses and the routes only once. Prints the fastest of several runs for
+//! all other steps.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes. No
-//! other code may use these functions.
+//! Entry points for the fuzzer: one function for each parser of bytes from outside. No other code
+//! may use these functions.
 
 use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 

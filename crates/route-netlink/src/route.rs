@@ -77,7 +77,7 @@ impl LocalRoute {
     }
 
     /// Appends `RTM_DELROUTE`, which removes the route. The kernel replies `ESRCH` if the route
-    /// does not exist. If `source` is `None`, it removes a route with any source address.
+    /// does not exist. If `source` is `None`, the kernel removes a route with any source address.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }

@@ -1,9 +1,9 @@
-//! Traffic counters of Services. The kernel counts, or the relay in userspace mode.
+//! Traffic counters of Services. The kernel counts the traffic or, in userspace mode, the relay.
 //!
 //! Observers read the counters through their own blocking sockets. So a mode's worker threads
 //! (kernel I/O) never wait for such a read.
 //!
-//! | mode | by | connections | packets, bytes | active |
+//! | mode | counters are kept by | connections | packets, bytes | active |
 //! |---|---|---|---|---|
 //! | IPVS | address, endpoint | yes | yes | yes, inactive too |
 //! | iptables | address, endpoint (under one address of its Service port) | yes | no | no |

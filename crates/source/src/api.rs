@@ -332,7 +332,7 @@ impl Access {
         }
     }
 
-    /// Reads the current context of a kubeconfig. Error messages call the kubeconfig `what`.
+    /// Reads the current context of a kubeconfig. Error messages name the kubeconfig by `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
         // Sets an unused URL. Without a URL, `kube` would read the environment and report errors of
         // the environment as errors of the file.

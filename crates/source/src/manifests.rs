@@ -144,7 +144,7 @@ enum Change {
     Stop,
 }
 
-/// Runs the thread. It reads the folder now and after each change, until the stream is dropped.
+/// Runs the thread that reads the folder, now and after each change, until the stream is dropped.
 fn follow(
     mut watch: Watch,
     mut folder: Folder,
@@ -210,8 +210,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the paths that exist now. It misses changes before this call, so the caller must
-    /// read the folder afterwards.
+    /// Watches the paths that exist now. The watches do not report changes before this call, so the
+    /// caller must read the folder afterwards.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
             // Ignores the error: the kernel has already dropped the watches of removed paths.

@@ -169,7 +169,7 @@ async fn a_silent_watch_is_detected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_source_waits_for_retry_after() {
+async fn the_source_waits_for_the_time_in_retry_after() {
     let (server, mut told) = well(Options::default()).await;
     listen(&mut told, Duration::from_secs(30)).await;
     let before = server.requests().len();

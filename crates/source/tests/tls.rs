@@ -136,7 +136,7 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
 }
 
 #[tokio::test]
-async fn the_tls_server_name_can_be_overridden_or_unchecked() {
+async fn the_tls_server_name_can_be_overridden_and_verification_can_be_skipped() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
     let tls = Tls {
         identity: authority.server(&["api.example"]).unwrap(),

@@ -52,7 +52,7 @@ pub struct Status {
 pub struct Family {
     /// IP family: `IPv4` or `IPv6`.
     pub family: String,
-    /// State of the family in one word.
+    /// Sync state of the IP family.
     pub state: SyncState,
     /// Number of pending entries.
     pub pending: usize,
@@ -69,7 +69,7 @@ pub struct Family {
     pub updated_seconds_ago: Option<f64>,
 }
 
-/// The state of a family in a word.
+/// Sync state of an IP family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SyncState {

@@ -349,7 +349,7 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// Creates a connector with the options that `set` sets.
+    /// Creates a connector. Calls `set` to set the connector's options.
     pub(super) fn new(
         addresses: &Addresses,
         set: impl FnOnce(&mut HttpConnector<Resolver>),

@@ -36,8 +36,8 @@ const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
 /// Longest wait for a server that does not serve an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// Time without a failure of one kind, in addition to the longest wait. The next failure of this
-/// kind then causes the first wait again.
+/// Time without a failure after which the waits begin again with the first wait. The longest wait
+/// is added to this time. Each row of the table in the module's description counts separately.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
 /// Work of the API server that a failed attempt causes.

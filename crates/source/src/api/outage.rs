@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_logged_once_and_its_end_once() {
+    fn the_start_and_the_end_of_an_outage_are_each_logged_once() {
         let outage = Arc::new(Outage::new("http://a".into()));
         let refused = |text: &str| Failure::Unreachable(text.into());
         let line = outage

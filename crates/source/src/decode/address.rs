@@ -49,7 +49,8 @@ pub fn net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
-/// Returns the reason why no remote host can have this address. Returns `None` if a host can.
+/// Returns the reason why no remote host can have this address, or `None` if a remote host can have
+/// it.
 pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     if ip.is_unspecified() {
         Some("an unspecified address")

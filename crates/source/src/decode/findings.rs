@@ -159,7 +159,8 @@ impl Findings {
         self.unusable()
     }
 
-    /// Checks the `kind` in the object, if it is set. Objects in a list have no `kind`.
+    /// Checks that the object's `kind`, if set, is the expected kind. Objects in a list have no
+    /// `kind`.
     pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
         let expected = kind_name(self.key.kind);
         match kind {
