@@ -14,15 +14,16 @@ pub struct Base {
     pub priority: i32,
     /// Type of the chain. Chains of type nat differ in two ways:
     ///
-    /// - The kernel runs them at the priority of its own NAT: -100 at prerouting and output, 100 at
-    ///   postrouting and input. Their own priorities only order them among each other.
+    /// - The kernel runs chains of type nat at the priority of its own NAT: -100 at prerouting and
+    ///   output, 100 at postrouting and input. The priorities of these chains only order them among
+    ///   each other.
     /// - The first chain that decides the translation ends the sequence.
     pub kind: ChainKind,
     /// Number of the chain in its ruleset.
     pub number: usize,
 }
 
-/// Rules of one kind, such as those of iptables.
+/// Rules of one kind, such as the rules of iptables.
 pub trait Ruleset {
     /// Returns the ruleset's base chains at a hook, in any order.
     fn base_chains(&self, hook: Hook) -> Vec<Base>;

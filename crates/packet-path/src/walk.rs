@@ -108,7 +108,8 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// Ends paths until their number is within the limit.
+/// If there are more paths than the limit, replaces the further paths by one path with unknown
+/// outcome.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -234,7 +235,7 @@ impl<'a> Walker<'a> {
             .map_err(|unread| unread.to_string())
     }
 
-    /// Moves a branch through a hook to the next one.
+    /// Moves a branch through a hook to the next hook.
     fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);

@@ -41,8 +41,8 @@ pub struct ServedAddress {
 /// Numbers of connections to one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
-    /// Number of connections to each address. The order is that of the rules, so the cluster IP is
-    /// first.
+    /// Number of connections to each address. The addresses have the order of the rules, so the
+    /// cluster IP is first.
     pub addresses: Vec<(ServedAddress, u64)>,
     /// Number of connections to each endpoint, over all addresses.
     pub endpoints: Vec<(SocketAddr, u64)>,

@@ -482,7 +482,7 @@ fn rules_without_nfacct_differ_only_in_counting() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The first rule counts packets. The remaining rules equal those without nfacct.
+    // The first rule counts packets. The remaining rules equal the rules without nfacct.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -639,7 +639,7 @@ fn rules_are_read_again_after_a_partly_written_restore() {
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
-    // The change adds one rule to table filter and removes one from table nat.
+    // The change adds one rule to table filter and removes one rule from table nat.
     world.apply(slice_of(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
@@ -676,7 +676,7 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // The kernel would accept the refused change now, but the retry is due only in some seconds.
+    // The kernel would accept the refused change now, but its retry is due only in some seconds.
     // Meanwhile, another endpoint is removed.
     world.kernel.state().refused.clear();
     world.apply(slice_of(1, [1, 3]));
@@ -1165,7 +1165,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     world.restores_within(Duration::from_secs(30));
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
-    // After the successful removal, a change takes one restore again.
+    // After the successful removal, a change needs only one restore again.
     world.apply(slice_of(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
@@ -1253,8 +1253,8 @@ fn varied(number: u16, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// After any sequence of events, the kernel's rules equal those of a fresh start with the same
-    /// objects.
+    /// After any sequence of events, the kernel's rules equal the rules after a fresh start with
+    /// the same objects.
     #[test]
     fn any_sequence_of_changes_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();

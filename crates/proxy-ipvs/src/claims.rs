@@ -382,9 +382,9 @@ impl Claims {
         self.growths.apply(place, actual, merged)
     }
 
-    /// Merges the kernel's destinations with the compiled ones. Leftover TCP destinations drain at
-    /// weight 0. Until the initial lists are complete, all leftover destinations keep their
-    /// weights.
+    /// Merges the kernel's destinations with the compiled destinations. Leftover TCP destinations
+    /// drain at weight 0. Until the initial lists are complete, all leftover destinations keep
+    /// their weights.
     fn merge(
         &self,
         key: &VirtualServerKey,

@@ -80,7 +80,8 @@ impl NodePortAddresses {
     }
 }
 
-/// Compiles a Service into one fragment for each port, or none without an address of this family.
+/// Compiles a Service into one fragment for each port. Returns no fragment if the Service has no
+/// address of this family.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,

@@ -95,7 +95,7 @@ impl Ipvs {
     }
 
     /// Reserves memory for new Services, because one large allocation is far cheaper than many
-    /// small ones.
+    /// small allocations.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

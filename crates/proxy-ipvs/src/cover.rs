@@ -37,8 +37,8 @@ pub(crate) struct Cover {
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// True if the wanted rules mark packets but the installed rules do not. Also true while
-    /// another mode's rules, or those of another shim, still serve.
+    /// True if the wanted rules mark packets but the installed rules do not. Also true while the
+    /// rules of another mode or of another shim still serve.
     pub(crate) lacks_marks: bool,
     /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if they do
     /// not wait: rules existed at the start, or the wait has ended.

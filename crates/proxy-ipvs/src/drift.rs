@@ -194,8 +194,8 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the kernel's number of virtual servers, including those of other programs. The first
-    /// glance compares its result with this number.
+    /// Sets the kernel's number of virtual servers, including other programs' virtual servers. The
+    /// first glance compares its result with this number.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }

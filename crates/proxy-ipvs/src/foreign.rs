@@ -3,8 +3,8 @@
 //!
 //! If a Service wants the key of a foreign virtual server:
 //!
-//! - The foreign virtual server stays, and the kernel refuses ours. The proxy retries in a separate
-//!   plan, with back-off.
+//! - The foreign virtual server stays, and the kernel refuses the Service's virtual server. The
+//!   proxy retries in a separate plan, with back-off.
 //! - The Service gets the key once another program removes the foreign virtual server.
 //! - Until then, the proxy creates no evidence that the foreign virtual server is ours. No set
 //!   contains its address and port, and its address is not bound to `kube-ipvs0`.

@@ -127,7 +127,7 @@ pub struct FoundRules {
 /// Response to a glance: the cheap check of virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
-    /// Number of virtual servers in the family, including those of other programs.
+    /// Number of virtual servers in the family, including other programs' virtual servers.
     Count(u32),
     /// True if the queried virtual server exists.
     IsThere(bool),

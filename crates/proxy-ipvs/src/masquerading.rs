@@ -3,8 +3,8 @@
 //! Without masquerading, an endpoint on another node sees the client's address and replies to the
 //! client directly. The client then drops the reply. So the order of changes is:
 //!
-//! 1. Before a virtual server gets endpoints on other nodes, it loses its exemption from
-//!    masquerading.
+//! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
+//!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
 //!
 //! It does no harm to masquerade packets a little too long.

@@ -132,8 +132,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // After a refused restore, the kernel may have some of its rules. So a difference then is
-        // not another program's change.
+        // After a refused restore, the kernel may have some of its rules. So differences after a
+        // refused restore are not another program's changes.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -254,8 +254,8 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Puts marks from sets in use after marks from the sets of an earlier shim, because a
-            // later mark of an address replaces an earlier mark.
+            // Puts marks from sets in use after marks from the sets of an earlier shim. A later
+            // mark of an address replaces an earlier mark.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();

@@ -30,7 +30,7 @@ impl Pace {
         is_due
     }
 
-    /// Returns the time of the next comparison, if one is needed.
+    /// Returns the time of the next comparison, if a comparison is needed.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.next().filter(|_| self.is_behind)
     }

@@ -66,8 +66,8 @@ impl Turn {
 /// State of the lane that writes virtual servers and sets, between its plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budget of each turn. Separate, because the kernel removes a destination more slowly than it
-    /// adds one.
+    /// Budget of each turn. Each turn has its own budget, because the kernel removes a destination
+    /// more slowly than it adds a destination.
     budgets: [Budget; 3],
     /// Last turn, if writes of this turn are still pending.
     last: Option<Turn>,

@@ -87,8 +87,8 @@ impl Properties {
     pub const PERSISTENT: u32 = 0x1;
     /// Flag that the kernel sets by itself (`IP_VS_SVC_F_HASHED`). This proxy ignores the flag.
     pub const HASHED: u32 = 0x2;
-    /// Flag of the schedulers `mh` and `sh`: choose another destination if the hashed one has
-    /// weight 0 or is full (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
+    /// Flag of the schedulers `mh` and `sh`: choose another destination if the hashed destination
+    /// has weight 0 or is full (`IP_VS_SVC_F_SCHED_MH_FALLBACK`, `IP_VS_SVC_F_SCHED_SH_FALLBACK`).
     pub const FALLBACK: u32 = 0x8;
     /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).

@@ -29,7 +29,7 @@ const STEPS: u16 = 10;
 const MOST_OF_MH: u16 = 63;
 /// Shortest time between two rounds of steps.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Shortest time between two rounds while more virtual servers are due than one round handles.
+/// Shortest time between two rounds if the first round has not handled all due virtual servers.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
 /// Largest number of virtual servers in one round.
 const SERVERS_AT_ONCE: usize = 512;
@@ -143,9 +143,9 @@ impl Growths {
         self.now = now;
     }
 
-    /// Sets the slow start of a Service port. Returns true if the port had none before, for example
-    /// at a start while the kernel's schedulers are unknown. The caller must then ignore the
-    /// weights wanted before: they do not show which destinations have grown.
+    /// Sets the slow start of a Service port. Returns true if the port had no slow start before,
+    /// for example at a start while the kernel's schedulers are unknown. The caller must then
+    /// ignore the weights wanted before: they do not show which destinations have grown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -255,7 +255,7 @@ impl Growths {
     }
 
     /// Takes the virtual servers whose next step is due from the queue, and returns them. Takes at
-    /// most as many as one round handles.
+    /// most `SERVERS_AT_ONCE` virtual servers.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {

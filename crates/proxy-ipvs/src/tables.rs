@@ -208,8 +208,8 @@ impl Tables {
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Sets the wanted capacity of each set. The set needs room for all its members, including
-    /// those that the proxy will remove. Sets never shrink.
+    /// Sets the wanted capacity of each set. The set needs room for all its members, including the
+    /// members that the proxy will remove. Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {
             if self.sets.wanted(&set).is_none() {

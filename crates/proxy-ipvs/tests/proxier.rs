@@ -88,7 +88,7 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
 }
 
 /// The external address moves to the second Service in one update. Its virtual server stays: it
-/// gets the second Service's endpoints before it loses those of the first.
+/// gets the second Service's endpoints before it loses the first Service's endpoints.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -275,8 +275,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
         }
     );
 
-    // A second endpoint on this node costs one message for the loop-back member and one for the
-    // virtual server. The proxier starts no process.
+    // A second endpoint on this node costs one message for the loop-back member and one message for
+    // the virtual server. The proxier starts no process.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -813,8 +813,8 @@ fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// A load balancer gets its first source ranges while the kernel refuses rules. It stays closed,
-/// because a closed port is safer than an open one.
+/// A load balancer gets its first source ranges while the kernel refuses rules. The load balancer
+/// stays closed, because a closed port is safer than an open port.
 #[test]
 fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     let mut world = lean();
@@ -1353,8 +1353,8 @@ fn many_writes_are_divided_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination needs one message for the drain and one for its removal. One sync sends all
-    // these messages.
+    // Each destination needs one message for the drain and one message for its removal. One sync
+    // sends all these messages.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The largest size. The mode uses this size until it has written every Service once: until
-    /// then, no other change waits for a transaction.
+    /// The largest size. The mode uses this size until it has written every Service once, because
+    /// no other change waits for a transaction during that time.
     pub(crate) const WHOLE: Self = Self(1_000);
     /// The smallest size. In upstream's layout, the kernel scans all elements of verdict maps for
     /// each transaction. In even smaller transactions, this scan would take most of the time.

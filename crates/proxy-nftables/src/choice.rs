@@ -128,7 +128,7 @@ impl Chooser {
 pub struct EndpointIndex {
     /// Number of endpoints of each Service in the map, or 0 for more than three endpoints.
     pub map: u8,
-    /// Number of the endpoint among those of its address and port, counted from 0.
+    /// Number of the endpoint among the endpoints of its address and port, counted from 0.
     pub number: u32,
 }
 

@@ -76,7 +76,7 @@ impl NetlinkKernel {
     }
 
     fn read(&mut self) -> Result<nftables_netlink::TableDump, Error> {
-        // Drops the socket after a failure, and opens a new one at the next use.
+        // Drops the socket after a failure. The next use opens a new socket.
         self.nftables = None;
         let family = Family::from(self.family);
         self.opened()?.read(family, TABLE)
@@ -152,7 +152,7 @@ impl Kernel for NetlinkKernel {
         };
         let refusal = refusal_of(transaction, error);
         if matches!(refusal, Refusal::Unknown(_)) {
-            // Drops the socket after a failure, and opens a new one at the next use.
+            // Drops the socket after a failure. The next use opens a new socket.
             self.nftables = None;
         }
         Err(refusal)

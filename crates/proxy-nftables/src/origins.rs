@@ -14,8 +14,8 @@ const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// Origins of objects, by name or by the beginning of the name. If one name begins with another,
-/// the longer name comes first.
+/// Origins of objects, by name or by the beginning of the name. If one name begins with another
+/// name, the longer name comes first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

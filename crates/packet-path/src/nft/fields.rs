@@ -165,7 +165,7 @@ impl Fields<'_> {
     }
 
     /// Returns connection data of one direction. Returns `None` for an untracked packet, or for an
-    /// address of the other family.
+    /// address of the other IP family.
     pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<PartialBytes> {
         if !self.0.is_tracked() {
             return None;

@@ -394,8 +394,8 @@ fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Adds a step: `-m recent` sends a returning client to its earlier endpoint, but the walk assumes
-/// a new client. Every endpoint has such a rule, so one step per path suffices.
+/// Adds a step that notes an assumption: the client is new. In fact, `-m recent` sends a returning
+/// client to its earlier endpoint. Every endpoint has such a rule, so one step per path suffices.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this \
                         one is \

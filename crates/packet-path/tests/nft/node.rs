@@ -41,8 +41,9 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A node with the two addresses above and localhost. Its pods have addresses of 10.244.1.0/24 and
-/// fd00:244:1::/64, on one interface for each family. Routes to all other addresses use `eth0`.
+/// A node with the addresses `NODE`, `NODE6` and localhost. Its pods have addresses of
+/// 10.244.1.0/24 and fd00:244:1::/64, on one interface for each family. Routes to all other
+/// addresses use `eth0`.
 pub(crate) struct Node;
 
 fn is_local(address: IpAddr) -> bool {

@@ -39,7 +39,7 @@ fn packets_for_other_hosts_need_ip_forwarding() {
     );
 }
 
-/// A packet with one of the node's own addresses as source fails the kernel's source check
+/// A packet whose source is an address of the node fails the kernel's source check
 /// (`fib_validate_source`). A missing route has another result.
 #[test]
 fn own_source_addresses_and_missing_routes_are_distinguished() {

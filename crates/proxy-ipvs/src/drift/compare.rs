@@ -20,8 +20,8 @@ use crate::tables::Tables;
 /// entry.
 const PIECE: usize = 4096;
 
-/// Entries that remain to be compared: first those of the tables, then those that only the dump
-/// contains.
+/// Entries that remain to be compared: first the entries of the tables, then the entries that only
+/// the dump contains.
 pub(super) struct Comparison {
     pub(super) touched: WrittenEntries,
     believed_servers: Vec<VirtualServerKey>,
@@ -108,8 +108,8 @@ impl WrittenEntries {
 
 impl Comparison {
     /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
-    /// sets are not compared entry by entry. If one of these parts differs, a worker thread reads
-    /// the part again.
+    /// sets are compared as a whole. If one of these parts differs, a worker thread reads the part
+    /// again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -227,8 +227,9 @@ impl Comparison {
         found
     }
 
-    /// Returns the virtual servers of other programs in the dump. Adds those that made the kernel
-    /// refuse a virtual server of this proxy: another program may have created them after the dump.
+    /// Returns the virtual servers of other programs in the dump. Also returns the virtual servers
+    /// that made the kernel refuse a virtual server of this proxy: another program may have created
+    /// them after the dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();

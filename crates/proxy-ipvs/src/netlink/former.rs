@@ -1,8 +1,8 @@
-//! Leftovers that no write of this proxy overwrites: those of other modes, of the iptables backend
-//! that is not in use, and of another shim.
+//! Leftovers that no write of this proxy overwrites: leftovers of other modes, of the iptables
+//! backend that is not in use, and of another shim.
 //!
 //! If the shim is in nftables, the proxy starts iptables programs only to remove chains of a
-//! kube-proxy. So it starts none on a kernel without such chains.
+//! kube-proxy. So it starts no program on a kernel without such chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -103,7 +103,8 @@ impl Native {
         Ok(found)
     }
 
-    /// Creates all sets in one transaction. If the kernel refuses it, creates each set separately.
+    /// Creates all sets in one transaction. If the kernel refuses the transaction, creates each set
+    /// separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
         // Removes sets of a wrong type first. Linux 5.10 silently accepts a second definition of an
         // existing set, even with another type.

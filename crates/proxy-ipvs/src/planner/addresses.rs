@@ -103,8 +103,8 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in order, that may be written now. Returns at most as many as one
-/// plan can hold.
+/// Returns the first entries, in order, that may be written now. Returns at most the number of
+/// entries that one plan can hold.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
@@ -126,10 +126,10 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are not ready for clients: those that are missing,
-/// or still serve removed endpoints. Ignores virtual servers whose write failed, and removed
-/// endpoints that must stay for now. Costs O(pending entries), because a single Service may have
-/// thousands of addresses and ports.
+/// Returns the addresses of virtual servers that are not ready for clients. These virtual servers
+/// are missing, or still serve removed endpoints. Ignores virtual servers whose write failed, and
+/// removed endpoints that must stay for now. Costs O(pending entries), because a single Service may
+/// have thousands of addresses and ports.
 fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let may_remove = of.claims.may_delete && of.knows(Part::Servers);

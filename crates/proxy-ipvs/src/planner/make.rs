@@ -37,8 +37,8 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Checks every urgent virtual server. Checks only as many of the other virtual servers as the
-    // plan can hold.
+    // Checks every urgent virtual server. Checks further virtual servers only up to the number that
+    // the plan can hold.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -70,7 +70,7 @@ pub(super) fn make(
     let mut members = Vec::new();
     // The firewall set drops clients that no other rule admits, so it waits for the rules that
     // admit allowed clients. If the kernel refuses those rules, the set gets its members anyway: a
-    // closed port is safer than an open one.
+    // closed port is safer than an open port.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));

@@ -112,8 +112,9 @@ impl Shim {
         chain
     }
 
-    /// Returns the rules for NodePorts. Their conditions are ordered by cost: first the look-up of
-    /// the port, which is cheapest, and last the look-up of the address in the routing table.
+    /// Returns the rules for NodePorts. Their conditions are ordered by cost. The look-up of the
+    /// port is first, because it is cheapest. The look-up of the address in the routing table is
+    /// last.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));

@@ -247,8 +247,9 @@ impl Shim {
         ]
     }
 
-    /// Returns the rules for NodePorts. Their conditions are ordered by cost: first the look-up of
-    /// the port, which is cheapest, and last the look-up of the address in the routing table.
+    /// Returns the rules for NodePorts. Their conditions are ordered by cost. The look-up of the
+    /// port is first, because it is cheapest. The look-up of the address in the routing table is
+    /// last.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }

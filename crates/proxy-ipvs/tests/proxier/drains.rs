@@ -478,7 +478,8 @@ enum Step {
     Weigh(usize, usize, u16),
     /// Another program removes a destination. A check finds the change.
     Remove(usize, usize),
-    /// The daemon restarts. The value is true if its lists of objects are then complete.
+    /// The daemon restarts. The value is true if the lists of objects are complete after the
+    /// restart.
     Restart(bool),
     /// The lists of objects become complete.
     Whole,

@@ -82,7 +82,7 @@ fn a_mark_that_another_program_wrote_is_replaced_by_the_services_mark() {
 fn rules_before_ipvs_exist_only_while_a_set_has_members() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        // One rule marks packets, and the other exempts packets of the node itself.
+        // One rule marks packets, and the other rule exempts packets of the node itself.
         assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();

@@ -277,7 +277,7 @@ fn the_api_server_and_dns_are_reachable_first() {
         let bound = position(&Op::BindAddress(ip(address)));
         let before = ops[..bound].iter().filter(adds).count();
         // On a machine with one processor, some destinations of other Services may be written
-        // before.
+        // earlier.
         assert!(before <= 32_768 + 100, "{address} after {before}");
     }
     let binds = ops.iter().filter_map(|op| match op {
@@ -568,7 +568,7 @@ fn writes_during_a_check_are_not_drift() {
 }
 
 /// The kernel lists virtual servers by position. If a virtual server is removed during the dump,
-/// the kernel may skip the next one.
+/// the kernel may skip the next virtual server.
 #[test]
 fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
     let mut world = web();

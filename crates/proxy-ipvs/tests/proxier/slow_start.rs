@@ -6,7 +6,7 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// Three endpoints: those of `PAIR`, and the one that the tests add.
+/// Three endpoints: the endpoints of `PAIR`, and the endpoint that the tests add.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
 /// Duration of one step in a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);

@@ -46,7 +46,7 @@ pub(crate) struct SyncSummary {
     pub(crate) failing: usize,
     /// Time since which writes have failed and no write has succeeded.
     pub(crate) stuck: Option<Instant>,
-    /// Reason why a worker thread has ended, if one has.
+    /// Reason why a worker thread has ended, or `None` if no worker thread has ended.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -233,7 +233,7 @@ impl World {
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
 
-    /// Replaces the proxier with a new one that has these facts about the node.
+    /// Replaces the proxier with a new proxier that has these facts about the node.
     pub(crate) fn restart_on(&mut self, node: NodeFacts) {
         let kernel = self.kernel.clone();
         let lanes = Lanes::inline(|| kernel.clone());
@@ -277,8 +277,8 @@ pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 /// Name for [`HeldParts`]: the proxier does not get the addresses yet that a worker thread has
 /// read.
 pub(crate) const READ: &str = "addresses have been read";
-/// Name for [`HeldParts`]: the proxier does not get the outcomes of writes yet, except those of
-/// rules.
+/// Name for [`HeldParts`]: the proxier does not get the outcomes of writes yet, except the outcomes
+/// of rules.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
 /// Fake kernel of a worker thread. A test can hold the thread.

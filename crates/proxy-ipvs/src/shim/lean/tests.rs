@@ -109,7 +109,7 @@ impl ShimRules {
     }
 
     /// Evaluates a packet in one hook of a table. Returns the target of the rule that ends the
-    /// evaluation, or `None` if no rule ends it.
+    /// evaluation, or `None` if no rule ends the evaluation.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
         jumps
@@ -423,7 +423,7 @@ fn one_restore_replaces_upstreams_shim_with_the_lean_shim() {
     assert_eq!(Rules::parse(&text), lean);
 }
 
-/// With `--ipvs-answer-ping`, the shim has one more rule. It comes before the first rule that
+/// With `--ipvs-answer-ping`, the shim has one more rule, which precedes the first rule that
 /// rejects packets.
 #[test]
 fn the_ping_option_admits_only_echo_requests_to_service_addresses() {
