@@ -63,7 +63,8 @@ const CASES: [(&str, u32, &str); 18] = [
 ];
 
 const ROUNDS: u32 = 4;
-/// Maximum number of destinations in the kernel's list that the case `bounded` allows.
+/// Maximum number of removed destinations in the kernel's list (`dest_trash`) in the case
+/// `bounded`.
 const BOUND: usize = 4_096;
 /// Number of destinations that the case `wait` adds per measurement.
 const PROBES: u32 = 64;
@@ -181,7 +182,8 @@ impl Table {
         ServiceKey::new(Protocol::UDP, address.into(), 80)
     }
 
-    /// Returns the destinations of one generation, in the order of their addresses.
+    /// Returns the destinations of one generation, in the order of their addresses. A round
+    /// replaces one generation by the next.
     fn pairs(&self, generation: u32) -> Vec<Pair> {
         let pair = |number| {
             let address = Ipv4Addr::from(0x7f20_0000 + (generation << 17) + number);
@@ -245,7 +247,8 @@ impl Table {
             Case::Spares => return self.schedule(&first),
             _ => {}
         }
-        // Size of the kernel's list, and the remaining destinations with weight 0.
+        // Number of removed destinations in the kernel's list (`dest_trash`), and the old
+        // destinations that remain with weight 0.
         let (mut list, mut spare) = (0, Vec::new());
         for round in 1..=ROUNDS {
             let (old, new) = (self.pairs(round - 1), self.pairs(round));

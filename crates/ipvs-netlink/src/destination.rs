@@ -167,8 +167,8 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// service's family. It is also the default for the destination's family, which kernels before
-    /// 3.18 do not send.
+    /// service's family. Kernels before 3.18 do not send the destination's family, so `family` is
+    /// also its default.
     ///
     /// # Errors
     ///

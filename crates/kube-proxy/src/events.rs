@@ -303,7 +303,7 @@ impl Event {
     }
 }
 
-/// Returns at most `most` bytes of a text, cut between characters.
+/// Returns the first bytes of a text, at most `most`, without cutting a character in two.
 fn first_bytes(text: &str, most: usize) -> &str {
     let (first, _) = text.split_at(text.floor_char_boundary(most));
     first

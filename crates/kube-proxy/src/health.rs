@@ -18,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start, in which the mode may finish other work before the family counts
-/// as served. Such work is, for example, the removal of an earlier run's entries. The period is
-/// limited, because with constant changes some work is always running.
+/// Grace period after the start, during which the mode may do other work before the family counts
+/// as served. An example is the removal of entries of an earlier process. The period is limited,
+/// because under constant changes some work is always running.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.

@@ -35,7 +35,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Names that log events have for the crates of this workspace.
+/// Names of this workspace's crates, in the form in which log events contain them.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",

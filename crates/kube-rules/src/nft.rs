@@ -1,7 +1,7 @@
 //! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
 //!
-//! Other versions of `nft` encode some rules differently. If the kernel has a rule in such an
-//! encoding, a mode takes it for another program's rule and replaces it once.
+//! Other versions of `nft` encode some rules differently. If a rule in the kernel has such an
+//! encoding, the mode considers it another program's rule and replaces it once.
 
 mod interval;
 mod marks;
@@ -38,8 +38,8 @@ pub const COUNTER: u32 = 1;
 /// Size of an interface name in bytes: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the first free register after values of `bytes` bytes. All keys of this crate fit into
-/// the registers.
+/// Returns the register that follows values of `bytes` bytes. The registers are large enough for
+/// every key of this crate.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -82,9 +82,9 @@ pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::
 /// The sense of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
-    /// Matches a value that is equal, or that the set contains.
+    /// Matches if the values are equal, or if the set contains the value.
     Is,
-    /// Matches a value that is different, or that the set does not contain.
+    /// Matches if the values differ, or if the set does not contain the value.
     IsNot,
 }
 

@@ -1,5 +1,5 @@
-//! Measures how much a packet costs more if the node has many addresses. The result is the table in
-//! docs/operating.md under "Many service addresses, and what a packet costs".
+//! Measures the additional cost of a packet if the node has many addresses. The result is the table
+//! in docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
@@ -16,8 +16,8 @@
 //!
 //! The result is the fastest block, because other work on the machine only adds time.
 //!
-//! Each row uses new namespaces: once a namespace has had a local route, its kernel continues to
-//! make the full check of packets. The run takes about a minute, mostly for the 50,000 addresses of
+//! Each row uses new namespaces, because the kernel keeps the full check of packets in a namespace
+//! that once had a local route. The run takes about a minute, mostly for the 50,000 addresses of
 //! the last row.
 
 use std::error::Error;

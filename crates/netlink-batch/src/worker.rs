@@ -137,7 +137,8 @@ impl<T: 'static> Worker<T> {
     {
         let (done, outcome) = oneshot::channel();
         let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
-        // If the thread has ended, the job and its sender are dropped, so the receiver fails.
+        // If the thread has ended, the send fails and drops the job with its result sender. The
+        // caller's receiver then fails.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         outcome
     }

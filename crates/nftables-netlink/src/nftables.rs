@@ -326,7 +326,7 @@ impl Nftables {
     ///
     /// One case stays undetected, for milliseconds: a commit or its rollback removes elements while
     /// the kernel writes the first datagram. `nf_tables_commit` begins the new generation first, so
-    /// the number of skipped elements includes the removed ones. The dump may then miss as many
+    /// the number of skipped elements includes the removed elements. The dump may then miss as many
     /// elements as were removed.
     pub(crate) fn elements_of(
         &mut self,
@@ -457,7 +457,7 @@ fn are_distinct(elements: &[Element]) -> bool {
 const ERESTART: i32 = 85;
 
 /// Returns true if the send failed because the transaction is too large. The kernel has then
-/// processed no message of it.
+/// processed no message of the transaction.
 fn is_too_large(doing: &str, source: &io::Error) -> bool {
     let errno = source.raw_os_error();
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))

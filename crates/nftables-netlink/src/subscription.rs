@@ -137,8 +137,8 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // Jumps to the last instruction, which drops the message. The jump skips the other
-        // comparisons, and the instruction that accepts the message.
+        // If the port is equal, jumps to the last instruction, which drops the message. The jump
+        // skips the remaining comparisons and the instruction that accepts the message.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -151,7 +151,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // An unreadable message may report any change, so it counts as a loss.
+        // Counts an unreadable message as a loss of messages, because it may report any change.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)

@@ -17,8 +17,8 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Number of elements up to which the text of an anonymous set shows all elements. The text of a
-/// larger set shows only the element that matched.
+/// Largest number of elements of an anonymous set that the text shows in full. For a larger set,
+/// the text shows only the element that matched.
 const SHOWN: usize = 8;
 
 /// Renders a rule. `found` contains the elements of anonymous sets that matched, each with the

@@ -1,6 +1,6 @@
-//! Finds the Service of a kernel entry by the names and addresses in the entry's text. Two kinds of
-//! entries need this search, because the modes' tables do not record their Service: rules, and
-//! entries that no Service needs now.
+//! Finds the Service of a kernel entry by the names and addresses in the entry's text. The modes'
+//! tables do not record the Service of two kinds of entries: rules, and entries that no Service
+//! needs now.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

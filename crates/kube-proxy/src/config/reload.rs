@@ -57,8 +57,8 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            // If the mode changes, the fields in the modes' sections wait, too: the file sets them
-            // for the new mode.
+            // If the mode changes, the fields in the modes' sections also wait for the restart,
+            // because the file sets them for the new mode.
             let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };

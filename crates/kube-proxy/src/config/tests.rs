@@ -19,7 +19,8 @@ use crate::logging::settings::LogFormat;
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// A file in a separate folder. Dropping it removes the file and the folder.
+/// A configuration file in its own temporary folder. Dropping the value removes the file and the
+/// folder.
 struct File(PathBuf);
 
 impl File {
@@ -71,7 +72,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Removes the fields that record the source of the options, and the messages about them.
+/// Removes the fields that name the source of the options, and the messages about the options.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();

@@ -1,5 +1,6 @@
-//! Deletes conntrack entries of UDP flows to endpoints that no longer serve. The rules then send a
-//! client that never stops sending to another endpoint, or reject its packets.
+//! Deletes conntrack entries of UDP flows to endpoints that no longer serve. Without this deletion,
+//! a client that sends constantly would keep such an endpoint. After the deletion, rules choose
+//! another endpoint for the client's next packet, or reject the packet.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
@@ -10,12 +11,12 @@
 //!   deleted flow matches the new rules.
 //! - **Limits**: the worker never flushes the conntrack table (k/k#122740). It deletes only flows
 //!   in conntrack's default zone, because other zones belong to other programs.
-//! - **Parallel work**: no other work waits for the comparison. If changes arrive during a walk
-//!   through the table, the worker handles them together after the walk.
+//! - **Parallel work**: no other work waits for the comparison. If changes arrive while the worker
+//!   compares the flows of the table, the worker handles these changes together afterwards.
 //! - **Memory**: a node may track a million flows. So the worker compares each flow while the
 //!   kernel lists the table, and deletes stale flows in batches.
-//! - **Fairness**: one walk deletes a limited number of each Service's flows. So a Service with
-//!   many stale flows does not delay other Services.
+//! - **Fairness**: one comparison of the table deletes a limited number of each Service's flows. So
+//!   a Service with many stale flows does not delay other Services.
 //!
 //! In IPVS mode, this module deletes only flows that IPVS does not know. When a destination is
 //! removed, IPVS itself deletes the known flows: its own entry and the conntrack entry
@@ -49,8 +50,8 @@ use crate::metrics::Metrics;
 /// Number of flows that one netlink call deletes. Each deletion needs memory for a message and a
 /// reply.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one pass through the table deletes. Deleting so many flows
-/// takes the kernel about as long as listing the table.
+/// Number of flows of one Service that one comparison of the conntrack table deletes. Deleting so
+/// many flows takes the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Handle to the worker that deletes the stale flows of one family.
@@ -277,11 +278,11 @@ impl Cleaner {
             .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
-    /// Reports whether userspace mode relays this flow: through a listening port of a Service that
-    /// claims the flow's destination.
+    /// Reports whether userspace mode relays this flow, because the flow arrived at a listening
+    /// port of a Service that claims the flow's destination.
     ///
-    /// - The relay itself moves such a flow to another endpoint. So the conntrack entry must stay,
-    ///   because without it the kernel would no longer translate replies.
+    /// - The relay itself moves such a flow to another endpoint. So the conntrack entry must stay:
+    ///   without it, the kernel would no longer translate replies.
     /// - If another Service owns the destination now, rules redirect only new flows to that
     ///   Service.
     fn is_relayed(

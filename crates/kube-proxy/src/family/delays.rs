@@ -1,6 +1,9 @@
-//! Delays outside of the mode: changes that the mode has not received yet, and removals that wait
-//! until every object is readable. A mode does not count the waiting removals, because no client
-//! waits for them. The status shows both kinds of delays to operators.
+//! Delays that a mode cannot count itself:
+//!
+//! - changes that the mode has not received yet;
+//! - removals that wait until every object is readable. No client waits for these removals.
+//!
+//! The status shows both kinds of delays to operators.
 
 use std::time::Instant;
 
@@ -26,7 +29,7 @@ impl Delays {
         self.waiting = waiting;
     }
 
-    /// Records that the family received changes. `heard` is the arrival time of the oldest.
+    /// Records that the family received changes. `heard` is the arrival time of the oldest change.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);
     }

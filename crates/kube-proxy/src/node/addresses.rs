@@ -119,7 +119,8 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// Link that holds the service addresses, according to the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link for which the kernel's filter drops new addresses, if any.
+    /// Index of the link for whose new addresses the kernel sends no notifications to this socket,
+    /// if any.
     left_out: Option<u32>,
 }
 

@@ -108,11 +108,11 @@ pub(crate) struct ExternalAddresses {
     /// Function that reads the addresses near this node.
     read: fn() -> NearbyNetworks,
     window: Instant,
-    /// Number of findings already reported in the current window.
+    /// Number of findings that were reported in the current window.
     told: usize,
 }
 
-/// Time of a finding, and true if the finding was reported.
+/// State of a finding: the time at which it was found, and true if it was reported.
 #[derive(Debug, Clone, Copy)]
 struct Finding {
     since: Instant,

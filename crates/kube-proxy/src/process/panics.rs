@@ -1,8 +1,8 @@
 //! Ends the process after a panic of any thread.
 //!
-//! A panic destroys the thread's sockets, its work in progress, and the callers that wait for the
-//! thread. If the process continued, nobody would notice the missing thread. A new process starts
-//! within a second and adopts all kernel entries.
+//! A panic destroys the thread's sockets and its work in progress, and its callers get no reply. If
+//! the process continued, this thread would be missing without notice. A new process starts within
+//! a second and adopts all kernel entries.
 
 use std::panic::{set_hook, take_hook};
 use std::process::exit;
@@ -41,8 +41,8 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// The panic happens in a child process. Without the handler, the child's main thread would
-    /// continue after the panic of another thread.
+    /// The panic happens on a second thread of a child process. Without the handler, the child's
+    /// main thread would continue after this panic.
     #[test]
     fn a_panic_on_a_kernel_thread_terminates_the_process() {
         if var_os(PANICS).is_some() {

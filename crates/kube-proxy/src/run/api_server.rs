@@ -28,10 +28,12 @@ use tracing::{error, warn};
 
 use modes::footprints;
 
-/// Time that the mode has to remove an address from a Service.
+/// Time that a connection to a new address of the API server waits, so that the mode can remove the
+/// address from Services.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removal of entries that redirect the API server's addresses, and the list of cleared addresses.
+/// Remover of the entries that redirect the API server's addresses, with the list of addresses that
+/// it has cleared.
 #[derive(Clone)]
 pub(super) struct Clearing {
     rules: AddressRules,
@@ -133,7 +135,7 @@ impl Clearing {
         }
     }
 
-    /// Logs the waiting warnings. From then on, warnings are logged at once.
+    /// Logs the waiting warnings. After this call, each new warning is logged at once.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {
@@ -141,7 +143,7 @@ impl Clearing {
         }
     }
 
-    /// Waits for removals in progress. From then on, only the mode writes to the kernel.
+    /// Waits for removals in progress. After this call, only the mode writes to the kernel.
     pub(super) async fn end(&self) {
         self.known.lock().await.is_serving = true;
     }

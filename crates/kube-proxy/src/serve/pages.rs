@@ -52,7 +52,7 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// API `/api/v1/...`, and the page that shows its data, for one address of the server.
+/// API `/api/v1/...` and the page `/ui/` that shows its data, as served at one address.
 pub(crate) struct Api {
     /// True if only this node can reach the server's address.
     is_loopback: bool,
@@ -133,7 +133,7 @@ impl Pages {
         let metrics = self.metrics.clone();
         match spawn_blocking(move || tell(&metrics)).await {
             Ok(told) => self.scraped(content_type, told),
-            // The runtime is shutting down, so the blocking thread did not run.
+            // The blocking thread did not run, because the runtime is shutting down.
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         }
     }

@@ -13,8 +13,8 @@ fn bits(address: IpAddr) -> u128 {
 }
 
 /// Returns the elements of a set with these networks: the start and the end of each range. Merges
-/// adjacent networks into one range. Like `nft`, adds an element that stands for all addresses
-/// below the first network.
+/// adjacent networks into one range. Like `nft`, adds an end marker at address 0 if the first
+/// network begins at a higher address.
 pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));
     let mut ranges: Vec<(u128, u128)> = nets.iter().map(ends).collect();

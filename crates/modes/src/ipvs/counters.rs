@@ -27,7 +27,8 @@ pub(super) struct IpvsCounters {
 }
 
 impl IpvsCounters {
-    /// Creates a reader that counts connections through marks at the addresses of their Services.
+    /// Creates a reader that also counts connections to the virtual servers of packet marks. Such
+    /// connections count at the service address to which `marks` assigns the mark.
     pub(super) fn with_marks(marks: MarkAddresses) -> Self {
         Self { ipvs: None, marks }
     }

@@ -47,8 +47,8 @@ impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         let is_exact = settings.ipvs.semantics.is_exact();
-        // If a family is disabled on a link, the link cannot have addresses of this family. The
-        // default setting counts if the link does not exist yet.
+        // If a family is disabled on a link, the link cannot have addresses of this family. If the
+        // link does not exist yet, the setting `default` applies.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)

@@ -233,8 +233,11 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules cannot use sets. With read access, writes no test rule: uses the kernel's
-/// report, or looks for a module file that a start would load.
+/// Reports whether rules cannot use sets.
+///
+/// - With read access, `is_lacking` decides: the kernel has no such match, and no module file would
+///   add it.
+/// - With write access, a test rule (`is_refused`) must fail, too.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {

@@ -11,8 +11,8 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
-/// Largest number of searches through the conntrack table. If the table changes, the search
-/// restarts and passes some flows twice, so the reader searches again.
+/// Largest number of searches through the conntrack table. If the table changes during a search,
+/// the search restarts and passes some flows twice. The reader then searches again.
 const ATTEMPTS: usize = 3;
 
 /// A reader that counts flows in the conntrack table.

@@ -18,8 +18,8 @@ static ROWS: &Rows<Context> = &[
     // new connections. All network namespaces share one limit, which only the initial namespace may
     // change.
     //
-    // The daemon never writes a lower value, even if an earlier kube-proxy set the higher one: an
-    // operator may have set it (k/k#142035), and the kernel does not record who set it.
+    // The daemon never lowers the limit, even if an earlier kube-proxy raised it: an operator may
+    // have raised it instead (k/k#142035), and the kernel does not record who did.
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,

@@ -216,7 +216,7 @@ pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> User
 
 /// Returns the user data of `nft` for the packet field of one part.
 fn field(part: DataType, of: TypeOf) -> Option<UserData> {
-    // Numbers of the protocol (`PROTO_DESC_*`), and of the field in it.
+    // Numbers of the protocol (`PROTO_DESC_*`), and of the packet field within the protocol.
     let (protocol, field) = match (part, of) {
         (DataType::Ipv4Addr, _) => (12, 12),
         (DataType::Ipv6Addr, _) => (13, 9),
@@ -224,7 +224,8 @@ fn field(part: DataType, of: TypeOf) -> Option<UserData> {
         (DataType::InetService, TypeOf::Tcp) => (8, 2),
         (DataType::InetService, TypeOf::Sctp) => (10, 2),
         (DataType::Integer, _) => {
-            // Numbers: `NFT_NG_RANDOM`, modulus, offset. `nft` ignores the modulus in this type.
+            // The numbers stand for `NFT_NG_RANDOM`, the modulus and the offset. `nft` ignores this
+            // modulus.
             let made = UserData::default().number(0, 1).number(1, 2).number(2, 0);
             let number = UserData::default().number(kind::TYPE_OF_EXPRESSION, NUMGEN);
             return Some(number.nested(kind::TYPE_OF_DATA, &made));

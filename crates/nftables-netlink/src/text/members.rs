@@ -77,8 +77,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // A mask for the bits that are equal at both ends. If the range covers all values of the other
-    // bits, renders the range as a prefix, as `nft` does.
+    // Computes a mask of the bits that are equal in the first and the last key. If the range covers
+    // all values of the other bits, renders the range as a prefix, as `nft` does.
     let same: Vec<u8> = first
         .iter()
         .zip(last)

@@ -21,7 +21,7 @@ pub(crate) enum Source {
 /// Sum of the counters of all sources of one Service port or endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
-    /// Sum of the counts that sources had before they were removed or restarted.
+    /// Sum of the counts of sources that were removed, or whose counters restarted from 0.
     past: Count,
     last: HashMap<Source, Count>,
     /// True if the last read contained a count of any source.
@@ -70,8 +70,8 @@ impl Sum {
     }
 }
 
-/// Updates all sums with the counts of the last read. If a sum has no current count, the metrics do
-/// not report the sum. A sum with past counts is kept, so that its value does not fall when the
+/// Updates all sums with the counts of the last read. The metrics do not report a sum without a
+/// count in this read. But a sum with past counts is kept, so that its value does not fall when the
 /// count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
