@@ -288,8 +288,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // Flushes existing chains that use the set but are no longer wanted, because the kernel
-        // deletes a set only if no rule uses it. A later step deletes these chains.
+        // Flushes existing chains that use the set but are no longer wanted. Otherwise, the kernel
+        // would not delete the set. A later step deletes these chains.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())

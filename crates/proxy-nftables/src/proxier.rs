@@ -82,7 +82,7 @@ pub struct Nftables {
     /// True once the mode has known the node's own address, even if the address is now unknown.
     has_own_address: bool,
     /// Sets of session affinity clients for which the kernel has already released the reserved
-    /// memory. Their handles still show that they were created with a size.
+    /// memory. The handles of these sets still show that the sets were created with a size.
     shrunk: HashSet<Name>,
     /// Layout that the number of Service ports determined, or `None` before the table's first read.
     chosen: Option<Layout>,

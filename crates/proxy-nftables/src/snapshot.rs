@@ -82,8 +82,8 @@ impl SnapshotBuilder {
                 clients.room = SetMemory::of(*set, *chain);
             }
         }
-        // Adds upstream's objects for NodePorts on localhost as chains and sets of Services. They
-        // are never wanted, so the mode deletes them.
+        // Adds upstream's objects for NodePorts on localhost as chains and sets of Services. No
+        // Service wants them, so the mode deletes them.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);

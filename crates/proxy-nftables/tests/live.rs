@@ -497,8 +497,8 @@ fn affinity_sets_of_an_earlier_version_release_memory_and_keep_clients() {
         assert_eq!(generation(), before.next());
         assert_eq!(content(&whole()), as_wanted);
         // The sets need about 100 MB. The test only checks that the kernel releases more than 50
-        // MB, because the memory in use also changes for other reasons by tens of megabytes: other
-        // programs, and the removal of earlier namespaces.
+        // MB. Other programs, and the removal of earlier namespaces, also change the memory in use
+        // by tens of megabytes.
         let most = 50.0;
         // Repeats the check, because a kernel thread (kworker) shrinks the sets only after some
         // time.

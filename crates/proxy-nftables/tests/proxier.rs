@@ -1246,7 +1246,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     ];
     assert_eq!(world.made(), [wanted]);
     // The number of endpoints changes. One transaction moves the Service's endpoints to another
-    // map. It also adds a chooser chain, because no other Service has four endpoints.
+    // map. This transaction also adds a chooser chain, because no other Service has four endpoints.
     world.apply(slice_of(7, [1, 3, 5, 7]));
     world.sync();
     let made = world.made();
@@ -1346,7 +1346,7 @@ const SIZES: LayoutSizes = LayoutSizes {
     upstream_below: 3,
 };
 
-/// Creates a node without listed objects. Its layout depends on the number of Service ports.
+/// Creates a node without listed objects. The node's layout depends on the number of Service ports.
 fn by_size(kernel: FakeKernel) -> World {
     let mut world = World::unlisted(kernel, Layout::Upstream);
     world.sizes = Some(SIZES);
@@ -1843,8 +1843,8 @@ fn sort_places(content: &mut Content) {
     }
 }
 
-/// Removes the chooser chains from the content, and returns them. They may differ, because unneeded
-/// chains stay until the next start.
+/// Removes the chooser chains from the content, and returns them. Two tables for the same Services
+/// may have different chooser chains, because unneeded chooser chains stay until the next start.
 fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
     let names = content.chains.keys().filter(|name| is_chooser(name));
     let names: Vec<Name> = names.cloned().collect();

@@ -37,17 +37,17 @@ pub struct State {
     pub next_port: u16,
     /// Portals whose redirects the fake refuses.
     pub refused: BTreeSet<Portal>,
-    /// Reason why the fake writes no redirect, such as a held lock, or `None` for no fault.
+    /// Reason why all writes of redirects fail, such as a held lock. `None` if writes may succeed.
     pub held: Option<String>,
-    /// Reason why the fake opens no port, or `None` for no fault.
+    /// Reason why no port can be opened. `None` if ports can be opened.
     pub exhausted: Option<String>,
     /// Largest number of open ports, or `None` for no limit.
     pub most: Option<usize>,
     /// Number of attempts to open a port so far.
     pub tries: usize,
-    /// Reason why the redirects cannot be read, or `None` for no fault.
+    /// Reason why the redirects cannot be read. `None` if the redirects can be read.
     pub unreadable: Option<String>,
-    /// Reason why the node's addresses cannot be read, or `None` for no fault.
+    /// Reason why the node's addresses cannot be read. `None` if the addresses can be read.
     pub hidden: Option<String>,
     /// Writes of redirects since a test last cleared this list.
     pub writes: Vec<Redirects>,

@@ -40,7 +40,7 @@ pub struct Redirects {
     pub detector: LocalDetector,
     /// New rules that do not depend on Services, or `None` if these rules stay unchanged.
     pub base: Option<Base>,
-    /// Redirects that the write replaces: only the changed ones, or all.
+    /// Redirects that the write replaces: only the changed redirects, or all redirects.
     pub extent: Extent,
     /// Redirects to write, change or remove.
     pub changes: Vec<Change>,
@@ -141,7 +141,7 @@ pub struct Refusal {
 pub enum RefusalMeaning {
     /// One of the written objects is invalid, so other writes may succeed.
     One,
-    /// No object is at fault: every other write would fail now, too.
+    /// No written object is invalid: every other write would fail now, too.
     None,
 }
 

@@ -138,7 +138,7 @@ pub(crate) struct Admission {
     version: u64,
 }
 
-/// A Service that the proxy serves only in part: its original form, and the parts that the proxy
+/// A Service that the proxy serves only in part: the original Service, and the parts that the proxy
 /// does not serve.
 #[derive(Debug, PartialEq, Eq)]
 struct RestrictedService {
@@ -230,18 +230,20 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns the original form of a Service. The argument is the form that the model serves.
+    /// Returns a Service as it was before the model removed the parts that it does not serve. The
+    /// argument is the Service that the model serves.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// True if `given` equals the original form of this served Service.
+    /// True if `given` equals the original of this served Service, before the model removed parts.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
 
-    /// Records the addresses and node ports of a new Service, in its original form.
+    /// Records the addresses and node ports of a new Service, including addresses that the model
+    /// refuses.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             *self.cluster_ips.entry(*ip).or_default() += 1;
@@ -270,7 +272,8 @@ impl Admission {
         }
     }
 
-    /// Forgets the addresses and node ports of a Service, in its original form.
+    /// Forgets the addresses and node ports of a Service, including addresses that the model
+    /// refuses.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             release(&mut self.cluster_ips, ip);
@@ -367,7 +370,7 @@ impl Admission {
     }
 
     /// Returns the external IPs and ports of a Service that belong to another Service, sorted. Each
-    /// has the reason: the other Service's node port or load balancer.
+    /// entry has the reason: the other Service's node port or load balancer.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);

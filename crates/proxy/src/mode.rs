@@ -82,7 +82,7 @@ pub trait Mode: Send {
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
     /// Returns the addresses and ports of Services that another program owns in the kernel. This
-    /// mode writes no entries for them. Empty by default.
+    /// mode writes no entries for these addresses. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -358,8 +358,8 @@ impl fmt::Display for Failure {
 pub struct Conflict {
     /// Address, port and protocol that both Service ports claim.
     pub object: String,
-    /// Service port that owns the address and port. Its Service is the older one or, if both have
-    /// the same age, the first by name.
+    /// Service port that owns the address and port. Its Service is the older Service or, if both
+    /// Services have the same age, the first by name.
     pub winner: ServicePortName,
     /// Service port that is not served at this address and port as long as the winner exists.
     pub loser: ServicePortName,

@@ -2,8 +2,8 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A fake reader. Its note is its name. A read waits until the test sends a message to the channel,
-/// if the reader has one.
+/// A fake reader. Its note is its name. If the reader has a channel, a read waits until the test
+/// sends a message to the channel.
 struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for NamedReader {

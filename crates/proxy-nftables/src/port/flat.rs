@@ -80,8 +80,8 @@ impl ServedPort {
         (!is_served).then(|| self.line().drop().rule())
     }
 
-    /// Returns the last rule of the chain `firewall-...`. It handles packets that the source ranges
-    /// admit.
+    /// Returns the last rule of the chain `firewall-...`. The rule handles packets that the source
+    /// ranges admit.
     pub(super) fn flat_end_of_firewall(&self, base: &NameBase) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),

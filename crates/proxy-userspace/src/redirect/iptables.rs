@@ -30,7 +30,7 @@ use crate::part_state::RedirectState;
 use crate::plan::{Base, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal, RefusalMeaning};
 use crate::port::Portal;
 
-/// Table that contains all these chains.
+/// Table that contains all chains of this mode.
 const NAT: Table = Table::Nat;
 
 /// Chain for packets to service addresses that arrive on an interface. The next constant is the

@@ -89,7 +89,8 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                // One of the changes is at fault: a smaller transaction may succeed.
+                // One of the changes is invalid, or the transaction is too large. In both cases, a
+                // smaller transaction may succeed.
                 CommitError::Refused { .. } | CommitError::TooLarge(_) => RefusalMeaning::One,
                 _ => RefusalMeaning::None,
             },

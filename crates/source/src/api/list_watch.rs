@@ -370,7 +370,7 @@ impl ListWatch {
         self.refusals = 0;
         match self.ask(&self.resource.sample()).await {
             Ok(answer) => {
-                // Reads the rest only to reuse the connection.
+                // Reads the rest of the response, because only then can the connection be reused.
                 _ = timeout(ANSWER, read_rest(answer)).await;
                 true
             }
@@ -382,7 +382,7 @@ impl ListWatch {
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
-        // Reads the rest only to reuse the connection.
+        // Reads the rest of the response, because only then can the connection be reused.
         _ = timeout(ANSWER, rest).await;
         Ok(())
     }
