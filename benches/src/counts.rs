@@ -34,7 +34,7 @@ pub(crate) fn count(trace: &str) -> Counts {
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
             // The kernel rolls back an nftables transaction without an end message. Such a
-            // transaction only tests something, so it does not count as a write.
+            // transaction is only a test, so it does not count as a write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");
             for message in rest.split("nlmsg_len=").skip(1) {

@@ -167,7 +167,7 @@ impl Floor {
     }
 }
 
-/// Returns an error with the first reply that is not success.
+/// Returns an error for the first reply that reports a failure, if any.
 fn accepted(replies: &[Reply], what: &str) -> Result<()> {
     let refused = replies.iter().find(|reply| **reply != Reply::Done);
     ensure!(refused.is_none(), "{what}: {refused:?}");
@@ -261,7 +261,7 @@ fn loop_back(at: SocketAddrV4) -> Entry {
     }
 }
 
-/// Returns an error with the first outcome that is not success.
+/// Returns an error for the first outcome that is a failure, if any.
 fn done(outcomes: &[ipset_netlink::Outcome]) -> Result<()> {
     let done = ipset_netlink::Outcome::Done;
     let refused = outcomes.iter().find(|outcome| **outcome != done);

@@ -24,8 +24,8 @@ pub(crate) const SHIM: &str = "kube-proxy-ipvs";
 /// Name of a temporary table that shows whether the kernel supports an address family.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
-/// Maximum number of Services of which the benchmark reads all endpoints at the end. Each Service
-/// takes a few requests, and the kernel walks all maps for each request.
+/// Maximum number of Services for which the final check reads all endpoints. Each Service takes a
+/// few requests, and the kernel walks all maps for each request.
 const WHOLE: usize = 12_000;
 /// Approximate number of Services that the benchmark reads if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
@@ -133,8 +133,8 @@ impl Tables {
     }
 
     /// Returns all Services with their endpoints. With many Services in upstream's layout, reads
-    /// the endpoints of only a sample. For all other Services, it is enough that the map has a
-    /// chain for them.
+    /// the endpoints of only a sample. For Services outside the sample, assumes the wanted
+    /// endpoints if the map has a chain for the Service.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();

@@ -66,7 +66,8 @@ pub(crate) enum ObjectContent {
     /// No additional fields.
     #[default]
     Bare,
-    /// Also fields that controllers and the API server write, for realistic object sizes.
+    /// The fields that a kube-proxy reads, and the fields that controllers and the API server
+    /// write. The objects then have realistic sizes.
     Served,
 }
 

@@ -2,8 +2,8 @@
 //! a size, and a measured program. A point is an axis with a size.
 //!
 //! ```text
-//!  once each ─▶ counting ─▶ repeats of `All` ─▶ a second time: `Twice`
-//!    ─▶ `Spare` ─▶ counting other kube-proxies
+//!  all points except `Spare` ─▶ counting ─▶ repeats of `All` ─▶ one repeat of `Twice`
+//!    ─▶ `Spare` points ─▶ counting other kube-proxies
 //! ```
 //!
 //! In each phase, the run visits the most informative points first. It measures all programs at one

@@ -198,7 +198,7 @@ impl<'a> Rules<'a> {
     /// If a rule matches only one address and port, follows a packet to this address. `found` then
     /// gets the packet's possible destinations, and true once the rules have certainly taken the
     /// packet. Visits all later rules as well, because packets to other addresses may pass this
-    /// one.
+    /// rule.
     fn gather(
         &self,
         from: usize,

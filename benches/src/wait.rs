@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// that read a whole table would take too much CPU time from the measured program. For a check at
 /// background priority, which takes none of that time, the ratio is 1.
 const REST: u32 = 10;
-/// Pause between two reads of the whole state while the kernel still has entries that must
-/// disappear.
+/// Pause between two reads of the whole state, while the kernel still has entries that the
+/// kube-proxy must remove.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Guard that runs this thread at `SCHED_IDLE` priority until dropped. New threads and processes
@@ -63,8 +63,8 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 /// Result of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
-    /// The kernel's state is correct. Holds the time of the first quick check that found it, and
-    /// the state.
+    /// The kernel's state is correct. Holds the time at which a quick check first found the state
+    /// correct, and the state.
     Done(Instant, KernelDigest),
     /// The time limit passed, or the kernel's state is wrong.
     Not(Outcome),

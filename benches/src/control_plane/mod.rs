@@ -448,7 +448,7 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     let per_minute = |count: u64| per(count, seconds / 60.0);
     let figures = [
         ("wakeups_per_min", per_minute(waits)),
-        // The count includes new threads. The benchmark itself starts no thread during the
+        // This number includes new threads. The benchmark itself starts no thread during the
         // measurement.
         (
             "processes_per_min",

@@ -12,9 +12,9 @@
 //! - The benchmark alternates block by block between four targets: the first, the middle and the
 //!   last Service, and the pod. A disturbance then affects all targets equally.
 //!
-//! "First" means the order in which the kernel searches the Services. In iptables mode, this is the
-//! order of the rules. In other modes, it is the order of creation. IPVS inserts a new virtual
-//! server at the head of its hash bucket, so it finds the first one last.
+//! In iptables mode, the first Service is the one whose rules come first. In other modes, it is the
+//! Service that was created first. IPVS inserts a new virtual server at the head of its hash
+//! bucket, so the kernel finds the first Service last.
 
 mod anatomy;
 mod packets;
