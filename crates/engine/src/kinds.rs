@@ -18,7 +18,8 @@ pub trait Kinds: 'static {
 
 /// Settings that all modes have.
 pub trait Config: Send + Sync + 'static {
-    /// Returns the longest pause before an unreadable part is read again.
+    /// Returns the longest pause before the next attempt to read an unreadable part of the kernel's
+    /// state.
     fn longest_pause(&self) -> Duration;
 
     /// Reports whether the mode serves NodePorts on localhost.
@@ -36,10 +37,12 @@ pub trait Part: Copy + Eq + Send + 'static {
     /// All parts of the mode.
     const ALL: &'static [Self];
 
-    /// Returns the name of the part in messages to operators, such as `the virtual servers`.
+    /// Returns the name of this part of the kernel's state in messages to operators, such as `the
+    /// virtual servers`.
     fn name(self) -> &'static str;
 
-    /// Returns the lane (worker thread) that reads the part. Only this lane writes the part.
+    /// Returns the lane (worker thread) that reads this part of the kernel's state. Only this lane
+    /// writes the part.
     fn lane(self) -> Self::Lane;
 }
 
@@ -76,8 +79,8 @@ macro_rules! kinds {
     };
 }
 
-/// Declares the lanes (worker threads) and the parts of a mode. Each part gets the lane that reads
-/// it, and its name in messages to operators.
+/// Declares the lanes (worker threads) of a mode, and the parts of the kernel's state that the mode
+/// reads. Each part gets the lane that reads it, and its name in messages to operators.
 #[macro_export]
 macro_rules! parts {
     (
@@ -97,10 +100,10 @@ macro_rules! parts {
         pub enum Part { $($(#[$about_part])* $part,)+ }
 
         impl Part {
-            /// All parts, in the order of their declaration.
+            /// All parts of the kernel's state, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$part),+];
 
-            /// Returns the name of the part in messages to operators.
+            /// Returns the name of this part of the kernel's state in messages to operators.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$part => $name,)+ }
             }

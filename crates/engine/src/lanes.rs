@@ -15,7 +15,7 @@ pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
 /// Work that a lane (worker thread) has finished.
 pub(crate) enum LaneResult<S: Scheme> {
-    /// Parts that the lane has read, each with its content or error.
+    /// Parts of the kernel's state that the lane has read, each with its content or error.
     Read(Vec<(PartOf<S>, Read<S>)>),
     /// A step that the lane has executed.
     Stepped {
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Starts reading these parts on a lane.
+    /// Starts reading these parts of the kernel's state on a lane (worker thread).
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,

@@ -213,8 +213,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         (has_changed && may_delete) || is_node_other
     }
 
-    /// Starts the next work of a lane if it is idle: reads of its requested parts, or otherwise its
-    /// next step.
+    /// Starts the next work of a lane (worker thread) if it is idle: the requested reads, or
+    /// otherwise the next step.
     fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
@@ -237,7 +237,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Records work that a lane has finished.
+    /// Records work that a lane (worker thread) has finished.
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
@@ -287,9 +287,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// Returns for each part the number of entries that already have their wanted value, so that a
-    /// start would keep them. Before this call, the caller must have read the kernel's state and
-    /// applied all wanted entries.
+    /// Returns for each part of the kernel's state the number of entries that already have their
+    /// wanted value, so that a start would keep them. Before this call, the caller must have read
+    /// the kernel's state and applied all wanted entries.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
         self.scheme.forgo_waiting();

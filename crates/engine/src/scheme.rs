@@ -74,13 +74,14 @@ impl Extent<'_> {
     }
 }
 
-/// Group that is affected while a part is out of date or unknown.
+/// Group that is affected while a part of the kernel's state is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients. Pending changes of the part count as late, and as stuck if they make no progress.
+    /// Clients. Pending changes of this part of the kernel's state count as late, and as stuck if
+    /// they make no progress.
     Clients,
-    /// Clients, but only an operator can remove the cause. A restart would not help, so the part
-    /// does not count as stuck.
+    /// Clients, but only an operator can remove the cause. A restart would not help, so this part
+    /// of the kernel's state does not count as stuck.
     Operator,
     /// Nobody in this configuration.
     Nobody,
@@ -93,14 +94,14 @@ pub trait Scheme: Sized + Send + 'static {
     type Kinds: Kinds;
     /// Outcomes of all writes of a plan.
     type Outcomes: Send + 'static;
-    /// Content of a part, as a lane has read it from the kernel.
+    /// Content of a part of the kernel's state, as a lane (worker thread) has read it.
     type PartContent: Send + 'static;
     /// A query to the kernel in addition to the reads of parts, for example for open connections.
     type Query: Send + 'static;
     /// The kernel's response to a query.
     type QueryResponse: Send + 'static;
 
-    /// The part that contains the node's addresses.
+    /// Part of the kernel's state that contains the node's addresses.
     const ADDRESSES: PartOf<Self>;
     /// Parts of the kernel's state that show which entries belong to this program. The engine
     /// deletes entries only once it knows all these parts.
@@ -119,7 +120,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// Passes the current time to each table whose entries can be late.
     fn begin(&mut self, now: Instant);
 
-    /// Returns the tables that hold the entries of a part.
+    /// Returns the tables with the entries of a part of the kernel's state.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
     /// Returns the table of the entries that serve Services. While the kernel has no entry of this
@@ -135,8 +136,9 @@ pub trait Scheme: Sized + Send + 'static {
     /// Reports whether the kernel has all entries that a Service needs.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns who is affected while a part is out of date. By default, clients are. They are not
-    /// affected by outdated addresses of the node if all addresses serve NodePorts.
+    /// Returns who is affected while a part of the kernel's state is out of date. By default,
+    /// clients are. They are not affected by outdated addresses of the node if all addresses serve
+    /// NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -173,8 +175,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// before it requests the next step of each lane.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Returns the next step of an idle lane that has no parts to read. The engine calls this
-    /// function only once the Services are known.
+    /// Returns the next step of an idle lane (worker thread) that has no requested reads. The
+    /// engine calls this function only once the Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
     /// Returns the time of the scheme's next work, apart from retries and reads. Returns `now` if
@@ -211,7 +213,7 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- results ----
 
-    /// Applies the content of a part that a lane has read.
+    /// Applies the content of a part of the kernel's state that a lane (worker thread) has read.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
     /// Reports whether some Services must be compiled again because of the last read.
@@ -220,7 +222,8 @@ pub trait Scheme: Sized + Send + 'static {
         false
     }
 
-    /// Runs after a read, once the engine has applied the content of all parts.
+    /// Finishes a read. The engine calls this function once it has applied all content that the
+    /// read returned.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Applies the outcomes of a plan.

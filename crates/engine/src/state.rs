@@ -11,13 +11,13 @@ use reconcile::{ReadSchedule, Removals};
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::ReportDraft;
 
-/// Shortest pause between two reads of a part that has unexpected content.
+/// Shortest pause between two reads of a part of the kernel's state that has unexpected content.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// The engine's knowledge of one part of the kernel's state.
 struct Knowledge {
     look: ReadSchedule,
-    /// Time of the last write to the part.
+    /// Time of the last successful write to this part of the kernel's state.
     written: Option<Instant>,
 }
 
@@ -38,7 +38,8 @@ pub struct State<K: Kinds> {
     pub report: Report,
     /// Changed Services and drift for later reports.
     pub news: ReportDraft,
-    /// Knowledge of each part, in the order of [`Part::ALL`](crate::Part::ALL).
+    /// Knowledge of each part of the kernel's state, in the order of
+    /// [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
     /// Plans that lanes (worker threads) are writing now.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
@@ -102,12 +103,12 @@ impl<K: Kinds> State<K> {
         &mut self.parts[number(K::Part::ALL, &part)]
     }
 
-    /// Reports whether the engine knows the content of a part.
+    /// Reports whether the engine knows the content of a part of the kernel's state.
     pub fn knows(&self, part: K::Part) -> bool {
         self.look(part).is_known()
     }
 
-    /// Returns the read schedule of a part.
+    /// Returns the read schedule of a part of the kernel's state.
     pub fn look(&self, part: K::Part) -> &ReadSchedule {
         &self.part(part).look
     }
@@ -116,30 +117,30 @@ impl<K: Kinds> State<K> {
         &mut self.part_mut(part).look
     }
 
-    /// Requests a read of a part as soon as possible.
+    /// Requests a read of a part of the kernel's state as soon as possible.
     pub fn ask(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask(now);
     }
 
-    /// Requests a read of a part that has unexpected content. The read waits for a short pause
-    /// since the last read.
+    /// Requests a read of a part of the kernel's state that has unexpected content. The read starts
+    /// only after a short pause since the last read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
     }
 
-    /// Records a successful write to a part.
+    /// Records a successful write to a part of the kernel's state.
     pub fn wrote(&mut self, part: K::Part) {
         self.part_mut(part).written = Some(self.now);
     }
 
-    /// Returns the time of the last successful write to a part.
+    /// Returns the time of the last successful write to a part of the kernel's state.
     pub(crate) fn last_written(&self, part: K::Part) -> Option<Instant> {
         self.part(part).written
     }
 
-    /// Reports that the part `name` is readable again.
+    /// Reports that the part `name` of the kernel's state is readable again.
     pub fn tell_readable(&mut self, name: &'static str) {
         self.report.readable.push(name);
     }

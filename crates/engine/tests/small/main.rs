@@ -86,7 +86,7 @@ fn a_service_is_reported_once_its_entry_is_written() {
 }
 
 #[test]
-fn a_service_that_needs_no_write_is_reported_without_an_event() {
+fn a_service_that_needs_no_write_is_reported_as_settled() {
     let mut world = World::new().listed();
     world.service("a", 1, "10.96.0.1");
     world.sync();
