@@ -13,7 +13,7 @@ use super::table::shown;
 pub(super) struct Leftovers {
     /// Always false: this object exists only if no daemon responds.
     daemon: bool,
-    /// Names of the modes of which the kernel has an entry that no other mode writes.
+    /// Names of the modes that, according to these entries, ran on this node.
     modes: Vec<&'static str>,
     /// Entries, one line each.
     holds: Vec<String>,

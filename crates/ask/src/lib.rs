@@ -117,7 +117,8 @@ enum Failure {
     Unreadable(String),
 }
 
-/// Parts of the program that the subcommands use if no daemon runs.
+/// Modes and functions that the program passes to the subcommands. The subcommands use them if no
+/// daemon runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     /// The modes of this build.

@@ -91,14 +91,14 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     cleanup
 }
 
-/// The current mode, whose entries stay while the cleanup removes those of other modes.
+/// The current mode, whose entries stay while the cleanup removes the entries of other modes.
 #[derive(Debug, Clone)]
 pub struct ServingMode {
     /// Footprint of the current mode. The cleanup keeps these entries.
     pub mode: &'static Footprint,
-    /// The iptables backend that the current mode uses and has already cleaned up, so that none of
-    /// its rules refers to a leftover set. `None` if the mode has no iptables rules. The cleanup
-    /// then removes leftover rules from every backend.
+    /// The iptables backend of the current mode. The mode has already cleaned up this backend, so
+    /// none of its rules refers to a leftover set. `None` if the mode has no iptables rules. The
+    /// cleanup then removes leftover rules from every backend.
     pub iptables: Option<Iptables>,
 }
 
@@ -131,7 +131,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // The current mode's rules in a backend that it does not use are leftovers as well.
+    // Rules of the current mode are also leftovers if they are in a backend that the mode does not
+    // use.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner != Manner::Count {
         let given = give_way(&others);

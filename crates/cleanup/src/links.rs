@@ -278,8 +278,8 @@ pub(crate) fn release(
     rtnetlink.execute(&batch).map(drop)
 }
 
-/// Removes entries from a link that stays: all of the mode's routes, and the addresses that,
-/// according to a set, the mode has bound to the link.
+/// Removes entries from a link that stays: all routes of the mode, and the addresses that a set
+/// lists as bound to the link by the mode.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -341,8 +341,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether an address may belong to a Service or to the node. Returns false for addresses
-/// that the cleanup ignores: loopback and IPv6 link-local addresses.
+/// Reports whether the cleanup considers an address. It ignores loopback and IPv6 link-local
+/// addresses.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

@@ -49,7 +49,7 @@ pub struct DrainingServer {
     /// Service addresses of its connections. Empty if they are unknown, because no rule sets its
     /// firewall mark any longer.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Number of connections in the kernel's table, including those that have just ended.
+    /// Number of connections in the kernel's table, including connections that have just ended.
     pub connections: u64,
 }
 

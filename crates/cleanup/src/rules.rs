@@ -119,7 +119,7 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
     }
 }
 
-/// Returns the chains of these modes that have rules.
+/// Returns the chains of these modes that have rules in `saved`, the output of `iptables-save`.
 fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet<String>> {
     let mut chains: BTreeMap<Table, BTreeSet<String>> = BTreeMap::new();
     for (table, entry) in entries(saved) {

@@ -63,7 +63,7 @@ pub(crate) struct Sender {
     pub(crate) stranger: Option<String>,
 }
 
-/// Place where a sender's packets enter the trace.
+/// Point at which a sender's packets enter the trace: this node itself, or an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PacketOrigin {
     /// This node sends the packets from this address. With `None`, the route selects the source

@@ -1,8 +1,8 @@
 //! Finds out whether a socket of this network namespace receives packets to an address.
 //!
-//! For TCP, `/proc/net` lists the listening sockets first, and the search stops at the first other
-//! line. So even many connections do not slow it down. For UDP, the search reads lines until a
-//! socket matches.
+//! For TCP, `/proc/net` lists the listening sockets before all other sockets. The search ends after
+//! the listening sockets, so even many connections do not slow the search down. For UDP, the search
+//! reads lines until a socket matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

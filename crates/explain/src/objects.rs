@@ -65,8 +65,8 @@ impl Objects {
         })
     }
 
-    /// Reports whether one of these Services has the requested port. Returns true if the request is
-    /// for an address.
+    /// Reports whether one of these Services has the requested port. Also returns true if the
+    /// request is for an address.
     pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
             TraceDestination::Service(_, port) => {

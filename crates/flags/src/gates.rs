@@ -180,7 +180,7 @@ struct KnownGate {
     name: &'static str,
     specs: [Option<Spec>; RELEASES],
     /// Stage and default in the release that this program matches. If that release lacks the gate,
-    /// those of the nearest release with the gate.
+    /// stage and default in the nearest release that has the gate.
     spec: Spec,
 }
 

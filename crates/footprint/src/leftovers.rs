@@ -47,7 +47,7 @@ pub enum ReferencedChain {
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
     mine: Option<&'static Footprint>,
-    /// Jumps that the current mode wants in built-in chains, each as a line.
+    /// Jumps that the current mode wants in built-in chains, each as a line (`-A CHAIN ...`).
     my_jumps: BTreeSet<(Table, String)>,
     held: ReferencedChain,
     /// Chains that belong only to other modes. The value is true if the chain has rules.
@@ -68,9 +68,9 @@ impl Finder {
         }
     }
 
-    /// Creates a finder of entries that other modes of `modes` have and that the mode `mine` does
-    /// not use. With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a rule
-    /// of another program jumps to it.
+    /// Creates a finder of entries that belong to other modes of `modes` and that the mode `mine`
+    /// does not use. With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a
+    /// rule of another program jumps to it.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {

@@ -53,8 +53,8 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Pause after the kernel refused to accept a connection, for example because the process has no
 /// free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Interval between attempts to bind an address that another process has bound. It is the same as
-/// upstream's.
+/// Interval between attempts to bind an address that another process has bound. Upstream uses the
+/// same interval.
 const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {

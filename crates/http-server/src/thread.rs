@@ -38,7 +38,7 @@ impl HttpThread {
         })
     }
 
-    /// Returns the runtime of the thread, for servers that start later.
+    /// Returns a handle to this thread's runtime, so that later servers can run on it.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }

@@ -1,5 +1,5 @@
 //! Finds the Service ports that own addresses. In one turn, the daemon's loop checks only a limited
-//! number of Services, and copies those that match.
+//! number of Services, and copies the matching Service ports.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

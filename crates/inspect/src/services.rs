@@ -22,8 +22,9 @@ const TRIES: usize = 3;
 /// Number of endpoints after which a page with endpoints ends. An endpoint counts once per Service
 /// port.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Maximum number of addresses for which counters are read one by one, together with those of their
-/// endpoints. For more addresses, one dump returns the counters without endpoints.
+/// Maximum number of addresses for which counters are read address by address, including the
+/// counters of endpoints. For more addresses, one dump returns the counters without those of
+/// endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
 /// Maximum wait for the source of objects to return the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
@@ -194,7 +195,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
     let has_more = names.len() > query.limit;
     if has_more {
-        // Selects the first Services, so that only these must be sorted.
+        // Moves the first `limit` names to the front, so that only these names must be sorted.
         names.select_nth_unstable_by(query.limit, by_name);
         names.truncate(query.limit);
     }

@@ -189,7 +189,7 @@ impl FromStr for IpProtocol {
     }
 }
 
-/// Error about a text that is not an entry of the given type.
+/// Error about text that cannot be parsed as an entry of the given set type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
 pub struct ParseError {

@@ -37,7 +37,8 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or no wanted backend can write to this kernel.
+    /// Fails if the wanted backend is not installed or cannot write to this kernel. Without a
+    /// wanted backend, fails if this is true of every backend.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         Self::choose_loading(wanted, &[])
     }
@@ -97,7 +98,8 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// No wanted backend is installed, or no wanted backend can read from this kernel.
+    /// Fails if the wanted backend is not installed or cannot read from this kernel. Without a
+    /// wanted backend, fails if this is true of every backend.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;

@@ -58,7 +58,7 @@ pub(crate) struct PrintedTables {
 }
 
 impl PrintedTables {
-    /// Updates the state with an output line.
+    /// Records an output line of `iptables-nft-save`.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some(comment) = line.strip_prefix('#') {
             // iptables prints "# Table `nat' contains incompatible base-chains, use 'nft' tool to
@@ -378,7 +378,8 @@ fn declaration(table: &str, chain: &KernelChain) -> String {
     }
 }
 
-/// Returns the chain that iptables cannot list: "chain `X' in table `nat' is incompatible".
+/// Returns the chain that iptables cannot list, from an error such as "chain `X' in table `nat' is
+/// incompatible".
 fn incompatible_chain(error: &IptablesError) -> Option<&str> {
     let IptablesError::Failed { said, .. } = error else {
         return None;

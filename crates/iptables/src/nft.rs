@@ -184,8 +184,8 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Loads the modules that iptables rules in nftables need, and the `needed` modules. Loads nothing
-/// if the kernel lacks nf_tables.
+/// Loads the modules in `needed`, and the modules that iptables rules in nftables need. Loads
+/// nothing if the kernel lacks nf_tables.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == RuleSupport::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {

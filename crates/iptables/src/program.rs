@@ -174,7 +174,7 @@ pub struct Limit {
 }
 
 impl From<Duration> for Limit {
-    /// Returns limits with this total time, and no separate limit for silence.
+    /// Creates limits with this total time, and without a separate limit for silence.
     fn from(whole: Duration) -> Self {
         let silence = whole;
         Self { whole, silence }

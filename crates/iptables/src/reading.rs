@@ -13,8 +13,8 @@ use crate::obstacles::DormantTable;
 /// Largest size in bytes of a stored text. Other programs may have very many rules.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// Longest wait for the writer of the other family. After this time, both families write at once,
-/// and the kernel or the programs' own lock puts the writes in order.
+/// Longest wait for the program that writes rules of the other IP family. After this time, both
+/// families write at once, and the kernel or the programs' own lock puts the writes in order.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of one backend's tables of a family, as the kernel reports it without a program.
@@ -24,8 +24,8 @@ pub(crate) enum TablesState {
     Unsupported,
     /// The kernel has only built-in chains, and no rule.
     Empty,
-    /// The kernel may have rules. While the number is unchanged, the rules are unchanged. `None`:
-    /// the number is unknown.
+    /// The kernel may have rules. The number changes whenever the rules change. It is `None` if it
+    /// is unknown.
     Holds(Option<u64>),
 }
 

@@ -229,8 +229,8 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
     lines
 }
 
-/// Divides the rows of the screen between the two lists. Each list gets half of the rows, and the
-/// rows of the other half that the other list does not need.
+/// Divides the rows of the screen between the two lists. Each list gets half of the rows. If a list
+/// needs fewer rows, the other list gets the unused rows.
 fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     let half = rows.div_ceil(2);
     let for_ports = ports.min(half.max(rows.saturating_sub(endpoints)));

@@ -98,9 +98,9 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address for a pod on this node that is not an endpoint. Searches from the end of
-    /// each pod network, because the bridge's address is usually at the start. If there is none,
-    /// tries known pods.
+    /// Returns an address for a pod on this node. No endpoint has the address. Searches from the
+    /// end of each pod network, because the bridge's address is usually at the start. If there is
+    /// no such address, tries known pods.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -317,7 +317,7 @@ impl SenderChoice<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether an address is not an address of these Services.
+    /// Reports whether none of these Services has this address.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)

@@ -56,7 +56,7 @@ pub(super) struct AddressRanking {
     pub(super) view: Top,
     /// Addresses of the Service ports in the ranking.
     pub(super) at: Vec<At>,
-    /// Index in the ranking of the Service port that has an address.
+    /// Index of the Service port in the ranking, by address.
     port_of: HashMap<At, usize>,
     /// Indices of the Service ports whose addresses already count open connections.
     has_active: HashSet<usize>,

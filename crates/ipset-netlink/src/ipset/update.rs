@@ -1,5 +1,5 @@
-//! Messages that change sets. Each has many entries. After a refused entry, the entries behind it
-//! are sent in another message.
+//! Messages that change sets. Each message has many entries. After the kernel refuses an entry, a
+//! further message has the entries that follow this entry.
 
 use netlink_batch::{Batch, Reply, Writer};
 
