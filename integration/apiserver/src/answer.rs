@@ -81,7 +81,8 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Returns a rejection in plain text, like the filters in front of a real server's handlers.
+/// Returns a rejection in plain text. In a real server, the filters before the handlers send such
+/// responses.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);

@@ -392,7 +392,8 @@ fn infallible(body: Body) -> SentBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Returns an error in the form of a response to a list or a watch.
+/// Returns the response that reports an error: an `ERROR` event for a watch, and a `Status` object
+/// for any other request.
 fn told(asked: Purpose, status: &Status, media: Media) -> Response<Body> {
     match asked {
         Purpose::Watch | Purpose::StreamedList => answer::error_event(status, media),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::resource::{Kind, Resource};
 
-/// An error, in the form of a `v1` Status.
+/// An error response, with the fields of a `v1` Status.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message} ({reason}, {code})")]
 pub struct Status {

@@ -77,9 +77,9 @@ struct Arguments {
     into: Option<PathBuf>,
 }
 
-/// Time limit for all faults on one lane's kernel, including the boot.
+/// Time limit for all faults on one kernel of the lab (a lane), including the boot.
 const LIMIT: Duration = Duration::from_hours(3);
-/// Time limit for the short form. Only a program that hangs reaches it.
+/// Time limit for the short run in `make test`. Only a hanging program reaches this limit.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
 /// Default sync period of the daemon.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -317,7 +317,8 @@ fn write_page(arguments: &Arguments) -> Result<()> {
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Runs the chosen faults on the kernel of a lane. Returns the rows, and true if all promises held.
+/// Runs the chosen faults on one kernel of the lab (a lane). Returns the rows, and true if all
+/// promises held.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(KernelRows, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));

@@ -23,17 +23,17 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Part of the log line about entries that another program has changed.
 const DRIFT: &str = "another program has changed";
 
-/// Length of a run: the short or the long form, and the daemon's sync period.
+/// Size of a run: short (in `make test`) or long, and the daemon's sync period.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// True for the short form of the faults, which `make test` runs.
+    /// True for the short run of the faults in `make test`.
     pub(crate) is_short: bool,
     /// Period of the daemon's comparisons with the kernel.
     pub(crate) period: Duration,
 }
 
 impl Size {
-    /// Returns `short` in the short form, otherwise `long`.
+    /// Returns `short` in a short run, otherwise `long`.
     pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         if self.is_short { short } else { long }
     }
@@ -241,8 +241,11 @@ impl<'a> Stage<'a> {
 
     // ---- the traffic ----
 
-    /// Returns the paths of the traffic: from a pod to the ClusterIP in both families, from outside
-    /// to the node port and the load balancer, and from the node itself.
+    /// Returns the paths of the traffic:
+    ///
+    /// - from a pod to the ClusterIP, in both families;
+    /// - from outside to the node port and the load balancer;
+    /// - from the node itself.
     pub(crate) fn ways(&self) -> Vec<TrafficPath> {
         let way = |from: &lab::Place, to, held| TrafficPath {
             from: from.clone(),

@@ -95,8 +95,8 @@ fn foreign_virtual_servers_survive(before: &InitialState, expected: &mut Expecte
         });
         names.any(|line| members.contains(&line))
     };
-    // A virtual server belongs to an earlier run or to upstream if kube-ipvs0 has its address, or
-    // if a set of the proxy contains it. Any other virtual server is foreign.
+    // A virtual server belongs to the proxy (an earlier run or upstream) in two cases: kube-ipvs0
+    // has its address, or a set of the proxy contains it. Any other virtual server is foreign.
     let is_foreign = |server: &Server<'_>| {
         let Server {
             address,

@@ -124,8 +124,8 @@ impl Report {
     }
 }
 
-/// Prepares the namespaces of the host lane. `unshare` has created them with private mount
-/// propagation.
+/// Prepares the namespaces for a command on the host's kernel (host lane). `unshare` has created
+/// these namespaces with private mount propagation.
 fn enter_namespaces() -> Result<()> {
     attach("proc", Path::new("/proc"), "proc", "")?;
     attach("sysfs", Path::new("/sys"), "sysfs", "")?;

@@ -26,7 +26,7 @@ pub(crate) struct Job {
     pub(crate) argv: Vec<OsString>,
     pub(crate) env: Vec<(OsString, OsString)>,
     pub(crate) cwd: PathBuf,
-    /// Name of the run's [`crate::Lane`].
+    /// Name of the kernel that runs the command (see [`crate::Lane`]).
     pub(crate) lane: String,
     /// Host folder with the VM kernel's modules.
     pub(crate) modules: Option<PathBuf>,

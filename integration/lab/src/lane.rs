@@ -50,7 +50,7 @@ impl FromStr for Lane {
     }
 }
 
-/// Reason why the chosen lane cannot run. The message includes the next step.
+/// Reason why the chosen kernel (lane) cannot run a command. The message includes the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// The machine has no packaged User Mode Linux, and the host's kernel has no IPVS.
@@ -63,19 +63,19 @@ pub enum Missing {
         "{0} is not an executable kernel; build it, or leave --kernel away for Debian's package"
     )]
     Kernel(PathBuf),
-    /// Lane B has no default kernel.
+    /// Lane B was chosen without a kernel. Lane B has no default kernel.
     #[error(
         "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/build` prints the path)"
     )]
     NoKernel,
-    /// The host lane was requested, but the process is not root with CAP_SYS_ADMIN.
+    /// The host's kernel was requested, but the process is not root with CAP_SYS_ADMIN.
     #[error(
         "the host's kernel cannot be used: run as root with CAP_SYS_ADMIN (network, mount and PID namespaces)"
     )]
     Host,
 }
 
-/// A lane whose files exist on this machine, with the paths of these files.
+/// A kernel (lane) that exists on this machine, with the paths of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Host,
@@ -87,7 +87,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Returns the requested lane. Without a request, chooses in this order:
+    /// Returns the requested kernel (lane). Without a request, chooses in this order:
     ///
     /// 1. lane B, if a kernel is given;
     /// 2. the host's kernel, if it has IPVS;

@@ -73,9 +73,9 @@ pub fn in_lab() -> bool {
 
 /// Returns the iptables backend that tests of this lab use, as the suffix of the iptables commands:
 ///
-/// - `nft` on lane B, whose kernel must have nf_tables, and on a host whose nft backend supports
-///   NAT;
-/// - `legacy` otherwise.
+/// - `nft` on the kernel of lane B, which must have nf_tables, and on a host whose nft backend
+///   supports NAT;
+/// - `legacy` on any other kernel.
 pub fn iptables_backend() -> &'static str {
     static BACKEND: OnceLock<&str> = OnceLock::new();
     BACKEND.get_or_init(|| {

@@ -57,8 +57,8 @@ pub struct Options {
     pub memory: String,
     /// Number of the CPU to use. `None` chooses a CPU that no other run uses, if possible.
     pub cpu: Option<usize>,
-    /// Lane to use. `None` chooses in this order: lane B if a kernel is given, the host's kernel if
-    /// it has IPVS, lane A.
+    /// Lane (kernel) to use. `None` chooses in this order: lane B if a kernel is given, the host's
+    /// kernel if it has IPVS, lane A.
     pub lane: Option<Lane>,
     /// Kernel of lane B.
     pub kernel: Option<PathBuf>,

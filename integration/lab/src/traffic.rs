@@ -19,7 +19,7 @@ use crate::{Crew, Failure, Place, StopSignal};
 /// Maximum number of distinct failures that an account shows when it is printed.
 const SHOWN: usize = 10;
 
-/// A client: its account, its pause, and the requests that count. [`Traffic`] runs it.
+/// A client: its account, its pause, and the requests that count. [`Traffic`] runs the client.
 #[derive(Debug, Clone)]
 pub struct Client {
     /// Name of the account that counts the client's results. Several clients may have the same

@@ -310,7 +310,7 @@ fn curl_is_answered() -> Outcome {
 }
 
 /// The kernel accepts the rules of every kube-proxy mode, in both families and in each iptables
-/// backend of this lane. It also accepts all IPVS schedulers.
+/// backend of this kernel. It also accepts all IPVS schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -323,7 +323,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
             .node1
             .read(["nfacct", "add", "ct_state_invalid_dropped_pkts"])?;
     }
-    // nfacct counters and conntrack zones exist only on lane B.
+    // Of the lab's kernels, only the kernel of lane B has nfacct counters and conntrack zones.
     let more = if is_b {
         "-A FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP\n"
     } else {

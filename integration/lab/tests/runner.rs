@@ -299,9 +299,9 @@ fn parallel_runs_do_not_affect_each_other() {
     assert!(scratch.is_clean());
 }
 
-/// Tests the parts of the host lane that need no IPVS.
+/// Tests a run on the host's kernel (host lane), as far as the run needs no IPVS.
 #[test]
-fn the_host_lane_runs_in_new_namespaces() {
+fn a_run_on_the_hosts_kernel_has_new_namespaces() {
     let scratch = Scratch::new("host");
     if !rustix::process::geteuid().is_root() {
         let output = scratch.sh(&["--lane", "host"], "true").output().unwrap();

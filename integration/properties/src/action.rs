@@ -59,7 +59,7 @@ verbs! {
     Foreign "foreign" 4,
     /// The kernel rejects the next writes.
     Refuse "refuse" 3,
-    /// The kernel rejects one object from now on, forever.
+    /// From now on, the kernel permanently rejects one object.
     Forbid "forbid" 2,
     /// The daemon does not receive the kernel's next reply to a write.
     Lose "lose" 3,

@@ -15,8 +15,8 @@ pub struct Form {
     /// Name of the form: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
     make: Make,
-    /// Constructor of the form on this machine's kernel, or `None` if only the fake supports the
-    /// form.
+    /// Function that creates the test subject on this machine's kernel. `None` if only the fake
+    /// kernel supports the form.
     on_the_kernel: Option<OnTheKernel>,
 }
 
@@ -38,7 +38,7 @@ const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> For
 type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
-/// All forms that event sequences test.
+/// All forms of modes that event sequences test.
 pub const FORMS: &[Form] = &[
     on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
     on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),
@@ -75,7 +75,7 @@ impl Form {
         (self.make)(family, self.name)
     }
 
-    /// Returns true if the form can run on a real kernel.
+    /// Returns true if this form of the mode can run on a real kernel.
     pub fn has_kernel(&self) -> bool {
         self.on_the_kernel.is_some()
     }

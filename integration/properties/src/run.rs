@@ -22,12 +22,12 @@ use crate::watch::Watch;
 /// Time that passes at the end of a sequence. It is longer than any retry interval.
 const HORIZON: Duration = Duration::from_secs(100);
 
-/// Maximum number of turns. A sequence with more turns counts as endless.
+/// Maximum number of turns of the daemon's loop. A sequence with more turns counts as endless.
 const MOST_TURNS: usize = 3_000;
 
-/// Maximum number of writes of an entry that the kernel rejects forever, within [`HORIZON`]. The
-/// daemon tries once every 30 s, and once after the check. A try may take two writes: first with
-/// other entries, then alone.
+/// Maximum number of writes of an entry that the kernel permanently rejects, within [`HORIZON`].
+/// The daemon tries once every 30 s, and once after the check. A try may take two writes: one
+/// together with other entries, and one of this entry alone.
 const MOST_TRIES: usize = 8;
 
 /// Result of an event sequence.
@@ -46,8 +46,8 @@ pub struct HistoryResult {
 /// A violated property.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Index of the action after which the test found the violation, or the number of actions if it
-    /// found the violation at the end.
+    /// Index of the action after which the test found the violation. If the test found the
+    /// violation at the end, the number of actions.
     pub at: usize,
     /// Description of the violation.
     pub what: String,
@@ -64,7 +64,7 @@ pub fn run(
 }
 
 /// Runs a sequence on a real kernel. Skips the final check that the daemon is idle, because a real
-/// kernel does not report which entries it rejects forever.
+/// kernel does not report which entries it permanently rejects.
 pub fn run_on_kernel(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -242,7 +242,7 @@ impl<'a> World<'a> {
         Some(what(&mut **mode, &self.model, self.now))
     }
 
-    /// Runs one turn of the daemon.
+    /// Runs one turn of the daemon's loop.
     fn turn(&mut self) -> Claim {
         let has_booked = self.book()?;
         self.update();
@@ -369,7 +369,7 @@ impl<'a> World<'a> {
     }
 
     /// Checks a write of a daemon that has no work left. Such a daemon may only retry writes that
-    /// the kernel rejects forever, at growing intervals.
+    /// the kernel permanently rejects, at growing intervals.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -449,8 +449,8 @@ impl<'a> World<'a> {
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        // Entries that the kernel rejects forever stay pending. They are pending after a fresh
-        // start, too.
+        // Entries that the kernel permanently rejects stay pending. After a fresh start, these
+        // entries are pending, too.
         let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
         if has_heard_all && is_done && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
@@ -485,8 +485,8 @@ impl<'a> World<'a> {
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        // Ignores the frontends of a Service that has a part that the kernel rejects forever.
-        // Another Service may get its addresses instead.
+        // Ignores the frontends of a Service with a part that the kernel permanently rejects.
+        // Another Service may get the addresses of this Service instead.
         let barred = self.cluster.barred_names(self.subject.barred());
         let is_barred = |claim: &String| {
             let service = claim.rsplit_once(':').map_or("", |(service, _)| service);

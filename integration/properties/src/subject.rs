@@ -19,7 +19,7 @@ use crate::verdict::Verdicts;
 /// Maximum time that a sequence waits for work that is due later.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Maximum number of turns until a started mode has no work left. More turns are a bug.
+/// Maximum number of turns of the loop until a started mode has no work left. More turns are a bug.
 const MOST_TURNS: usize = 1_000;
 
 /// Values of entries, by the entry's name.
@@ -86,13 +86,13 @@ pub trait Subject {
         false
     }
 
-    /// Returns the parts of objects that the kernel rejects forever. If a mode writes a Service
-    /// port atomically, it cannot write any Service with such a part.
+    /// Returns the parts of objects that the kernel permanently rejects. A mode that writes a
+    /// Service port atomically cannot write any Service with such a part.
     fn barred(&self) -> &[RejectedPart] {
         &[]
     }
 
-    /// Makes the kernel reject one missing entry forever. Returns a description.
+    /// Makes the kernel permanently reject one missing entry. Returns a description.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -103,8 +103,8 @@ pub trait Subject {
         entry.contains(&name) || value.contains(&name)
     }
 
-    /// Reports whether the kernel rejects a write forever, because the write contains a rejected
-    /// part of these Services.
+    /// Reports whether the kernel permanently rejects a write, because the write contains a
+    /// rejected part of these Services.
     fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
@@ -199,7 +199,7 @@ pub struct FreshStart {
     pub pending: usize,
 }
 
-/// A part of objects that the kernel rejects forever.
+/// A part of objects that the kernel permanently rejects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectedPart {
     /// Rules, chains and elements of the Service with this number.

@@ -17,10 +17,10 @@
 //!
 //! The check applies only under three conditions:
 //!
-//! - The engine knew of the begin of the period when it planned the step.
-//! - All endpoints of the front have worked at a time when all plans were aware of them. Since
-//!   then, no other program has damaged the kernel's state, and the kernel has rejected no write
-//!   for the front.
+//! - When the engine planned the step, the engine had received the event that began the period.
+//! - All endpoints of the front have worked at a time when all plans included them. Since then, no
+//!   other program has damaged the kernel's state, and the kernel has rejected no write for the
+//!   front.
 //! - No other program has left a changed entry that had no effect at the time of its change.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! Runs a bounded number of event sequences on the real kernel, with all forms that this kernel
-//! supports.
+//! Runs a bounded number of event sequences on the real kernel, in all forms of modes that this
+//! kernel supports.
 #![allow(clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::time::Duration;

@@ -468,7 +468,8 @@ pub fn at(address: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
 }
 
-/// Returns a shell script in which `iptables-$backend` is the iptables program of this lane.
+/// Returns a shell script in which `iptables-$backend` is `iptables-nft` or `iptables-legacy`,
+/// depending on the lab's kernel.
 pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }

@@ -22,8 +22,10 @@ pub struct Story {
     pub is_possible: fn() -> bool,
 }
 
-/// Creates a list of tests from their functions. A module and a condition are optional: `stories! {
-/// one, other if has_nft() }`, `stories! { module: one, other; }`.
+/// Creates a list of tests from their functions. A module and a condition are optional:
+///
+/// - `stories! { one, other if has_nft() }`
+/// - `stories! { module: one, other; }`
 #[macro_export]
 macro_rules! stories {
     ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {

@@ -51,7 +51,7 @@ fn is_served(c: &Cluster) -> Outcome {
 fn each_mode_removes_the_other_modes_entries(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let shims = ["upstream", "lean"].into_iter();
-    // Tests the shim in nftables only if the lane's kernel has nftables.
+    // Tests the shim in nftables only if the lab's kernel has nftables.
     let nftables = (lab::iptables_backend() == "nft").then_some("nftables");
     for (round, shim) in shims.chain(nftables).enumerate() {
         c.start(&[&format!("--ipvs-shim={shim}")])?;

@@ -86,8 +86,8 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
     // Sets the socket buffer sizes to the minimum that Linux accepts. Only the initial network
-    // namespace has these settings. The daemon also runs there, and its sockets have the kernel's
-    // default size.
+    // namespace has these settings. The daemon also runs in this namespace. Its sockets have the
+    // kernel's default size, so the settings affect these sockets.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;

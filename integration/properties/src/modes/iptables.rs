@@ -90,7 +90,8 @@ struct Iptables {
 }
 
 impl Iptables {
-    /// Returns a source address of another program, as `iptables-save` prints it.
+    /// Returns the source address of a rule of another program, as `iptables-save` prints the
+    /// address.
     fn somebody(&self, number: u8) -> String {
         let length = match self.family {
             IpFamily::V4 => 32,
@@ -118,7 +119,8 @@ impl Iptables {
         done
     }
 
-    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
+    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
+    /// this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,

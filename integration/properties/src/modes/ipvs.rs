@@ -131,7 +131,7 @@ struct Ipvs {
     /// Value of `--ipvs-semantics` that a switch sets or replaces. `None` if no switch changes the
     /// semantics.
     exact: Option<Semantics>,
-    /// True once the kernel rejects a destination forever.
+    /// True once the kernel permanently rejects a destination.
     has_forbidden: bool,
     /// True if verdicts include rules and sets. This is false on a real kernel, because the test
     /// does not read its rules after each step.
@@ -239,7 +239,8 @@ impl Ipvs {
         ours
     }
 
-    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
+    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
+    /// this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,

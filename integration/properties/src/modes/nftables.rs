@@ -137,7 +137,8 @@ impl Nftables {
         done
     }
 
-    /// Returns a subject with a copy of the recorded state. No process writes to this copy.
+    /// Returns a test subject with a copy of the recorded kernel state. No daemon process writes to
+    /// this copy.
     fn recorded(&self, kernel: FakeKernel) -> Self {
         Self {
             kernel,

@@ -68,7 +68,7 @@ fn main() {
     tell(&[of_modes, &others].concat(), Duration::from_mins(8))
 }
 
-/// Returns true if the lane's kernel has nf_tables.
+/// Returns true if the lab's kernel has nf_tables.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }

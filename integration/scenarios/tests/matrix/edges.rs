@@ -254,7 +254,7 @@ pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outco
 /// Cases with the last endpoints of a Service:
 ///
 /// 1. the endpoint on this node: ready, serving (and terminating) or gone;
-/// 2. the endpoint on another node, likewise;
+/// 2. the endpoint on another node: ready, serving (and terminating) or gone;
 /// 3. true if both traffic policies are Local;
 /// 4. the result for a pod at the ClusterIP;
 /// 5. the result for the external host at the load-balancer address.

@@ -102,8 +102,8 @@ fn main() {
             clients::has_nftables,
             matrix::each_row_of_the_matrix_holds
         ),
-        // On lane A, the tests of `kube-proxy explain` for replies run only in IPVS mode, because
-        // all modes have the same rules there.
+        // On a kernel without nf_tables (lane A), the tests of `kube-proxy explain` for replies run
+        // only in IPVS mode, because all modes have the same rules there.
         story!("", [], || true, answers::explain_predicts_replies),
         story!(
             "iptables::",

@@ -17,7 +17,7 @@ const BRIEFLY: Duration = Duration::from_millis(300);
 /// these terms.
 ///
 /// Repeats an unexpected result once. For the node's own packets, only a changed source port
-/// reveals masquerading, and the new random port may by chance equal the original port.
+/// reveals masquerading. The new random port may by chance equal the original port.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,

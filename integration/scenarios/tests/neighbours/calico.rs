@@ -119,8 +119,8 @@ $t
 ";
 
 /// Script that moves the jumps to Felix's chains to the front. Felix does so when it finds other
-/// rules before its jumps. kube-proxy, like upstream's, moves its own jumps to the front only when
-/// they are missing.
+/// rules before its jumps. Our kube-proxy, like upstream's kube-proxy, moves its own jumps to the
+/// front only when they are missing.
 const REFRESH: &str = "
     for t in iptables-$backend ip6tables-$backend; do
         for chain in INPUT FORWARD OUTPUT; do $t -D $chain -j cali-$chain; $t -I $chain -j cali-$chain; done

@@ -5,9 +5,9 @@
 //! rules, sets, addresses and virtual servers of such a program. Only keepalived and BIRD really
 //! run.
 //!
-//! Each test changes from one mode of the lane to the next mode. In each mode, the test sends
-//! packets, and compares the other program's state. At the end, `--cleanup` must restore exactly
-//! the state from before the first start.
+//! Each test runs kube-proxy in one mode after another. In each mode, the test sends packets, and
+//! compares the other program's state. At the end, `--cleanup` must restore exactly the state from
+//! before the first start.
 
 mod announcers;
 mod calico;
@@ -34,7 +34,7 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if the lane's iptables is iptables-nft.
+/// Returns true if the tests use iptables-nft, which the lab's kernel must support.
 pub(crate) fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -127,7 +127,7 @@ fn state(c: &Cluster) -> Result<Vec<String>> {
     Ok(lines.filter(|line| !line.is_empty()).collect())
 }
 
-/// Runs kube-proxy beside another program, in each mode that the lane's kernel supports. See
+/// Runs kube-proxy beside another program, in each mode that the lab's kernel supports. See
 /// [`in_modes`].
 pub(crate) fn in_each_mode(
     c: &mut Cluster,

@@ -232,8 +232,8 @@ fn ask(c: &Cluster, port: u16) -> Result<String> {
     Ok(c.client.enter(ask)?)
 }
 
-/// Sends one request from a source port. Then ends the connection in this way. Returns the name of
-/// the server.
+/// Sends one request from a source port, and then ends the connection as `going` specifies. Returns
+/// the name of the server.
 fn ask_and_go(c: &Cluster, going: ConnectionEnd, port: u16) -> Result<String> {
     if matches!(going, ConnectionEnd::ServerCloses) {
         return ask(c, port);

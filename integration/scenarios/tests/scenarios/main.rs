@@ -56,7 +56,7 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Returns true if the lane's iptables is iptables-nft.
+/// Returns true if the tests use iptables-nft, which the lab's kernel must support.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }

@@ -1,5 +1,5 @@
-//! Converts the kernel state of IPVS mode (rules, sets and virtual servers) into data for a packet
-//! walk.
+//! Converts the kernel state of IPVS mode (rules, sets and virtual servers) into the input of a
+//! packet simulation.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
