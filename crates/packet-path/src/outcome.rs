@@ -73,7 +73,7 @@ pub enum Source {
     Rewritten(Option<IpAddr>),
 }
 
-/// Parts of a walk that decide whether two walks have the same outcome.
+/// Fields that are equal in two paths with the same outcome.
 type Outcome = (Fate, Option<SocketAddr>, String, Source);
 
 impl Walk {
@@ -129,8 +129,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Completes the paths of a packet. Drops doubts that do not affect the outcome. If there are many
-/// paths, also joins paths with the same outcome.
+/// Completes the paths of a packet. Drops assumptions that do not affect the outcome. If there are
+/// many paths, also joins paths with the same outcome.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();

@@ -89,8 +89,8 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, read by single queries. Caches the responses, so that all steps of a walk see the
-/// same state.
+/// The kernel, read by single queries. Caches the responses, so that all steps of a packet's path
+/// see the same state.
 #[derive(Debug)]
 pub struct LiveKernel {
     routing: RefCell<Rtnetlink>,

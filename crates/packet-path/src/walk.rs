@@ -30,7 +30,7 @@ const TRACKING: i32 = -200;
 /// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
-/// Number of branches above which the walk joins branches with equal packets at the same hook.
+/// Number of paths above which paths with equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
 /// Largest number of hooks on one path. A longer path counts as a loop of the rules.
 ///

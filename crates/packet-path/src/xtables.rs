@@ -1,6 +1,6 @@
 //! Rules of iptables, of either backend, as `iptables-save` prints them.
 //!
-//! The rules stay text, grouped by chain. The walk parses only the rules on the packet's path. With
+//! The rules stay text, grouped by chain. Only the rules on the packet's path are parsed. With
 //! 50,000 Services, these are a few dozen rules, and the chain with one rule for each Service.
 
 mod matching;

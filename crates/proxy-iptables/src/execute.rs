@@ -18,11 +18,12 @@ use crate::kernel::{Kernel, Refusal};
 use crate::plan::{Op, Piece, PieceScope, Plan, RestoreStrategy, WriteOutcome, WriteOutcomes};
 use crate::port::OWN;
 
-/// Largest number of restores (processes) that one plan may use to isolate its refused pieces.
+/// Largest number of restores (processes) that one plan may use to isolate refused commands.
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
-    /// Writes the plan to the kernel. Returns the outcome of each piece.
+    /// Writes the plan to the kernel. Returns the outcome of each piece (commands that succeed or
+    /// fail together).
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: RestoreStrategy) -> WriteOutcomes {
         let pieces = self.pieces();
         let mut executor = Executor {
@@ -189,8 +190,8 @@ impl Executor<'_> {
                 piece.touches(table) && self.outcomes.parts.get(at) == Some(&WriteOutcome::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Sorts pieces that may fail for the same reason next to each other. Then one search
-            // isolates all of them.
+            // Sorts pieces so that pieces that may fail for the same reason are neighbors. Then one
+            // search isolates all of these pieces.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }

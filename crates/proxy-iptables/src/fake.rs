@@ -26,7 +26,7 @@ pub struct FakeState {
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Parts of rules that the fake refuses.
+    /// Texts in rules. The fake refuses each rule that contains one of these texts.
     pub refused: Vec<String>,
     /// Reason why every write fails, such as a held lock, or `None` for no fault.
     pub held: Option<String>,
@@ -95,7 +95,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns all rules in the form of `iptables-save`.
+    /// Returns all rules in the format of `iptables-save`.
     pub fn saved(&self) -> String {
         let state = self.state();
         let mut text = String::new();

@@ -99,7 +99,7 @@ pub(crate) struct Change {
     pub(crate) after: Option<Arc<str>>,
 }
 
-/// Outcome of one part of a plan.
+/// Outcome of one part of a plan, such as the base, a Service port or a stale chain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum WriteOutcome {
     #[default]
@@ -135,7 +135,7 @@ pub(crate) enum RestoreStrategy {
     /// The whole plan is one restore.
     #[default]
     Together,
-    /// The plan is split into many restores, so that a refused piece affects no other piece.
+    /// The plan is split into many restores, so that refused commands do not prevent other writes.
     Apart,
 }
 

@@ -115,13 +115,13 @@ impl Planner<'_> {
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Keeps the parts that fit into one restore, and defers all other parts to later plans. Always
-    /// keeps parts without an owner. The Service ports of the API server and DNS, and Service ports
-    /// within their share, come first.
+    /// Keeps the Service ports that fit into one restore, and defers all other Service ports to
+    /// later plans. Always keeps changes without an owner. The Service ports of the API server and
+    /// DNS, and Service ports within their share, come first.
     ///
-    /// Returns true if all parts fit.
+    /// Returns true if all Service ports fit.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
-        // Defers no part until a first Service is served.
+        // Defers no Service port until a first Service is served.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }

@@ -46,8 +46,8 @@ pub type Lanes<K> = engine::Lanes<Iptables, K>;
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Strategy of the next plan. After a refusal, it stays `Apart` until the kernel accepts every
-    /// piece.
+    /// Strategy of the next plan. After a refusal, the strategy stays `Apart` until the kernel
+    /// accepts every part of a plan.
     manner: RestoreStrategy,
     /// Time of the last read of all rules, and its duration.
     read: Option<(Instant, Duration)>,
@@ -384,7 +384,8 @@ impl engine::Scheme for Iptables {
             RestoreStrategy::Together
         };
         if plan.manner == RestoreStrategy::Together && outcomes.refused > 0 {
-            // The next plan isolates the refused pieces. The mode reports the outcome of that plan.
+            // The next plan isolates the refused commands. The mode reports the outcome of that
+            // plan.
             return;
         }
         self.tables

@@ -18,7 +18,7 @@ const RESTORES: usize = 60;
 struct Restores(Chance);
 
 impl Restores {
-    /// Returns a rule in the form of `iptables-save`. Jumps lead only to chains with higher
+    /// Returns a rule in the format of `iptables-save`. Jumps lead only to chains with higher
     /// numbers, so that no loop exists.
     fn rule(&mut self, family: IpFamily) -> String {
         let chain = self.0.small(4);

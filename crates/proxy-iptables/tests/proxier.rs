@@ -1187,7 +1187,7 @@ fn a_shared_chain_with_drift_is_pending_until_written() {
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
-    // While the rules cannot be read, no Service is settled.
+    // While the rules cannot be read, no Service counts as completely written.
     world.apply(slice_of(1, [1, 2, 3]));
     assert!(world.sync().settled.is_empty());
     world.apply(slice_of(1, [1, 2]));

@@ -72,7 +72,7 @@ impl Claims {
         }
     }
 
-    /// Reserves room for this many new Services.
+    /// Reserves memory for this number of new Services.
     pub(crate) fn reserve(&mut self, services: usize) {
         self.owners.reserve(services);
     }

@@ -1,4 +1,4 @@
-//! A virtual server during the booking of its writes.
+//! A virtual server while the outcomes of its writes are recorded.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::server::{Properties, RealServer, VirtualServer};
 /// Largest number of writes for which a sorted list is faster than a map.
 const FEW: usize = 32;
 
-/// A virtual server during the booking of its writes.
+/// A virtual server while the outcomes of its writes are recorded.
 pub(crate) struct Draft {
     properties: Properties,
     destinations: Destinations,

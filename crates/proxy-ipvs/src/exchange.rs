@@ -29,16 +29,16 @@ pub struct PlanResult {
     pub(crate) took: Option<Duration>,
 }
 
-/// A query to the kernel, apart from reads of parts.
+/// A query to the kernel, apart from regular reads of the kernel's state.
 pub enum Query {
     /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Number of virtual servers. If the kernel does not count them, existence of this virtual
-    /// server.
+    /// Number of virtual servers. If the kernel does not count virtual servers, existence of this
+    /// virtual server.
     Glance(VirtualServerKey),
     /// Existence of this scheduler in the kernel.
     Scheduler(Scheduler),
-    /// Dump of all parts except the rules, for a comparison.
+    /// Dump of virtual servers, sets and addresses, for a comparison.
     All,
 }
 
@@ -53,11 +53,11 @@ pub enum QueryResponse {
     Glance(Result<Glance, Unreadable>),
     /// The queried scheduler, and an error if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
-    /// Dump of all parts except the rules.
+    /// Dump of virtual servers, sets and addresses.
     Dump(Box<Dump>),
 }
 
-/// Dump of all parts except the rules. A read-only worker thread makes this dump.
+/// Dump of virtual servers, sets and addresses. A read-only worker thread makes this dump.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

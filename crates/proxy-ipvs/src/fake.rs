@@ -76,7 +76,7 @@ impl FakeKernel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the state, or an error if the part is unreadable.
+    /// Returns the state, or an error if this part of the state is unreadable.
     fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {

@@ -82,7 +82,7 @@ impl Link {
         }
     }
 
-    /// Books the outcomes of a recorded plan.
+    /// Records the outcomes of a plan, after `note` recorded the plan.
     ///
     /// Returns true if a notification was wrongly attributed to this proxy: the kernel has refused
     /// the proxy's removal, so another program removed the address. The caller must then read all

@@ -8,7 +8,8 @@
 //!     chains   nat-prerouting, …: with the verdicts of the iptables shims (`shim::native`)
 //! ```
 //!
-//! The lane of services writes the sets, and the lane of rules writes the chains.
+//! One worker thread writes the sets together with the virtual servers, and another worker thread
+//! writes the chains.
 
 mod content;
 mod sets;

@@ -75,8 +75,8 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// Access to the kernel for one IP family. Each part is opened at its first use, because a lane
-/// (worker thread) uses only one or two parts.
+/// Access to the kernel for one IP family. Each kernel interface is opened at its first use,
+/// because a worker thread (lane) uses only one or two interfaces.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
@@ -140,7 +140,7 @@ impl NetlinkKernel {
     }
 
     /// Prepares the kernel access of one more worker thread (lane), after another worker thread has
-    /// opened all parts. Opens no socket.
+    /// opened all kernel interfaces. Opens no socket.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,

@@ -40,7 +40,8 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Turn of the lane that writes virtual servers and sets.
+/// Kind of plan that the worker thread for virtual servers and sets executes next. The kinds take
+/// turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Adds and changes entries.
@@ -63,7 +64,7 @@ impl Turn {
     }
 }
 
-/// State of the lane that writes virtual servers and sets, between its plans.
+/// State of the worker thread (lane) that writes virtual servers and sets, between its plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
     /// Budget of each turn. Each turn has its own budget, because the kernel removes a destination
@@ -86,7 +87,7 @@ impl Default for Turns {
     }
 }
 
-/// Room for a query beside the writes of a plan.
+/// Room for a query to the kernel during the writes of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,

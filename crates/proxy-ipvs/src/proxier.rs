@@ -40,7 +40,7 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::OwnershipEvidence;
 
-/// Number of changed Services from which the tables reserve room in advance.
+/// Number of changed Services from which the tables reserve memory in advance.
 const MANY: usize = 1_000;
 
 /// Number of writes in a plan from which the process returns unused memory after the plan.

@@ -20,8 +20,8 @@ use crate::plan::{ChainState, Plan};
 /// Largest number of rules in a chain that every plan rewrites as a whole.
 const LONG: u32 = 4;
 
-/// Largest number of rules of one chain that a transaction writes. Between two parts of a long
-/// chain, the mode can write other Services.
+/// Largest number of rules of one chain that a transaction writes. Between two transactions for a
+/// long chain, the mode can write other Services.
 pub(crate) const MANY_RULES: usize = 250;
 
 /// Changes of the rules of one chain.

@@ -61,8 +61,8 @@ struct Executor<'a> {
 /// Result of one transaction.
 enum CommitResult {
     Done,
-    /// The kernel refused the transaction. The map contains the units at fault. It is empty if the
-    /// kernel named no change.
+    /// The kernel refused the transaction. The map contains the units at fault. The map is empty if
+    /// the kernel named no change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
     /// The transaction failed for a reason that would also make all further transactions fail.
     Over,
@@ -154,8 +154,8 @@ impl Executor<'_> {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // Ignores sets of refused parts: their timeouts are unchanged, which shows nothing about
-        // the kernel.
+        // Ignores sets of refused Service ports: their timeouts are unchanged, which shows nothing
+        // about the kernel.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
@@ -200,8 +200,8 @@ impl Executor<'_> {
                 }
                 group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several units are at fault, but each transaction shows only the first of
-                    // them. Transactions with half of the units write the valid units sooner.
+                    // Several units are at fault, but each transaction shows only the first unit at
+                    // fault. Transactions with half of the units write the valid units sooner.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }

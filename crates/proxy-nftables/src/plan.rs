@@ -225,7 +225,7 @@ pub(crate) enum UnitOutcome {
 pub struct Outcomes {
     pub(crate) base: UnitOutcome,
     pub(crate) services_chain: UnitOutcome,
-    /// Outcome of each part, in the order of the plan.
+    /// Outcome of each entry of the plan's `parts`, in order.
     pub(crate) parts: Vec<UnitOutcome>,
     /// Outcome of each stale object.
     pub(crate) stale: Vec<UnitOutcome>,
@@ -349,7 +349,7 @@ impl Plan {
             .chain(stale)
     }
 
-    /// Returns true if the part replaces a set of clients that rules of the part use.
+    /// Returns true if `part` replaces a set of clients that rules of `part` use.
     pub(crate) fn replaces_clients(&self, part: &PortChanges) -> bool {
         let mut sets = part.affinity.iter();
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
@@ -364,7 +364,8 @@ impl Plan {
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
-    /// Returns a set whose timeout a successful part changed, and the new timeout in seconds.
+    /// Returns a set for which a successful write requested a new timeout, and this timeout in
+    /// seconds.
     pub(crate) fn changed_timeout(&self, outcomes: &[UnitOutcome]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(outcomes);
         let done = done.filter(|(_, outcome)| **outcome == UnitOutcome::Done);

@@ -344,7 +344,7 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// Returns the key of a look-up. Returns `None` if a part of it is unknown.
+    /// Returns the key of a look-up. Returns `None` if a part of the key is unknown.
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,
@@ -365,7 +365,8 @@ impl Run {
     }
 }
 
-/// Reason for a doubt: a rule tests data that is unknown before the packet is sent.
+/// Reason why a rule's outcome is unknown: the rule tests data that is unknown before the packet is
+/// sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
 /// Reports whether an unsupported expression changes the packet or its path, such as `queue` or an

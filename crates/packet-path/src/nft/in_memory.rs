@@ -26,7 +26,7 @@ pub struct InMemoryTables {
     pub changes: usize,
 }
 
-/// Elements of a set, in a form for look-ups.
+/// Elements of a set, stored for fast look-ups.
 #[derive(Debug, Clone)]
 enum Contents {
     Single(BTreeMap<Vec<u8>, Element>),

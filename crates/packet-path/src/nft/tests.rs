@@ -469,7 +469,7 @@ proptest! {
         held.add_set(Family::Ip, TABLE, &services(SetKind::Verdicts), elements);
         let branches = walk(&mut held);
         prop_assert!(!branches.is_empty());
-        // Without doubts, the probabilities of all paths add up to 1.
+        // If no rule has an unknown outcome, the probabilities of all paths add up to 1.
         if branches.iter().all(|of| of.doubts.is_empty()) {
             let chance: f64 = branches.iter().map(|of| of.chance).sum();
             prop_assert!((chance - 1.0).abs() < 1e-6, "{}", chance);

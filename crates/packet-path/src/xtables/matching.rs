@@ -278,7 +278,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
     let mut key = SetKey::default();
     for (index, part) in parts.split(',').enumerate() {
-        // A rule with too few sides never matches, as in the kernel.
+        // A rule that names too few sides (`src`, `dst`) never matches, as in the kernel.
         let Some(side) = sides.get(index) else {
             return Ok(None);
         };

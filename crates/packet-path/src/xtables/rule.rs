@@ -49,8 +49,8 @@ pub(super) enum Property {
     /// Type of an address (`--src-type`, `--dst-type`). If the last field is set, the test
     /// considers only addresses of the input or output interface.
     AddressType(Side, Vec<String>, Option<Side>),
-    /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member the
-    /// side of the packet that it matches.
+    /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member,
+    /// whether the packet's source or destination must match.
     Set(String, Vec<Side>),
     /// Bridge ports (`--physdev-is-in` and similar options).
     Bridge(Bridge),
@@ -128,8 +128,8 @@ pub(super) enum Target {
         value: u32,
         mask: u32,
     },
-    /// Sets the packet's mark to the mark of a member of this ipset. The sides select the part of
-    /// the packet that each part of the member matches.
+    /// Sets the packet's mark to the mark of a member of this ipset. Each side selects the packet's
+    /// source or destination for one part of the member.
     MapMark(String, Vec<Side>),
     ConnectionMark(ConnectionMark),
     Masquerade,

@@ -133,7 +133,7 @@ fn map_mark(options: &[Cow<'_, str>]) -> Option<Target> {
     Some(Target::MapMark(options.get(at + 1)?.to_string(), sides))
 }
 
-/// Parses the sides of a packet for the parts of a set's members, such as `dst,src`.
+/// Parses the packet sides that a set look-up uses, such as `dst,src`.
 pub(super) fn sides(text: &str) -> Option<Vec<Side>> {
     let side = |side: &str| match side {
         "src" => Some(Side::Source),

@@ -161,8 +161,8 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // Neither the tests nor the target of such a rule are known. Adds a step that says
-                // so, and assumes that the rule does not match.
+                // Neither the tests nor the target of such a rule are known. Adds a step with this
+                // note, and assumes that the rule does not match.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)

@@ -81,8 +81,8 @@ fn rules_of_another_programs_firewall_are_supported() {
         let vxlan = packet(17, OUTSIDE, "192.168.99.10:4789");
         let told = crate::node::ask(nftables, &vxlan);
         assert_eq!(told, ["192.168.99.10:4789 kept"]);
-        // A firewall rule accepts packets from port 53, and the client's port is unknown. So the
-        // walk follows both outcomes, and each path names this doubt.
+        // A firewall rule accepts packets from port 53, and the client's port is unknown. So both
+        // outcomes are followed, and each path names its assumption.
         let both = tcp(nftables, OUTSIDE, "192.168.99.10:80");
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(

@@ -30,7 +30,7 @@ pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Describes one walk: `10.244.1.5:8080 kept` or `refused`.
+/// Describes the outcome of one path: `10.244.1.5:8080 kept` or `refused`.
 pub(crate) fn short(walk: &Walk) -> String {
     let source = match walk.source {
         Source::Kept => "kept".to_owned(),

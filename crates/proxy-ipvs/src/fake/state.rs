@@ -66,7 +66,7 @@ pub struct State {
     /// Virtual server that the next dump omits. The real kernel may omit a virtual server if
     /// another virtual server is removed during the dump.
     pub passed_over: Option<VirtualServerKey>,
-    /// Parts that cannot be read, with the reason.
+    /// Parts of the kernel's state that cannot be read, each with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
     /// Successful writes, in order.
     pub done: Vec<Op>,

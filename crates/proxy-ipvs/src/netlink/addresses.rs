@@ -47,8 +47,8 @@ use crate::ranges::RangeSource;
 /// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, the walk is cheaper.
-/// With 5,000, both cost the same. With 10,000, the route is cheaper (docs/operating.md).
+/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, a search is cheaper.
+/// With 5,000, the costs are equal. With 10,000, the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
 /// Number of IPv6 addresses that the kernel can bind within some hundredths of a second. The time

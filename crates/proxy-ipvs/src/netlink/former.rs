@@ -142,7 +142,7 @@ impl LeftoverSearch<'_> {
         Ok(Leftovers::find(Finder::all(self.modes), &saved))
     }
 
-    /// Removes the leftovers of one place, and returns the outcome.
+    /// Removes the leftovers in one place of the kernel, and returns the outcome.
     pub(super) fn remove(
         self,
         place: LeftoverPlace,

@@ -215,7 +215,8 @@ fn a_part_that_cannot_be_read_at_the_start_blocks_only_entries_that_need_it() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // A second later, the proxier reads the part again without any event, and the failure ends.
+        // A second later, the proxier reads this part of the kernel again without any event, and
+        // the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();

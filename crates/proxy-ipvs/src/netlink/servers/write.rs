@@ -133,8 +133,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes the destinations that this part has just added to another program's virtual servers.
-    /// The kernel's replies show that these virtual servers are not ours.
+    /// Removes the destinations that these writes have just added to another program's virtual
+    /// servers. The kernel's replies show that these virtual servers are not ours.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
