@@ -177,7 +177,8 @@ impl Nftables {
             ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // Uses the ServiceCIDRs as soon as they are known: they come from the API server.
+            // Uses the ServiceCIDRs as soon as they are known, because they come from the API
+            // server. Until then, keeps the rule that the kernel has.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };

@@ -196,8 +196,8 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // Waits for the node's addresses. Without them, the base could lack NodePort addresses that
-        // still serve.
+        // Waits for the node's addresses. Without them, the new rules could lack NodePort addresses
+        // that still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }

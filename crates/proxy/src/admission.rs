@@ -147,7 +147,7 @@ struct RestrictedService {
     cut: RemovedParts,
 }
 
-/// Subtracts one from the number of a key. Removes the key if its number is then zero.
+/// Subtracts one from the count of a key. Removes the key if its count is then zero.
 fn release<K: Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;

@@ -149,7 +149,7 @@ pub enum Notice {
 /// Progress of a mode: pending writes, and whether they succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that the kernel does not have yet. Ignores entries whose write
+    /// Time of the oldest change that the kernel does not have yet. Ignores an entry whose write
     /// failed for a reason that affects only this entry. The report's `failures` list such entries.
     pub pending_since: Option<Instant>,
     /// Time since which pending changes make no progress. This is the later of two times: the last

@@ -157,7 +157,7 @@ type PortId = u32;
 #[derive(Debug, Default)]
 pub struct UdpServices {
     services: HashMap<NamespacedName, KnownService>,
-    /// Service of each port, and the serving endpoints of the port.
+    /// Service and serving endpoints of each port.
     ports: HashMap<PortId, (NamespacedName, Vec<SocketAddr>)>,
     claims: HashMap<Frontend, Claimants>,
     withdrawn: HashSet<Frontend>,

@@ -219,8 +219,8 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Reports whether the port has traffic with policy Cluster, and whether it has traffic with policy
-/// Local.
+/// Returns two flags: whether the port has traffic with policy Cluster, and whether the port has
+/// traffic with policy Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -283,7 +283,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Reports whether the endpoint is used.
+    /// Reports whether traffic uses the endpoint.
     pub fn is_in(self) -> bool {
         matches!(self, Self::Ready | Self::LastResort)
     }

@@ -127,7 +127,7 @@ impl ReadSchedule {
         self.unknown
     }
 
-    /// Returns the time of the next read, if that is after `now`.
+    /// Returns the time of the next read, if that time is after `now`.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let is_awaited = self.asked.is_some() && !self.is_under_way;
         self.not_before.filter(|at| is_awaited && *at > now)

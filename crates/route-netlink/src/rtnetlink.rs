@@ -32,8 +32,8 @@ impl Rtnetlink {
         self.0.sent()
     }
 
-    /// Sends all messages, and returns one reply per message. If the kernel refuses one message, it
-    /// still handles the remaining messages.
+    /// Sends all messages, and returns one reply per message. If the kernel refuses one message,
+    /// the kernel still handles the remaining messages.
     ///
     /// # Errors
     ///

@@ -76,7 +76,8 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        // The server may not have counted a connection yet that the source opened but did not need.
+        // Waits, because the source may have opened a connection that it did not need, and the
+        // server may still have to count this connection.
         let are_all_there = async {
             while proxy.targets().len() != self.server.connections() {
                 sleep(Duration::from_millis(5)).await;

@@ -19,8 +19,8 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Direction, Outcome, Packet, TableModel, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Number of random values that the test tries for each packet. This number is a multiple of each
-/// number of endpoints, so the rules choose each endpoint equally often.
+/// Number of random values that the test tries for each packet. This number is a multiple of every
+/// Service's number of endpoints, so the rules choose each endpoint equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----

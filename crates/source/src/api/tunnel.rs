@@ -44,7 +44,7 @@ use super::cause::root_cause;
 use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 
-/// Connector to a target through a proxy. `C` connects to the proxy itself.
+/// Connector to a target through a proxy. `C` is the connector to the proxy.
 #[derive(Clone)]
 pub(super) struct Tunnel<C> {
     way: Arc<ProxyRoute>,

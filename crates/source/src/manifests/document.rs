@@ -37,7 +37,7 @@ pub(super) struct ParseError {
     pub(super) near: String,
 }
 
-/// Reads all objects of proxied kinds.
+/// Reads all objects of the kinds that the proxy uses.
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<LocatedObject>, ParseError> {
     let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
     let mut located = Vec::new();
