@@ -35,7 +35,7 @@ impl fmt::Display for Backend {
 ///
 /// # Errors
 ///
-/// The kernel lacks IPv6.
+/// Fails if the kernel lacks IPv6.
 pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
         return Err(IptablesError::NoIpv6);

@@ -138,7 +138,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// A program does not report its backend.
+    /// Fails if a program does not report its backend.
     pub fn installed() -> Result<Vec<Self>, IptablesError> {
         let mut found = Self::named_ones(&Arc::default());
         if found.is_empty() {
@@ -251,7 +251,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules cannot be read now, and could change the choice.
+    /// Fails if the rules cannot be read now, and could change the choice.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {

@@ -48,7 +48,7 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
 ///
 /// # Errors
 ///
-/// The query fails, or the kernel refuses the deletion.
+/// Fails if the query fails, or the kernel refuses the deletion.
 pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Error> {
     let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Deletions::new());

@@ -85,7 +85,7 @@ impl Backend {
     ///
     /// # Errors
     ///
-    /// The query to the kernel fails.
+    /// Fails if the query to the kernel fails.
     pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         let names = match self {
             Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
@@ -122,7 +122,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Rules cannot be written. The error contains the reason.
+    /// Fails if rules cannot be written. The error contains the reason.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.verdict(family) {
@@ -138,7 +138,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Rules cannot be read. The error contains the reason.
+    /// Fails if rules cannot be read. The error contains the reason.
     pub fn check_reading(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.state(family) {
@@ -178,7 +178,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The query to the kernel fails.
+    /// Fails if the query to the kernel fails.
     pub fn taken_chains(&self, family: IpFamily) -> Result<Vec<TakenChain>, IptablesError> {
         match self.backend {
             Backend::Nft => native::taken_chains(family).map_err(|error| unlisted(&error)),
@@ -190,7 +190,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The query to the kernel fails.
+    /// Fails if the query to the kernel fails.
     pub fn dormant_tables(&self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         self.backend.dormant_tables(family)
     }
@@ -218,7 +218,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the rule.
+    /// Fails if the kernel refuses the rule.
     pub fn try_rule(
         &self,
         family: IpFamily,
@@ -242,7 +242,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The kernel refuses a rule.
+    /// Fails if the kernel refuses a rule.
     pub fn try_rules(
         &self,
         family: IpFamily,
@@ -324,7 +324,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules cannot be read.
+    /// Fails if the rules cannot be read.
     pub fn save(&self, family: IpFamily) -> Result<Arc<str>, IptablesError> {
         let mut saved = String::new();
         let mut line = |line: &str| {
@@ -343,7 +343,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The rules cannot be read. Some lines may have been passed to `line` before.
+    /// Fails if the rules cannot be read. Some lines may have been passed to `line` before.
     pub fn save_lines(
         &self,
         family: IpFamily,

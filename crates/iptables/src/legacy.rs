@@ -232,7 +232,7 @@ impl LegacyTables {
     ///
     /// # Errors
     ///
-    /// The system call fails: `EPERM` without `CAP_NET_RAW`.
+    /// Fails if the system call fails: `EPERM` without `CAP_NET_RAW`.
     pub fn open(family: IpFamily) -> io::Result<Self> {
         let domain = match family {
             IpFamily::V4 => AddressFamily::INET,

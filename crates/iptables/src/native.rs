@@ -128,7 +128,7 @@ type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 ///
 /// # Errors
 ///
-/// The table cannot be read, or keeps changing.
+/// Fails if the table cannot be read, or keeps changing.
 pub(crate) fn read(
     restore: Restore<'_>,
     family: IpFamily,

@@ -71,7 +71,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// The program cannot be started or waited for, or exceeds the limit.
+    /// Fails if the program cannot be started or waited for, or exceeds the limit.
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<ProgramExit> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());

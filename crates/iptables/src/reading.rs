@@ -1,5 +1,5 @@
-//! The rules of the last read, with the kernel's state at that time, which shows whether the rules
-//! are still current.
+//! The rules of the last read, with the kernel's state at the time of the read. The state shows
+//! whether the rules are still current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -22,7 +22,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn begin(&mut self, table: Table) -> io::Result<()> {
         writeln!(self.sink, "*{table}")
     }
@@ -31,7 +31,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn declare(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, ":{chain} - [0:0]")
     }
@@ -40,7 +40,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn append(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "{rule}")
     }
@@ -49,7 +49,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn append_lines(&mut self, rules: &str) -> io::Result<()> {
         self.sink.write_all(rules.as_bytes())
     }
@@ -58,7 +58,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn insert(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-I{}", behind_verb(rule))
     }
@@ -67,7 +67,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn delete(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-D{}", behind_verb(rule))
     }
@@ -76,7 +76,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn flush(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-F {chain}")
     }
@@ -85,7 +85,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn remove(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-X {chain}")
     }
@@ -94,7 +94,7 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink returns an error.
+    /// Fails if the sink returns an error.
     pub fn commit(&mut self) -> io::Result<()> {
         writeln!(self.sink, "COMMIT")
     }

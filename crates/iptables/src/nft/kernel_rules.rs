@@ -350,7 +350,8 @@ fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
 
 /// Reports whether a `struct xt_conntrack_mtinfo3` matches exactly the state `NEW`.
 fn first_packets(info: &[u8]) -> bool {
-    /// The flag `XT_CONNTRACK_STATE` and, as state, the bit of `IP_CT_NEW`.
+    /// Fields of the match: the match flag `XT_CONNTRACK_STATE`, no inverse flags, and a state mask
+    /// with only the bit of `IP_CT_NEW`.
     const WANTED: [u16; 3] = [1, 0, 1 << 3];
     let field = |at: usize| {
         let bytes = info.get(at..at + 2)?.try_into().ok()?;
