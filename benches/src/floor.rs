@@ -348,7 +348,7 @@ impl Changes {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
             // Like the daemon, asks the kernel whether the old destination still has connections.
-            // In this benchmark, it never has.
+            // In this benchmark, the old destination never has connections.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

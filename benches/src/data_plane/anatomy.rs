@@ -273,8 +273,8 @@ const THROUGH_IPVS: [Hook; 4] = [
 /// Hooks that a forwarded packet traverses, in order.
 const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 
-/// Steps of a measured program, and the iptables chains or the nf_tables table from which they take
-/// rules.
+/// Steps of a measured program, and the iptables chains or the nf_tables table from which the steps
+/// take rules.
 struct Steps {
     all: Vec<Step>,
     chains: Chains,

@@ -58,7 +58,7 @@ const ROUNDS: usize = 21;
 /// Number of rounds in which the server replies.
 const ANSWERED_ROUNDS: usize = 9;
 /// Minimum number of rounds. After these rounds, the measurement stops once it has taken [`ENOUGH`]
-/// time, for example with packets of milliseconds each.
+/// time, for example if each packet takes milliseconds.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 

@@ -53,7 +53,7 @@ impl ClientSocket {
     }
 }
 
-/// Sender of blocks of packets. It counts their arrivals at the server.
+/// Sender of blocks of packets. Also counts the packets that arrive at the server.
 #[derive(Debug)]
 pub(crate) struct Sender {
     arrivals: Arrivals,

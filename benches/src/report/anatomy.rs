@@ -25,8 +25,8 @@ impl Against {
     }
 }
 
-/// Compares a complete mode with iptables mode, at one Service. Of the kernels that ran both modes,
-/// returns the one with the median ratio.
+/// Compares a complete mode with iptables mode, at one Service. Returns the figures of the kernel
+/// with the median ratio, among all kernels that ran both modes.
 pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
     of_kernels(report, &format!("{WHOLE}{subject}"), |_| true)
 }

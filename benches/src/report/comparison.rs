@@ -1,6 +1,6 @@
 //! Compares our daemon with kube-proxies from other sources. Lists their versions, and the figures
-//! in which our daemon is not faster. Both come from the measured data, so no author can omit an
-//! unfavourable figure.
+//! in which our daemon is not faster. The list comes from the measured data, so no author can omit
+//! an unfavourable figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use super::table::{brief, short};
 use super::{Figure, services};
 use crate::schema::{Mode, Report, SubjectKind};
 
-/// Relative difference up to which two figures are considered equal, even if their repeats differ
-/// less.
+/// Relative difference up to which two figures are considered equal, even if the spread of their
+/// repeats is smaller.
 const NOISE: f64 = 0.05;
 
 /// Names of another kube-proxy and of our daemon in the same mode with default flags.
