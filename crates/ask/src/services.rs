@@ -306,8 +306,8 @@ fn policy(service: &Service) -> String {
     }
 }
 
-/// Formats four counters as cells: connections, active connections, packets and bytes. The last two
-/// are sums over both directions.
+/// Formats four counters as cells: connections, active connections, packets and bytes. Packets and
+/// bytes are sums over both directions.
 fn counted(counters: Option<&Counters>) -> [Cell; 4] {
     let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
         (None, None) => None,

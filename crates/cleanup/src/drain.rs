@@ -35,8 +35,8 @@ impl Drain {
         (!servers.is_empty()).then_some(Self { modes, servers })
     }
 
-    /// Returns two numbers for an IP family: the draining virtual servers, and their connections at
-    /// the last [`Drain::look`].
+    /// Returns the number of draining virtual servers of an IP family, and the number of their
+    /// connections at the last [`Drain::look`].
     pub fn counts(&self, family: IpFamily) -> (u64, u64) {
         let servers = self.servers.iter();
         let of_family = servers.filter(|server| server.key.family() == family);
@@ -45,8 +45,8 @@ impl Drain {
         })
     }
 
-    /// Returns the IP families in which the drain keeps all service addresses. It must keep all if
-    /// no set says which addresses belong to a draining firewall mark.
+    /// Returns the IP families in which the drain keeps all service addresses. This is necessary if
+    /// no set lists the addresses of a draining firewall mark.
     pub fn families_with_all_addresses(&self) -> impl Iterator<Item = IpFamily> + use<> {
         let needed = NeededAddresses::of(&self.servers);
         let families = IpFamily::ALL.into_iter();

@@ -78,7 +78,7 @@ impl LinkEntries {
     }
 }
 
-/// Evidence of one IP family that the removal of a link uses.
+/// Evidence of one IP family for the removal of a link.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,

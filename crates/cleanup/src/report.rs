@@ -46,8 +46,8 @@ pub(crate) enum Need {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
-    /// Service addresses of its connections. Empty if they are unknown, because no rule sets its
-    /// firewall mark any longer.
+    /// Service addresses of the virtual server's connections. Empty if the addresses are unknown,
+    /// because no rule sets the virtual server's firewall mark any longer.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections in the kernel's table, including connections that have just ended.
     pub connections: u64,

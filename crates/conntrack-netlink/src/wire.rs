@@ -50,7 +50,8 @@ pub(crate) mod proto {
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside the attribute `attr::FILTER`. They name the tuple fields that must be equal.
+/// Attributes inside the attribute `attr::FILTER`. They name the tuple fields in which a flow must
+/// equal the request.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
     /// Filter bit for the protocol number (`CTA_FILTER_F_CTA_PROTO_NUM`).

@@ -14,7 +14,8 @@ use reconcile::Table;
 /// Longest time for which the engine collects drift before a report.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// Size of the set of awaited Services above which its memory is freed once it is empty.
+/// Number of awaited Services above which the engine frees the memory of their set, once the set is
+/// empty.
 const MANY: usize = 1_000;
 
 /// Changed Services and drift for the next reports.
@@ -103,7 +104,7 @@ impl ReportDraft {
         self.drifting.get_or_insert(now);
     }
 
-    /// Checks the Services that were changed or written. Moves the settled ones to the report.
+    /// Checks the Services that were changed or written. Moves settled Services to the report.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,

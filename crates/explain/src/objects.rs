@@ -22,7 +22,7 @@ pub struct Objects {
 /// Facts about this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
-    /// Addresses of the Node object, the primary ones first.
+    /// Addresses of the Node object, the primary addresses first.
     pub addresses: Vec<IpAddr>,
     /// Pod networks of the node (`spec.podCIDRs`).
     pub pod_networks: Vec<IpNet>,

@@ -271,7 +271,7 @@ fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     }
 }
 
-/// Describes a packet to an address that no Service has, which a process of this node receives.
+/// Describes a packet that a process of this node receives, at an address that no Service has.
 fn local(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     let at = walk.endpoint.clone();
     let at = at.unwrap_or_else(|| planned.to.to_string());

@@ -225,7 +225,7 @@ impl Leftovers {
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns two numbers: the chains to remove, and the jumps to remove.
+    /// Returns the number of chains to remove, and the number of jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (

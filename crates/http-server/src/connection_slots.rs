@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// Maximum number of connections to all servers together. If a quarter of the file descriptor limit
-/// is lower, that number applies instead. Each connection needs memory for its buffers, which are
+/// is lower, this quarter applies instead. Each connection needs memory for its buffers, which are
 /// limited, and for the response that it is sending.
 const CONNECTIONS_MAX: usize = 512;
 /// Maximum number of connections of one client to one server.
@@ -202,7 +202,7 @@ impl OpenConnections {
     }
 
     /// Evicts a connection of the client that has the most connections. If several clients have the
-    /// most, chooses the one with the oldest connection.
+    /// most, chooses the client with the oldest connection.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {

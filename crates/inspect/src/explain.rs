@@ -85,8 +85,8 @@ impl Inspect {
         })
     }
 
-    /// Lists the Services that have an address and port. Starts the search again if the order of
-    /// Services changes during the search, for a limited number of times.
+    /// Lists the Services that have an address and port. If the order of Services changes during
+    /// the search, starts the search again, up to a limited number of times.
     pub async fn claimants(
         &self,
         address: IpAddr,

@@ -339,7 +339,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     })
 }
 
-/// Lists the options of a Service, the valid ones first.
+/// Lists the options of a Service, valid options first.
 fn options(service: &Service) -> Vec<ServiceOption> {
     let options = service.options.as_deref().into_iter();
     let all = options.flat_map(|of| {

@@ -149,7 +149,7 @@ impl Inspect {
         EndpointPlaces::default()
     }
 
-    /// Requests the names of all Services from the daemon's loop. They are unsorted.
+    /// Requests the names of all Services from the daemon's loop. The names are unsorted.
     async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, RequestRefusal> {
         let mut all = Vec::new();
         for _ in 0..TRIES {

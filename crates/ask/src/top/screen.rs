@@ -9,7 +9,7 @@ use crate::table::{Tone, short, shown};
 
 /// Minimum width of the names' column, in characters. A narrower screen omits columns of numbers.
 const NAME_MIN: usize = 28;
-/// Minimum number of rows that each list shows, if it has that many.
+/// Minimum number of visible rows of each list. A shorter list shows all its rows.
 const ROWS_MIN: usize = 3;
 
 /// A line of the screen, as parts with one colour each.

@@ -188,7 +188,8 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns the reason why the mode's rules do not recognise an address behind `interface` as a
-    /// pod's address. Returns `None` if they do, or if the mode has no such rules.
+    /// pod's address. Returns `None` if the rules recognise the address, or if the mode has no such
+    /// rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
