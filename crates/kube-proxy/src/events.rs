@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-/// Time during which an equal event is not sent again.
+/// Time after an event during which an equal event is not sent.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// Largest number of queued events, and of distinct events remembered within [`ONCE_IN`].
 pub const EVENTS_MAX: usize = 256;

@@ -350,8 +350,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // Skips Services without a write in this family. Both families receive every Service,
-            // so such a Service shows nothing about the kernel's speed.
+            // Skips Services that needed no write in this family. Both families receive every
+            // Service. Without a write, a Service shows nothing about the kernel's speed.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);

@@ -190,8 +190,8 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.register(&mut all);
         }
-        // Only this program has this metric, so Kubernetes' counts of metrics by stability exclude
-        // it.
+        // Only this program has this metric. So the metric is registered without a stability level,
+        // and Kubernetes' counts of metrics by stability exclude it.
         let help = "Objects that were known and that a list no longer named, by kind";
         let vanished = self.vanished.clone();
         all.registry

@@ -137,7 +137,8 @@ impl SocketLocations {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // Only this call detects a read-only file system.
+        // Detects a read-only file system. The calls above succeed there if the folder already
+        // exists.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
     }

@@ -107,8 +107,8 @@ pub trait Definition: Sync {
     /// another mode was chosen; the settings then have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
-    /// Lists the kernel settings that have this mode's value although no flag requests this value,
-    /// one line for each setting.
+    /// Lists the kernel settings that have this mode's value although no flag requests this value.
+    /// Each line is about one setting.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }

@@ -90,8 +90,9 @@ fn prepare_blocking(settings: &Settings) -> Result<()> {
     // because both containers have the same image.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Many nodes lack IPv6, so probes only families that a bind address names or the node has.
-    // Without a bind address, the Node's first address may belong to either family.
+    // Probes a family only if the bind address names it or the node has it, because many nodes lack
+    // IPv6. Without a bind address, the primary family is unknown here: the Node's first address
+    // decides it later.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();

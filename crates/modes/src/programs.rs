@@ -1,5 +1,5 @@
-//! Finds the iptables programs of this node, when a mode first needs one. So a mode that needs no
-//! iptables program also starts on a node without these programs.
+//! Finds the iptables programs of this node when a mode first needs such a program. So a mode that
+//! needs none of these programs also starts on a node without them.
 
 use std::cell::OnceCell;
 

@@ -172,8 +172,8 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // The events of one transaction may arrive in two messages. The transaction's end reports
-        // them, and resets the state.
+        // The events of one transaction may arrive in two messages. The message with the
+        // transaction's end makes `is_news` return true, and resets the state.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

@@ -134,8 +134,8 @@ pub enum Expression {
         address: Option<Register>,
         /// Register of the new port, or `None` to keep the port.
         port: Option<Register>,
-        /// NAT flags (`NF_NAT_RANGE_*`), except the lowest two. The kernel derives these two from
-        /// `address` and `port`, so writes ignore them and reads clear them.
+        /// NAT flags (`NF_NAT_RANGE_*`), except the lowest two flags. The kernel derives these two
+        /// flags from `address` and `port`, so writes ignore them and reads clear them.
         flags: u32,
     },
     /// Replaces the source address with the outgoing interface's address (`masq`).

@@ -338,7 +338,8 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
             Some(Feature::Reject),
             rule("plain", vec![Expression::Reject { kind: 0, code: 4 }]),
         ),
-        // The kernel refuses these changes, because no chain with this name exists.
+        // The kernel must refuse these two changes, because no chain with the name `nowhere`
+        // exists.
         (None, Change::DeleteChain(nowhere.clone())),
         (
             None,

@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);
-        // This message has the number of another subsystem, so it reports no event.
+        // A message with this number from another subsystem reports no event of nf_tables.
         let mut other = datagram(&[(command::NEW_GENERATION, &[])]);
         other[5] = 1;
         assert_eq!(events(&other), []);

@@ -159,8 +159,8 @@ pub enum DataType {
     IfName,
     /// Number (`integer`). In this crate, always 4 bytes.
     Integer,
-    /// An unsupported type. In the kernel, one number stands for all parts of a key or value, so
-    /// this variant does, too.
+    /// An unsupported type. The kernel has one type number for all parts of a key or value, so this
+    /// variant also stands for all parts.
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,

@@ -231,8 +231,8 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
     )
 }
 
-/// Returns the virtual servers that no kube-proxy created. Each has the Service port that needs its
-/// address, if any.
+/// Returns the virtual servers that no kube-proxy created. If a Service port needs the address of
+/// such a virtual server, the result names this Service port.
 ///
 /// # Errors
 ///

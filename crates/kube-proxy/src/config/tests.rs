@@ -384,7 +384,7 @@ fn a_warning_names_the_flag_that_overrides_the_file() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // The file overrides this flag, so only the warning about overridden flags contains it.
+    // The file overrides this flag. So only the warning about overridden flags names this flag.
     let warnings = file
         .options("--kube-api-qps=50")
         .said

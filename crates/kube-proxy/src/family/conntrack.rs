@@ -136,8 +136,8 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // A repaired Service needs a comparison even if its endpoints are unchanged: a flow that
-        // began while the entry was missing has no endpoint.
+        // A flow that began while the Service's entry was missing has no endpoint. So a repaired
+        // Service needs a comparison even if its endpoints are unchanged.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);

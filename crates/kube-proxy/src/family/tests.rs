@@ -255,7 +255,8 @@ async fn changes_not_yet_passed_to_the_mode_are_pending() {
     assert_eq!(told.standing.pending, 2);
     assert_eq!(told.standing.pending_since, Some(heard));
     assert_eq!(world.metric(pending), 2000, "metrics say the same");
-    // Further changes arrived even earlier, and no family has received these changes yet.
+    // The daemon also has a change that no family has received yet. This change arrived even
+    // earlier than the changes above.
     let earlier = before(heard, 1);
     world
         .family

@@ -94,7 +94,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// Creates the state of a family, without servers.
+    /// Creates the state of one family. No server runs yet.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,
@@ -166,7 +166,7 @@ impl HealthChecks {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
         });
         if !is_right && let Some(mut server) = self.servers.remove(name) {
-            // Waits until the tasks have freed their ports.
+            // Waits until the tasks have closed their sockets, so that the ports are free.
             server.tasks.shutdown().await;
             debug!(family = %self.family, service = %name, port = server.port, "health checks of the Service are closed");
         }

@@ -252,7 +252,7 @@ impl StartConditions {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // All lists are complete. Only the kernel is not open yet; the process opens it in
+            // All lists are complete. The process still waits for the kernel, which it opens in
             // parallel.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),

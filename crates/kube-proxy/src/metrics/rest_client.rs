@@ -25,7 +25,8 @@ const NO_ANSWER: &str = "<error>";
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Host and port of the API server. Requests at this layer do not contain them.
+    /// Host and port of the API server. The requests that this middleware receives do not contain
+    /// the host.
     host: Arc<str>,
 }
 

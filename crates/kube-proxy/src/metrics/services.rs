@@ -84,7 +84,7 @@ impl ServiceMetrics {
         (settings.detail != Detail::None).then(|| Self(Arc::new(inner)))
     }
 
-    /// Applies changed Services to the names.
+    /// Updates the index of Service names and addresses with changed Services.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         lock(&self.0.names).note(model, changes);
     }
@@ -125,8 +125,8 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // Reports no traffic until the kernel can be read again. Then the counts continue
-                // from the old sums.
+                // Reports no traffic until the kernel can be read again. After that, the counts
+                // continue from their sums before the failure.
                 read.failure = Some(failure);
             }
             // Until a mode is set, scrapes report no traffic.

@@ -189,7 +189,7 @@ impl ExternalAddresses {
         };
         of_node.sort_unstable();
         of_node.dedup();
-        // Both versions only grow, so an equal sum means that neither changed.
+        // Both version numbers only grow. So if their sum is unchanged, both numbers are unchanged.
         let version = model.external_addresses_version() + model.options_version();
         let (before, of_node_before, heeding) = &self.looked_at;
         if (*before, of_node_before, heeding) != (version, &of_node, &self.heeding) || has_moved {
@@ -272,8 +272,8 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Logs this as information and not as an error: some load balancers use the nodes' own
-            // addresses.
+            // Logs this finding as information instead of an error, because some load balancers use
+            // the nodes' own addresses.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what
             {

@@ -45,13 +45,13 @@ pub(crate) enum Step {
     GoOn,
 }
 
-/// Writes all needed settings, and restores those that are no longer needed. Logs the outcome.
-/// Disables options whose setting cannot be written. The module `ip_vs` must be loaded, because it
-/// also loads `nf_conntrack`.
+/// Writes all needed settings, and restores the settings that are no longer needed. Logs the
+/// outcome. Disables options whose setting cannot be written. The module `ip_vs` must be loaded,
+/// because it also loads `nf_conntrack`.
 ///
 /// # Errors
 ///
-/// Fails if `step` is not possible without a setting that could not be written.
+/// Fails if a setting that `step` requires could not be written.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {

@@ -1,7 +1,8 @@
 //! Warns about settings that name only one IP family in a dual-stack cluster. Upstream does the
 //! same checks at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! The cluster's objects determine which families are in use, not the checked settings.
+//! A family counts as in use if the cluster's objects have addresses of this family. The checked
+//! settings do not decide which families are in use.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};

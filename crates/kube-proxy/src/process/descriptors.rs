@@ -21,7 +21,8 @@ pub fn raise_limit() {
 
 /// Adds the next step to an error about too many open files.
 pub fn with_next_step(error: String) -> String {
-    // Searches the text, because some errors contain their number only in the text.
+    // Searches the error's text for the error number, because some errors contain the number only
+    // in their text.
     let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
     if is_errno(libc::EMFILE) {
         format!(

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::spawn_blocking;
 
-/// Names of upstream's program. The first name is the older name.
+/// Names of upstream's program. `go-runner` is the older name.
 const NAMES: [&str; 2] = ["go-runner", "kube-log-runner"];
 /// Supported flags, as messages name them.
 const FLAGS: &str = "--log-file=FILE, --also-stdout and --redirect-stderr=false";

@@ -25,8 +25,8 @@ pub fn start() {
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
         #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: mallopt takes and returns numbers. The process calls it before it starts any
-        // other thread, with options from malloc.h.
+        // SAFETY: mallopt takes and returns numbers. This process calls it before it starts another
+        // thread, with options from malloc.h.
         unsafe {
             // Ignores the result: an allocator may not know an option.
             libc::mallopt(option, value);

@@ -25,7 +25,8 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     let (program, by) = (version::program(), &options.said.mode_from);
     let mut line = format!("{program}, as Kubernetes {kubernetes}: {mode} mode ({by})");
     if let Some(uses) = uses {
-        // Omits the iptables backend: a later line names it, with the reason for the choice.
+        // Omits the iptables backend, because a later log line names the backend with the reason
+        // for the choice.
         let forms = uses
             .forms
             .iter()

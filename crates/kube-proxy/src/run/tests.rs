@@ -83,8 +83,8 @@ async fn a_panicked_worker_thread_stops_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
-/// The daemon's loop may detect the end of a short write in the same turn that started the write.
-/// The metric and the log line must still include the time of this write.
+/// A short write may end in the same turn of the daemon's loop in which it began. The metric and
+/// the log line must include the time of this write, too.
 #[tokio::test]
 async fn the_sync_duration_covers_writes_within_one_turn() {
     let (mode, script) = Scripted::mode(IpFamily::V4);

@@ -24,7 +24,8 @@ use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
-/// Versions of these objects. Only the first version is not deprecated.
+/// API versions of the objects `Flagz` and `Statusz`, newest first. The older version is
+/// deprecated.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Other pages of this server, listed on `/statusz`.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];

@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// Metrics of a mode whose only metrics are those of the relay.
+/// Metrics of a mode that has no metrics except the relay's.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

@@ -34,9 +34,9 @@ pub enum Origin {
 pub struct ApplyOutcome {
     /// Names of the settings that were written.
     pub written: Vec<String>,
-    /// Settings whose old values were restored, one line each.
+    /// Settings whose old values were restored, as log lines.
     pub set_back: Vec<String>,
-    /// Settings that are no longer needed but keep their values, one line each.
+    /// Settings that are no longer needed but keep their values, as log lines.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,

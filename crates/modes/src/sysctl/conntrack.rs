@@ -70,8 +70,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // Timeout of UDP flows. A client that keeps sending stays on the same endpoint until its entry
-    // expires.
+    // Timeout of UDP flows. A client that keeps sending stays on the same endpoint until its
+    // conntrack entry expires.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",

@@ -23,8 +23,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // Skips this chain: both kubelet and kube-proxy create it, so its prefix does not show
-            // which program did.
+            // Ignores this chain. Both kubelet and kube-proxy create a chain with this name, so the
+            // name does not show which program created it.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }

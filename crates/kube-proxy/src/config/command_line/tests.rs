@@ -443,7 +443,7 @@ fn feature_gates_of_later_releases_do_not_stop_the_start() {
             "{gates}"
         );
     }
-    // Other modes need no feature gate.
+    // Modes other than IPVS mode need no feature gate.
     let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
     assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }

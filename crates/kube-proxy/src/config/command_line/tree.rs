@@ -31,7 +31,7 @@ A boolean flag takes its value behind =, as in --masquerade-all=false.
 Exit status: 0, done, and nothing is wrong; 1, failed, or something is wrong or
 would change; 2, wrong usage, or undetermined; 3, no daemon answers.";
 
-/// Returns the whole command line.
+/// Returns clap's definition of the whole command line.
 pub fn tree() -> Command {
     let questions = Question::WORDS.map(|(_, question)| question_command(question));
     headings::command()

@@ -227,7 +227,8 @@ fn many_refused_addresses_are_all_reported_over_time() {
     let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
     assert!(addresses.known.keys().any(is_other));
 
-    // A new mode has not read the node's addresses yet. Meanwhile no finding is removed.
+    // A new mode has not read the node's addresses yet. Until then, the reporter keeps all
+    // findings.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
     assert!(addresses.known.keys().any(|one| !one.is_refused()));
     assert_eq!(addresses.untold, 0);

@@ -125,7 +125,8 @@ fn conntrack_settings_follow_the_flags() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A table that is larger than needed stays, no matter which program enlarged it.
+    // A conntrack table that is larger than needed keeps its size, no matter which program enlarged
+    // it.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
