@@ -80,7 +80,7 @@ pub enum Purpose {
 }
 
 /// A fault, and the requests that it affects. A new rule affects all requests. The methods of this
-/// type limit it to fewer requests.
+/// type limit the rule to fewer requests.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -188,7 +188,8 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// Wraps a response body, so that cuts, freezes and the fault of its request affect it.
+    /// Wraps a response body. The fault of its request, and later calls of `cut` and `freeze`, then
+    /// affect the body.
     pub(crate) fn spoil(
         &self,
         body: impl Stream<Item = Bytes> + Send + 'static,

@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 pub(crate) struct SendTimes(Arc<Mutex<BTreeMap<u64, u64>>>);
 
 impl SendTimes {
-    /// Records the present time for these versions. A watch calls this just before it writes their
-    /// events.
+    /// Records the present time for these resource versions. A watch calls this function just
+    /// before it writes the events of these versions.
     pub(crate) fn note(&self, versions: &[u64]) {
         let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
         let now = u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000;

@@ -131,7 +131,8 @@ impl Status {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }
 
-    /// Returns the number of seconds after which to retry, if the status has it.
+    /// Returns the number of seconds after which the client should retry, if the status has this
+    /// number.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         self.details.get("retryAfterSeconds")?.as_u64()
     }

@@ -108,8 +108,8 @@ fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// Returns the times from the receipt of a change until it is programmed, from the daemon's
-/// metrics.
+/// Makes changes of endpoints. Returns the time of each change from its receipt until it is
+/// programmed, as the daemon's metrics report this time.
 fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let mut before = programmed(c)?;

@@ -11,7 +11,7 @@ use crate::prometheus::Series;
 pub const WIDTH: u32 = 1440;
 /// Width of a grid column, in pixels.
 const COLUMN: u64 = 59;
-/// Height of a grid line including the gap below it, in pixels.
+/// Height of a grid line, including the gap below the line, in pixels.
 const LINE: u64 = 38;
 /// Gap between panels, in pixels.
 const GAP: u64 = 8;

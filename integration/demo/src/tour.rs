@@ -24,7 +24,8 @@ const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
 const DRAINED: &str = "10.200.0.9:80";
-/// Address of the endpoint that the Service at `DRAINED` loses while a connection to it is open.
+/// Address of the endpoint that the Service at `DRAINED` loses while a connection to this endpoint
+/// is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time after which IPVS has surely updated its counters. IPVS updates them every two seconds.

@@ -117,7 +117,8 @@ pub(crate) fn keep(folder: &Path, part: &KernelRows) -> Result<()> {
     kept.rows.extend(part.rows.iter().cloned());
     let place = |row: &Row| ALL.iter().position(|fault| fault.name == row.fault);
     kept.rows.retain(|row| place(row).is_some());
-    // The sort is stable, so the modes of a fault keep their order if one run included them all.
+    // The sort is stable. The modes of a fault therefore keep their order if a single run included
+    // all of them.
     kept.rows.sort_by_key(place);
     kept.lane.clone_from(&part.lane);
     kept.kernel.clone_from(&part.kernel);

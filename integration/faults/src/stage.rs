@@ -206,8 +206,8 @@ impl<'a> Stage<'a> {
         Ok(began.elapsed())
     }
 
-    /// Gives the Service `last` another endpoint, and returns the time until a client reaches it.
-    /// At that time, the daemon has also applied all earlier changes.
+    /// Gives the Service `last` another endpoint, and returns the time until a client reaches this
+    /// endpoint. By then, the daemon has also applied all earlier changes.
     pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
         self.is_far = !self.is_far;
         let (pod, address) = if self.is_far {
@@ -432,7 +432,7 @@ impl<'a> Stage<'a> {
     /// Stops the traffic, checks the promise, and returns the row of the fault.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // Waits for failures that begin at the end of the fault, because they count as well.
+        // Waits for failures that begin at the end of the fault. These failures count, too.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

@@ -54,7 +54,8 @@ pub(crate) struct Case {
     pub(crate) writes: u64,
 }
 
-/// Objects that the API server receives in one step, and the dumps that must result from them.
+/// Objects that the API server receives in one step, and the dumps that must result from these
+/// objects.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,

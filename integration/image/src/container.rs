@@ -278,8 +278,8 @@ fn freeze(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {} read-only", path.display()))
 }
 
-/// Resolves the symbolic links in a path that exist under `root`, such as `/var/run`, which leads
-/// to `/run`.
+/// Resolves symbolic links in a path, such as `/var/run`, which leads to `/run`. Considers only
+/// links that exist under `root`.
 fn real(root: &Path, path: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for part in path.iter().skip(1) {

@@ -86,8 +86,8 @@ fn init(dir: &Path) -> ! {
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // Writes the error to the console, if there is one. If the runner gets no status, it shows
-        // the end of the console.
+        // Writes the error to the console, if there is one. If the runner gets no status, the
+        // runner shows the end of the console.
         eprintln!("lab: init: {error:#}");
     }
     if host {

@@ -496,7 +496,7 @@ fn pass_on(from: &mut File, to: &mut impl Write) -> Result<bool> {
     Ok(any && to.flush().is_err())
 }
 
-/// Returns the status once it is complete: digits and a newline.
+/// Returns the exit status if the file contains a complete status: digits and a newline.
 fn read_status(file: &Path) -> Option<i32> {
     std::fs::read_to_string(file)
         .ok()?

@@ -24,7 +24,7 @@ pub const NODE: &str = "node1";
 /// The node's permanent address.
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
-/// Address of a client pod on this node. A Service may have it as an endpoint.
+/// Address of a client pod on this node. This address may also be an endpoint of a Service.
 pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
 /// Number of Services.

@@ -414,7 +414,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs the daemon until it has no work that is due within `horizon`.
+    /// Runs the daemon until no work is due within `horizon`.
     fn rest(&mut self, horizon: Duration) -> Claim {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
@@ -441,7 +441,7 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Checks the state of a daemon that has no event and no work left, and records it.
+    /// Checks and records the state of a daemon that has no event and no work left.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ pub fn shrink(
     mut failure: Failure,
     mut fails: impl FnMut(&[Action]) -> Option<Failure>,
 ) -> (Vec<Action>, Failure) {
-    // Removes the actions after the failure, because they cannot cause it.
+    // Removes the actions after the failure, because later actions cannot cause the failure.
     if failure.at < actions.len() {
         actions.truncate(failure.at + 1);
     }

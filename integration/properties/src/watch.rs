@@ -204,7 +204,7 @@ impl Watch {
         }
     }
 
-    /// Returns those of the given frontends whose verdicts before the next step are unknown.
+    /// Returns the given frontends whose verdicts before the next step are unknown.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts

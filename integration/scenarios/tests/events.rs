@@ -139,7 +139,8 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The daemon keeps its events until it can send them. In the meantime, it programs all changes.
+/// The daemon keeps its events until it can send them. In the meantime, the daemon programs all
+/// changes.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;

@@ -178,7 +178,7 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
 }
 
 /// If a daemon starts without the feature gate of KEP-5707, it removes external IPs and keeps all
-/// other state. This holds in both modes.
+/// other state. This holds in IPVS mode and in iptables mode.
 fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";

@@ -244,8 +244,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     println!("    {} clients moved within {took:.0?}", clients.len());
     c.until_served(&dns().endpoints(FAR))?;
 
-    // The clients of `staying` and `foreign` have not sent since, so the kernel cannot have created
-    // their entries again.
+    // The clients of `staying` and `foreign` have sent no packet since the first read of the flows.
+    // The kernel therefore cannot have created their entries again.
     let after = flows(c)?;
     let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
     let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
@@ -282,8 +282,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
 /// never deletes their conntrack entries. The daemon must delete the entries.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // The Service does not exist yet. The node therefore routes packets for the Service's addresses
-    // to a pod, which drops them.
+    // The Service does not exist yet. These routes send packets for the Service's addresses to a
+    // pod, which drops them.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",

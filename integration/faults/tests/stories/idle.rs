@@ -91,8 +91,8 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An EndpointSlice may contain a broadcast address, but the kernel rejects it as a destination.
-/// The daemon still adds and removes the Service's other endpoints.
+/// An EndpointSlice may contain a broadcast address, but the kernel rejects a destination with this
+/// address. The daemon still adds and removes the Service's other endpoints.
 pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

@@ -55,8 +55,9 @@ pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     // waits long enough to see such a late repair.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
-    // `ip address flush` flushes again if it still finds addresses. The daemon restores addresses,
-    // so the command would never end. With `-loops 1`, it fails instead.
+    // `ip address flush` repeats the flush while it still finds addresses. The daemon restores
+    // addresses, so the command would never end. With `-loops 1`, the command fails instead of
+    // repeating.
     let flush = "! ip -loops 1 address flush dev kube-ipvs0";
     for (damage, limit) in [
         ("ip address del 10.96.0.10/32 dev kube-ipvs0", TOLD),

@@ -175,7 +175,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // If the program hangs, the daemon is still waiting, so it has logged nothing.
+        // If the program hangs, the daemon is still waiting for the program, so the daemon has
+        // logged nothing.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"

@@ -119,7 +119,7 @@ struct Ipvs {
     /// Virtual servers of other programs.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
     /// Our virtual servers that may lack an ownership mark. Either another program may have removed
-    /// the mark, or the daemon could not write it when it created the virtual server.
+    /// the mark, or the daemon could not write the mark when it created the virtual server.
     orphans: BTreeSet<VirtualServerKey>,
     /// Sets and rules of the previously configured shim, until the daemon removes them.
     former: Former,

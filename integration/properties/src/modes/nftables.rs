@@ -312,7 +312,7 @@ impl Subject for Nftables {
         for (name, (set, elements)) in &content.sets {
             ours.insert(format!("set {name}"), format!("{set:?}"));
             for (key, element) in elements {
-                // Ignores the comment, because the first writer sets it and no later writer can
+                // Ignores the comment. The first writer sets the comment, and no later writer can
                 // change it.
                 let element = Element {
                     comment: None,
@@ -329,8 +329,8 @@ impl Subject for Nftables {
             }
         }
         for (name, (chain, rules)) in &content.chains {
-            // Ignores the comment, because the first writer sets it and no later writer can change
-            // it.
+            // Ignores the comment. The first writer sets the comment, and no later writer can
+            // change it.
             ours.insert(
                 format!("chain {name}"),
                 format!("{:?} {rules:?}", chain.base),
@@ -340,7 +340,8 @@ impl Subject for Nftables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // The chain for a number of endpoints may stay, because other Services may use it again.
+        // A chain for a certain number of endpoints may stay, because other Services with as many
+        // endpoints may use the chain later.
         entry.starts_with("chain endpoints-of-")
     }
 

@@ -326,8 +326,8 @@ impl Row {
         }
     }
 
-    /// Returns true if the row gives valid reasons, and gives them only if iptables mode differs
-    /// from IPVS mode.
+    /// Returns true if all reasons in the row are valid, and if the row has reasons exactly when
+    /// iptables mode differs from IPVS mode.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();

@@ -164,8 +164,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
         c.client.ask_udp(at("10.96.0.53:53"), SOON)?;
         if !form.name.starts_with("ipvs") {
             c.sh(&format!("do=add rule=-A\n{TAKE_DNS}"))?;
-            // While the virtual server still drains, it takes the packets before they reach the
-            // cache.
+            // Until the drain of the virtual server has ended, the virtual server takes the packets
+            // before they reach the cache.
             c.until("the cache answers", || {
                 let dial = c.client.dial(Transport::Tcp, at("10.96.0.53:53"));
                 let answer = dial.timeout(Duration::from_millis(500)).ask();
