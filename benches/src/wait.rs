@@ -92,7 +92,7 @@ pub(crate) fn until(
         Mode::Iptables | Mode::Userspace => LookSubject::Table {
             services: sample(services),
             // After a restart, a change or a deletion, the table has enough rules from the start.
-            // So this length does not show that the work is done.
+            // So the length of the table does not show that the work is done.
             unwanted: Some(kernel.nat()?.length()?)
                 .filter(|length| are_enough(mode, wanted, *length)),
         },

@@ -198,7 +198,8 @@ fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, None))
 }
 
-/// Compares two rates. Ours may be lower by the spread of the repeats or by 5 %.
+/// Compares our rate with another rate. Our rate may be lower by the spread of the repeats or by 5
+/// %.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;

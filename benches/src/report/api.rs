@@ -106,7 +106,8 @@ fn median(
 }
 
 /// Compares our kube-proxy's byte count with that of other kube-proxies on each occasion, at the
-/// largest size. Also returns true if ours is nowhere larger, within [`NOISE`].
+/// largest size. Also returns true if our count exceeds no other count by more than the factor
+/// [`NOISE`].
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

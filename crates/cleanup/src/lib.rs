@@ -145,8 +145,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
             return cleanup;
         }
     }
-    // In userspace mode, this version redirects packets with iptables. An earlier version used
-    // nftables, so its nftables table is a leftover.
+    // In userspace mode, this version of the program redirects packets with iptables. An earlier
+    // version used nftables, so its nftables table is a leftover.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
