@@ -362,8 +362,8 @@ impl Recorder {
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
-        // Waits until the task drops the sender. The task does this when it has sent the event or
-        // given up. The channel never carries a value.
+        // Waits until the task drops the sender, after it has sent the event or stopped trying. The
+        // channel never carries a value.
         _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 

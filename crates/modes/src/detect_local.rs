@@ -71,7 +71,8 @@ impl DetectLocal {
         }
     }
 
-    /// Returns the detector for one family. Uses the Node object of this node, if it is known.
+    /// Returns the detector of pod traffic for one family. Uses the Node object of this node, if it
+    /// is known.
     pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
         let first = |nets: &[IpNet]| {
             nets.iter()

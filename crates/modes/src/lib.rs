@@ -210,8 +210,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// Returns a line for each flag that has no effect because it belongs to another mode. Skips flags
-/// that also have a configuration file field.
+/// Returns a log line for each flag that has no effect because it belongs to another mode. Skips
+/// flags that also have a configuration file field.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

@@ -100,7 +100,8 @@ impl Shared {
         1 << self.masquerade_bit
     }
 
-    /// Returns the address in `--bind-address` if it is specific and of this family.
+    /// Returns the address in `--bind-address` if it is a specific address (not `0.0.0.0` or `::`)
+    /// of this family.
     pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)

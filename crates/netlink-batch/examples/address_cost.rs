@@ -109,7 +109,8 @@ fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
     let numbers: Box<dyn Iterator<Item = u32>> = match &**order {
         "descending" => Box::new((0..count).rev()),
-        // The step and the count have no common divisor, so every number appears once.
+        // The step 7919 and `count` have no common divisor, so every number below `count` appears
+        // once.
         "shuffled" => Box::new((0..count).map(|at| at * 7919 % count)),
         _ => Box::new(0..count),
     };

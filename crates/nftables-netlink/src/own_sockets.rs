@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::subscription::Subscription;
 
 /// Sockets through which a program writes, and the program's subscriptions. Each subscription
-/// ignores changes that were made through these sockets, so that the write of a large table does
-/// not fill the buffers of subscriptions.
+/// ignores changes that were made through these sockets. Otherwise, the write of a large table
+/// would fill the buffers of subscriptions.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Registry>);
 

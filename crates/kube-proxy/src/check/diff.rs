@@ -66,7 +66,8 @@ pub(super) fn render(foreseen: &StartForecast, output: Output, colour: Colour) -
     })
 }
 
-/// Sorts changes by family and kind in their order of appearance, then by Service.
+/// Sorts changes by family and kind, and then by Service. Families and kinds keep their order of
+/// first appearance.
 fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     let mut placed: Vec<(usize, &Change)> = Vec::new();

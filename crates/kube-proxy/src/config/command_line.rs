@@ -311,7 +311,8 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // The file has one field for address and port of each server, and no field for the port alone.
+    // The file has one field with both address and port of each server. The file has no field for
+    // the port alone.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -82,7 +82,8 @@ impl PendingRestart {
         }
     }
 
-    /// Reports each change that needs a restart once. Also reports when no such change remains.
+    /// Reports changes that need a restart, each change only once. Also reports when no such change
+    /// remains.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;

@@ -335,7 +335,7 @@ fn ignored_configuration_fields_are_accepted_with_a_warning() {
             "ipvs: {scheduler: wrr}",
             &["config.conf: ipvs.scheduler has no effect", "ipvs mode"],
         ),
-        // One second is the default of the flag, but not of the file.
+        // One second is the default of the flag. The file's field has no such default.
         (
             "mode: iptables\nipvs: {minSyncPeriod: 1s, syncPeriod: 30s, scheduler: ''}",
             &["config.conf: ipvs.minSyncPeriod has no effect", "ipvs mode"],

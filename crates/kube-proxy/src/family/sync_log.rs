@@ -127,7 +127,7 @@ impl Story {
     }
 }
 
-/// Returns the done writes as text, such as `1 virtual server, 2 destinations`.
+/// Returns the completed writes as text, such as `1 virtual server, 2 destinations`.
 fn list(writes: &Writes) -> String {
     let done = writes.iter().filter(|(_, fate, _)| *fate == Fate::Done);
     let each = done.map(|(subject, _, count)| {

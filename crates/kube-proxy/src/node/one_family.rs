@@ -89,7 +89,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Returns the setting that detects local traffic, if it has values only for the other family.
+/// Returns the setting that detects local traffic, if all its values belong to the other family.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
@@ -121,7 +121,7 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Returns a problem if `--nodeport-addresses` has no network of this family, or has only loopback
+/// Returns a problem if `--nodeport-addresses` has no network of this family, or only loopback
 /// networks of this family.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";

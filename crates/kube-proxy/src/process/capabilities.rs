@@ -26,8 +26,8 @@ const USED: [CapabilitySet; 3] = [
 /// Reports whether this process may change the kernel's network rules, or can obtain this right by
 /// [`pass_on`].
 pub fn may_administer_network() -> bool {
-    // Assumes yes if the capabilities cannot be read. If this is wrong, the first request to the
-    // kernel fails.
+    // Assumes the right if the capabilities cannot be read. If this assumption is wrong, the first
+    // request to the kernel fails.
     capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
     })

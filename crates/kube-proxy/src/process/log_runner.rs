@@ -64,8 +64,8 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<Option<
 }
 
 impl Invocation {
-    /// Parses flags as Go's package `flag` does: with one hyphen or two, up to the first argument
-    /// that is not a flag.
+    /// Parses flags as Go's package `flag` does. A flag has one hyphen or two. The flags end at the
+    /// first argument that is not a flag.
     fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
         let mut arguments = arguments.peekable();
         let mut read = Self {

@@ -303,8 +303,8 @@ impl Daemon {
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         // Passes all changes to a family that was busy, because the family computes from the whole
-        // current model. With only a part of the changes, an address that moves between Services
-        // would belong to no Service for a moment.
+        // current model. If it received only some changes, an address that moves between Services
+        // could belong to no Service for a moment.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();

@@ -251,8 +251,8 @@ fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// Returns a line about a kernel that upstream rejects, although this kernel has every feature that
-/// the mode needs.
+/// Returns a log line about a kernel that upstream rejects, although this kernel has every feature
+/// that the mode needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
     (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {

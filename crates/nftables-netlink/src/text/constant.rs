@@ -207,7 +207,8 @@ impl Kind {
             Self::InterfaceName => {
                 let end = bytes.iter().position(|byte| *byte == 0);
                 let name = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-                // Without a final NUL, the rule compares only the beginning of the name.
+                // If the constant has no final NUL, the rule compares only the beginning of the
+                // name.
                 let star = if end.is_some() { "" } else { "*" };
                 format!("\"{}{star}\"", String::from_utf8_lossy(name))
             }

@@ -14,8 +14,8 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Level of detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics: the daemon reads and stores no counters. Metrics of single Services need several
-    /// time series for each Service port on each node, which are many in a large cluster.
+    /// No metrics: the daemon reads and stores no counters. With metrics of single Services, each
+    /// node has several time series for each Service port. These are many in a large cluster.
     #[default]
     None,
     /// Metrics of Service ports.
