@@ -1,5 +1,5 @@
 //! Tests lookups of single objects by name and by key, in rulesets that `nft` has loaded. Each test
-//! has its own network namespace. Needs root.
+//! has its own network namespace. The tests need root.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

@@ -50,7 +50,7 @@ pub enum Tracking {
 pub enum SourceNat {
     /// Translation to this address, if given, and to this port, if given.
     To(Option<IpAddr>, Option<u16>),
-    /// Translation to an address of the output interface, which may be unknown.
+    /// Translation to an address of the output interface. The address may be unknown.
     Masquerade(Option<IpAddr>),
 }
 

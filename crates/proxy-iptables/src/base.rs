@@ -25,7 +25,7 @@ use crate::nfacct::Counter;
 /// Name of an empty chain in each table. If the chain is missing, another program has flushed the
 /// table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
-/// Chain of the kubelet. This mode creates it and adds a rule, but never empties it.
+/// Chain of the kubelet. This mode creates the chain and adds a rule, but never empties the chain.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
 /// Chains that do not depend on Services.

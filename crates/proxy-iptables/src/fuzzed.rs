@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
-//! bytes. No other code may use these functions.
+//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
+//! programs. No other code may use these functions.
 
 use footprint::Footprints;
 

@@ -173,8 +173,8 @@ impl<K: Kernel> World<K> {
         change(chains.get_mut(name).unwrap());
     }
 
-    /// Runs the daemon's loop for this time, from one due time to the next. Returns the number of
-    /// restores that it made.
+    /// Runs the daemon's loop for this time, and advances the clock from each due time to the next
+    /// due time. Returns the number of restores.
     fn restores_within(&mut self, time: Duration) -> usize {
         self.restores();
         let end = self.now + time;
@@ -755,8 +755,8 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The time of the pending work begins with the update, before the write failed. With a later
-    // begin, health would count the update as served.
+    // The time of the pending work begins with the update, before the write failed. If this time
+    // began later, health would count the update as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The proxier still writes the base rules, but no Service makes progress, so the node stays
     // stuck.
@@ -943,8 +943,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// The older Service owns the shared address and port. The younger Service affects neither of them,
-/// with or without source ranges and endpoints.
+/// The older Service owns the shared address and port. The younger Service has no rules for this
+/// address and port, with or without source ranges and endpoints.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u16, ranges: &[&str]| Service {

@@ -35,8 +35,8 @@ use crate::tables::Tables;
 pub(crate) struct Claims {
     /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services to compile again. Each has lost an address and port to another Service or won it
-    /// back, so its set members change.
+    /// Services to compile again. Each of these Services has lost an address and port to another
+    /// Service or won it back, so its set members change.
     disputed: BTreeSet<NamespacedName>,
     /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
@@ -565,8 +565,8 @@ impl Exclusions {
             keys: keys.iter().filter(is_foreign).copied().collect(),
             ..Self::default()
         };
-        // An fwmark virtual server has the same flag, but no address: it also serves load-balancer
-        // addresses.
+        // Excludes fwmark virtual servers. They have the ownership flag too, but also serve
+        // load-balancer addresses.
         let is_of_node_port = |(key, server): &&(VirtualServerKey, VirtualServer)| {
             key.address().is_some() && server.properties.is_owned()
         };

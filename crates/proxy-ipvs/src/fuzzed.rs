@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of external bytes, a function that takes bytes.
-//! Only the fuzzer uses these functions.
+//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
+//! programs. Only the fuzzer uses these functions.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

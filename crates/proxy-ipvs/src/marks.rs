@@ -217,7 +217,8 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a mark that no program's virtual server uses, if any is free.
+    /// Returns a free mark, which no program's virtual server uses. Returns `None` if no mark is
+    /// free.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {

@@ -53,8 +53,8 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The comparison begins two seconds after the previous one, so it includes the change of
-        // the last notification.
+        // The comparison begins two seconds after the previous comparison, so it includes the
+        // change of the last notification.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -24,8 +24,8 @@ pub enum Op {
     /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need a link that
     /// is up.
     CreateLink,
-    /// Creates a set with room for this number of members. If a smaller set exists, replaces that
-    /// set with a larger one that has the same members.
+    /// Creates a set with room for this number of members. If a smaller set exists, replaces it
+    /// with a larger set that has the same members.
     CreateSet(Set, u32),
     /// Removes an empty set that no rule matches.
     RemoveSet(Set),
@@ -43,7 +43,7 @@ pub enum Op {
     },
     /// Adds a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Changes scheduler, flags or timeout of a virtual server. The kernel keeps its connections
+    /// Changes scheduler, flags or timeout of a virtual server. The kernel keeps the connections
     /// and destinations.
     SetServer(VirtualServerKey, Properties),
     /// Removes a virtual server with its destinations.

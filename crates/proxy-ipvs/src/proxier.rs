@@ -135,8 +135,8 @@ impl Ipvs {
 
     /// Returns the next query for the worker thread that only reads, if any.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // Needs the virtual servers first: an existing virtual server with the scheduler makes the
-        // query unnecessary.
+        // Waits until the virtual servers are known: if an existing virtual server has the
+        // scheduler, no query is necessary.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -211,8 +211,8 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // Reads all addresses if a write or read is under way, because it may have bound or read
-        // the address. Its result is not in the tables yet.
+        // Reads all addresses if a write or read is under way. That write or read may have bound or
+        // read the address, and its result is not in the tables yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }

@@ -110,9 +110,10 @@ impl Shim {
         config.answers_ping && self.is_filled(Set::IpvsIps)
     }
 
-    /// Returns the last rules of a chain that filters access to the node. They match whole ranges,
-    /// because no set contains all addresses of a range. They reject packets to ports without a
-    /// Service, which `exposed` matches.
+    /// Returns the last rules of a chain that filters access to the node. These rules match whole
+    /// ranges, because no set contains all addresses of a range. They reject packets to ports
+    /// without a Service. `exposed` contains the matches for such packets, and is empty if earlier
+    /// rules have handled all packets to ports with a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();

@@ -48,7 +48,7 @@ impl OwnershipEvidence {
 
     /// Adopts virtual servers that an earlier run or upstream kube-proxy created. The caller must
     /// first read all evidence of ownership. Virtual servers in the networks of `excluded` count as
-    /// other programs'.
+    /// foreign virtual servers.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -664,7 +664,7 @@ fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     world.check();
     world.settle();
     // The proxier removes only the virtual server at 10.96.0.12, because this address is bound to
-    // the link. It keeps two others:
+    // the link. The proxier keeps two other virtual servers:
     //
     // - 192.168.99.99:30080, because the address is not on this node.
     // - 10.96.0.10:81, because the sets contain port 80 of this address, but not port 81.

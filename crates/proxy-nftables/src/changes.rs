@@ -234,7 +234,7 @@ impl Plan {
             if clients.is_shrunk(self.timeouts) {
                 // Adds and deletes one element, because the kernel shrinks a set's hash table only
                 // when an element is removed. The element exists only inside the transaction. No
-                // packet can match it, because no client has its address.
+                // packet can match the element, because no client has its address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Largest number of endpoints that has a map of its own.
+/// Largest number of endpoints for which a separate map exists.
 pub(crate) const FEW: u32 = 3;
 
 /// Names of the maps of each protocol. The first map is for Services with more than three

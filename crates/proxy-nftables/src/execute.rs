@@ -68,8 +68,8 @@ enum CommitResult {
     Over,
 }
 
-/// Returns true for an error of the kernel's table validation. The kernel reports it for the first
-/// invalid change and for each change after it.
+/// Returns true for an error of the kernel's table validation. The kernel reports this error for
+/// the first invalid change and for each change after it.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(

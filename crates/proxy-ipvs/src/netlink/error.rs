@@ -49,7 +49,7 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
-/// Another program's set that has the name of one of our sets and another type.
+/// Another program's set that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
     /// True if the next write replaces the set. False if the set stays and our set cannot be

@@ -118,7 +118,7 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     };
     let mut ipset = Ipset::open()?;
     // Rules of an earlier, interrupted test may still match the set. Writing and removing a rule in
-    // the test's chain removes those rules too, so the set can be destroyed.
+    // the test's chain also removes those rules, so the set can be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

@@ -77,8 +77,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
 }
 
 /// Returns the ranges that may become local now. A range waits for the rules that protect the
-/// node's processes at the range's addresses. It does not wait if the kernel refused these rules or
-/// if another mode's rules still serve.
+/// node's processes at the range's addresses. A range does not wait if the kernel refused these
+/// rules, or if another mode's rules still serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {

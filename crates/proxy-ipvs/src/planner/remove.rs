@@ -92,9 +92,9 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     // Ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
     // Addresses of unwanted virtual servers for which the kernel refused the set member with
-    // address and port. Only the set of addresses still proves ownership of these virtual servers,
-    // so it keeps the addresses. All other unwanted addresses are removed from that set now: rules
-    // reject packets to its members, and the node may own the address.
+    // address and port. The set of addresses keeps these addresses, because no other set proves
+    // ownership of these virtual servers. All other unwanted addresses are removed from the set of
+    // addresses now: rules reject packets to its members, and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // Reports whether a member still proves ownership of an unwanted virtual server that exists.

@@ -465,7 +465,8 @@ const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets new endpoints. Each set bit of the second value is the number of a pod.
+    /// A Service gets new endpoints. The position of each set bit in the second value is the number
+    /// of a pod.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),

@@ -603,8 +603,8 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the shared address from the first, and its own address moves to
-        // the third Service.
+        // The second Service gets the shared address from the first Service, and the second
+        // Service's own address moves to the third Service.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -157,7 +157,7 @@ fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // A restart also changes the weights at once, if the daemon before had no slow start.
+    // A restart also changes the weights at once, if the previous daemon had no slow start.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);

@@ -1,5 +1,5 @@
 //! The base of upstream's layout. It has maps of source ranges and of Services without endpoints.
-//! Chains of type `filter` look up these maps.
+//! Rules in chains of type `filter` look up packets in these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
