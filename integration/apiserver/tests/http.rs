@@ -118,7 +118,7 @@ mod list {
     }
 
     #[tokio::test]
-    async fn an_expired_page_continues_without_consistency() {
+    async fn an_expired_list_can_be_continued_without_consistency() {
         let (server, client) = with_services(&["a", "b", "c"]).await;
         let first = client.get(&format!("{SERVICES}?limit=1")).await;
         server.delete(Kind::Service, "default", "b").unwrap();
@@ -345,7 +345,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn objects_that_enter_or_leave_a_selector_are_added_or_deleted() {
+    async fn a_watch_reports_objects_that_start_or_stop_matching_its_selector() {
         let (server, client) = with_services(&[]).await;
         let then = server.version();
         let mut events = client
@@ -524,7 +524,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn a_watch_from_an_expired_version_is_refused() {
+    async fn a_watch_from_a_compacted_version_is_rejected() {
         let (server, client) = serve(Options {
             history: 2,
             ..Options::default()

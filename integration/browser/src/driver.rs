@@ -19,7 +19,8 @@ use tokio::runtime::Runtime;
 /// Timeout of a command. In a busy VM, a browser may take half a minute for its first page.
 /// [`PATIENCE`] limits the wait for a text on the page.
 const COMMAND: Duration = Duration::from_mins(2);
-/// Maximum number of chromedriver starts. If a start yields no port, chromedriver is started again.
+/// Maximum number of chromedriver starts. If chromedriver reports no port, this client starts
+/// chromedriver again.
 const STARTS: usize = 10;
 /// Interval between two checks of an awaited condition.
 const LOOK: Duration = Duration::from_millis(50);

@@ -58,8 +58,8 @@ impl Chance {
 mod tests {
     use super::Chance;
 
-    /// Failed test cases are recorded as seeds. If the numbers changed, the seeds would give other
-    /// cases.
+    /// Tests record failed cases as seeds. If the numbers of a seed changed, the recorded seeds
+    /// would give other cases.
     #[test]
     fn random_numbers_equal_splitmix64() {
         let mut chance = Chance::new(1_234_567);

@@ -147,7 +147,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
 /// Draws horizontal bars with names and values on a linear scale from 0.
 pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
-    /// Maximum number of characters of a name. A longer name is cut.
+    /// Maximum number of characters of a name. The chart truncates a longer name.
     const NAME: usize = 58;
     const FROM: f64 = 470.0;
     const TO: f64 = 690.0;

@@ -46,8 +46,8 @@ impl Linear {
     }
 }
 
-/// Draws lines over minutes. A grey area marks the time before `settled` (in minutes), which is not
-/// judged. Returns `None` if no line has a point.
+/// Draws lines over minutes. A grey area marks the time before `settled` (in minutes), which soak
+/// tests do not judge. Returns `None` if no line has a point.
 pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Option<String> {
     let all = || lines.iter().flat_map(|line| &line.points);
     all().next()?;

@@ -353,7 +353,7 @@ impl Cluster {
                 "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
             );
         }
-        // Time limit for the specs, so that time is left for the report.
+        // Time limit for the specs. It leaves time for the report.
         let limit = Duration::from_secs(arguments.minutes * 60);
         let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(

@@ -214,7 +214,7 @@ mod tests {
          "fieldConfig": {"defaults": {"thresholds": {"steps": [{"color": "green", "value": null}, {"color": "red", "value": 1}]}}}}]}]}"#;
 
     #[test]
-    fn a_query_expands_dashboard_variables_and_rejects_unknown_ones() {
+    fn a_query_expands_dashboard_variables_and_rejects_unknown_variables() {
         let dashboard = Dashboard::read(FILE).unwrap();
         let panels = dashboard.panels();
         assert_eq!([panels[0].title(), panels[1].title()], ["r", "s"]);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_without_failures_share_a_line_of_the_faults_page() {
+    fn modes_without_failures_share_a_row_of_the_faults_page() {
         let row = |mode: &str, failed, seconds| Row {
             fault: "restart".into(),
             mode: mode.into(),

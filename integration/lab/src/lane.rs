@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lane_names_parse_to_their_lanes() {
+    fn names_of_lab_kernels_are_parsed() {
         for lane in [Lane::Host, Lane::A, Lane::B] {
             assert_eq!(lane.to_string().parse(), Ok(lane));
         }

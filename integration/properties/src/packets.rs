@@ -11,7 +11,7 @@ use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
 use crate::stepped_threads::{ClientLocation, Front};
 use crate::verdict::{Verdict, Verdicts};
 
-/// Returns a snapshot of the node, in which packets can be simulated. The node has the interface
+/// Returns a snapshot of the node, on which a test simulates packets. The node has the interface
 /// `eth0`, and pods behind `cni0`.
 pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>) -> Snapshot {
     let interface = |index, name: &str| Interface {

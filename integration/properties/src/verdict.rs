@@ -62,7 +62,7 @@ impl Verdict {
 }
 
 /// Returns verdicts for these endpoints, each with the same client address. Callers use this
-/// function if rules are not evaluated, or if a relay carries all connections.
+/// function if they do not evaluate rules, or if a relay carries all connections.
 pub(crate) fn accepted(
     targets: impl IntoIterator<Item = Target>,
     seen: SeenClient,

@@ -36,8 +36,8 @@ use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 /// State of a frontend in its present period.
 #[derive(Debug)]
 struct Period {
-    /// The event that started the period, or `None` if no event started it. A period without such
-    /// an event is checked only after the daemon was idle.
+    /// The event that started the period, or `None` if no event started it. The test checks a
+    /// period without such an event only after the daemon was idle.
     since: Option<u64>,
     wanted: BTreeSet<Verdict>,
     /// The event that set the present wanted verdicts, or `None` if no event set them.
@@ -118,8 +118,8 @@ pub struct Watch {
     entries: HashMap<String, Option<u64>>,
     before: Verdicts,
     claims: BTreeMap<Front, BTreeSet<String>>,
-    /// Frontends that moved to another Service since the last event. They are checked only after
-    /// the daemon was idle.
+    /// Frontends that moved to another Service since the last event. The test checks these
+    /// frontends only after the daemon was idle.
     handed_over: BTreeSet<Front>,
     /// Entries that other programs removed and the daemon has not restored yet.
     lost: BTreeSet<String>,
@@ -229,8 +229,8 @@ impl Watch {
         self.claims.clone_from(claims);
     }
 
-    /// Records damage by another program. No frontend is checked until its verdicts are as wanted
-    /// again.
+    /// Records damage by another program. The test then checks a frontend only after its verdicts
+    /// have been as wanted again.
     pub fn damaged(&mut self) {
         for period in self.fronts.values_mut() {
             period.is_disturbed = true;
@@ -296,8 +296,7 @@ impl Watch {
         }
     }
 
-    /// Records the present verdicts. `heard` is the last event of which all plans and jobs are
-    /// informed.
+    /// Records the present verdicts. `heard` is the last event that all plans and jobs include.
     pub fn note(&mut self, verdicts: Verdicts, heard: u64) {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);

@@ -1,4 +1,5 @@
-//! Services with their endpoints. A test describes them briefly, and they are rendered as YAML.
+//! Services with their endpoints. A test describes them briefly, and this module renders them as
+//! YAML.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;

@@ -131,8 +131,8 @@ impl Churn {
     /// Returns an address that a changing Service has at some time during the run.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Does not look up how often the Service was replaced. At present, some of the returned
-        // addresses therefore belong to no Service.
+        // Ignores how often the Service was replaced. At present, some of the returned addresses
+        // therefore belong to no Service.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exactly_eight_numbers_are_parsed_from_the_script() {
+    fn the_kernel_script_must_print_exactly_eight_numbers() {
         assert_eq!(counted("1\n2\n3\n4\n5\n6\n7\n8\n").unwrap()[7], 8);
         assert!(counted("1\n2\n").is_err());
         assert!(counted("1\n2\n3\n4\n5\n6\n7\nx\n").is_err());

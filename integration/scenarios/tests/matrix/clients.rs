@@ -194,8 +194,8 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Routes packets from node2's pods to the outside host through node1. node1 must translate the
-/// reply to a client that was not masqueraded. Without this route, the reply would bypass node1,
+/// Routes packets from node2's pods to the outside host through node1. If node1 has not masqueraded
+/// a request, it must still translate the reply. Without this route, the reply would bypass node1,
 /// and the test could not see which endpoint replied.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([

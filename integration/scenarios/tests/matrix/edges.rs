@@ -171,8 +171,8 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
 }
 
 /// Returns the expected result of a ping, or of a request to an unexposed port. If the node has the
-/// address or a rule matches, the packet is rejected. Otherwise, the node forwards the packet, and
-/// no reply arrives.
+/// address or a rule matches, the node rejects the packet. Otherwise, the node forwards the packet,
+/// and no reply arrives.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {
@@ -186,8 +186,9 @@ fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
     (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
 }
 
-/// Returns Service addresses, each with the expected result for an unexposed port. A request that
-/// times out is slow. If a timeout is expected, only the first Service's addresses are returned.
+/// Returns Service addresses, each with the expected result for an unexposed port. If a timeout is
+/// expected, returns only the addresses of the first Service, because a request that times out is
+/// slow.
 fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
     let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
     let vips = vips.map(|to| (to, unexposed(mode, to)));

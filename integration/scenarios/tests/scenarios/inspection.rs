@@ -127,8 +127,8 @@ pub(crate) fn the_api_reports_the_kernels_state(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Rules of other programs are quoted only to root. Only root may use the daemon's local socket,
-/// but every user of the node may use the metrics address.
+/// kube-proxy quotes rules of other programs only to root. Only root may use the daemon's local
+/// socket, but every user of the node may use the metrics address.
 fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
     let program = format!("iptables-{}", lab::iptables_backend());
