@@ -68,7 +68,7 @@ impl Section<'_> {
             service.external_ips = vec!["198.51.100.1".parse().unwrap()];
         }
         let both = [(LOCAL, "node1"), (REMOTE, "node2")];
-        let is_remote_only = self.title.ends_with("an endpoint elsewhere only");
+        let is_remote_only = self.title.ends_with("endpoint only on another node");
         let there = if is_remote_only { &both[1..] } else { &both };
         let endpoints = there.iter().map(|(address, node)| {
             let address: IpAddr = address.parse().unwrap();
@@ -162,7 +162,7 @@ fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
     };
     let each: Vec<&str> = would.split(" / ").collect();
     let each = match each.as_slice() {
-        [""] => [*detected, *not_detected, *all],
+        ["same"] => [*detected, *not_detected, *all],
         [one] => [*one; DETECTIONS],
         [a, b, c] => [*a, *b, *c],
         other => panic!("{other:?}"),

@@ -35,7 +35,7 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "Each service address is also an address of the node, so the kernel uses the service address as source of the \
+        "In IPVS mode, each service address is also an address of the node, so the kernel uses it as source of the \
          node's own packets. Only IPVS mode must rewrite this source.",
     ),
     (
@@ -49,7 +49,7 @@ const REASONS: [(&str, &str); 7] = [
         "C",
         "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
          ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets of \
-         outside clients, as in upstream. iptables mode drops them.",
+         outside clients, as in upstream. iptables mode drops these packets.",
     ),
     (
         "D",
@@ -83,26 +83,26 @@ These results hold in every mode and IP family, for every policy, client and add
 names an exception. In userspace mode, the endpoint sees the node's address (G).
 
 - **UDP, SCTP and IPv6** give the results of TCP over IPv4. Userspace mode does not support SCTP.
-- **A Service without endpoints**: the kernel refuses packets at once. Clients get an ICMP port
-  unreachable; after a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`).
-  On the node, a UDP client's send fails (nftables mode with upstream's layout: not to a node port).
+- **A Service without endpoints**: the kernel refuses packets at once with an ICMP port unreachable.
+  After a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a
+  UDP client's send fails (nftables mode with upstream's layout: not to a node port).
 - **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode, a
   rule rejects packets at once, even if a process on the node listens
-  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects them
-  only at ClusterIPs. iptables and userspace mode have no such rule.
-- **An unused address of the ServiceCIDRs**: nftables mode drops packets; IPVS mode with
-  `--ipvs-vip-mode=range` refuses them. Other modes ignore ServiceCIDRs.
+  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects these
+  packets only at ClusterIPs. iptables and userspace mode have no such rule.
+- **An unused address of the ServiceCIDRs**: nftables mode drops packets. IPVS mode with
+  `--ipvs-vip-mode=range` refuses packets. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
   rules masquerade its packets.
 - **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
-  if none on this node is ready). With policy Local and no serving endpoint on this node, IPVS mode
-  uses all other endpoints (C, F), nftables mode drops the packets, and userspace mode resets
-  clients.
+  if no endpoint on this node is ready). With policy Local and no serving endpoint on this node,
+  IPVS mode uses all other endpoints (C, F), nftables mode drops the packets, and userspace mode
+  resets clients.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout, in userspace mode a reset. The node may connect if a range contains an address of
   its Node object.
 - **ICMP echo requests (ping)** to a service address: IPVS mode replies \"port unreachable\", unless
-  [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set. nftables mode does so only at ClusterIPs. An
+  [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set. nftables mode replies so only at ClusterIPs. An
   address of the node always replies. In other cases, the network decides.
 ";
 
@@ -288,9 +288,9 @@ impl Section {
             (true, true) => "Both policies Local",
         };
         let endpoints = if self.is_here {
-            "one endpoint here, one elsewhere"
+            "one endpoint on this node, one on another"
         } else {
-            "an endpoint elsewhere only"
+            "endpoint only on another node"
         };
         format!("{policies}, {endpoints}")
     }
@@ -313,12 +313,12 @@ impl Row {
     }
 
     /// Returns a mode's cell in the document: one result for all three columns, or one for each
-    /// column. Returns an empty cell if the mode has the results of IPVS mode.
+    /// column. Returns "same" if the mode has the results of IPVS mode.
     fn cell(&self, mode: Mode) -> String {
         let all = self.results(mode);
         let [first, ..] = all;
         if all == self.results(Mode::Ipvs) {
-            String::new()
+            "same".to_owned()
         } else if all == [first; 3] {
             first.to_owned()
         } else {
@@ -354,26 +354,25 @@ Find the table of the Service's traffic policies, then the row with the client (
 address (*to*).
 
 The first three columns of results show IPVS mode with every `--ipvs-shim`. Two more columns show
-other modes: a cell has one result for all of the first three columns, or one for each. An empty
-cell means the results of IPVS mode.
+other modes, with one result for all of the first three columns or one for each. *Same* means the
+results of IPVS mode.
 
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
-  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* names the
-  [reason](#why).
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The [reason](#why) for a difference is
+  in the column *why*.
 * **userspace**: userspace mode, with redirects by nftables or iptables. The reason is G.
 
-`integration/scenarios/tests/matrix` tests every row with real packets and with `kube-proxy
-explain`. `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this
-page.
+`integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
+`cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page.
 
 | word | meaning |
 |---|---|
 | from **pod** | the client is a pod on this node |
 | from **node** | the client is a process on this node |
-| from **outside** | the client is a host that routes the address to this node; answers return through this node |
+| from **outside** | the client is another host, whose packets and answers pass this node |
 | **detected**, **not detected** | kube-proxy runs with `--cluster-cidr`, or without |
 | **masquerade-all** | kube-proxy runs with `--masquerade-all` |
-| **local**, **remote**, **both** | the endpoint on this node answers, the one on another node, or both in turn |
+| **local**, **remote**, **both** | the endpoint on this node answers, the endpoint on another node, or both in turn |
 | **refused**, **reset**, **timeout** | no endpoint answers: the client gets an error at once, a reset after it has connected, or nothing |
 | **kept** | the endpoint sees the client's address |
 | **masq** | the endpoint sees an address of this node |
@@ -382,14 +381,14 @@ page.
 
 /// Results outside the tables in which `--ipvs-semantics=exact` differs from iptables mode.
 const EXCEPTIONS: &str = "
-For packets outside these rows, `--ipvs-semantics=exact` differs from iptables mode where [the
-kernel](ipvs-shim.md#exact-semantics) forces it:
+`--ipvs-semantics=exact` differs from iptables mode only for packets outside these rows
+([reasons](ipvs-shim.md#exact-semantics)):
 
 | packets | iptables mode | IPVS mode, exact |
 |---|---|---|
-| from the node to 127.0.0.1:NodePort | both masq, with `route_localnet` | refused |
-| from clients outside to a Service with session affinity, external policy Local, and target ports other than its own ports | affinity by client and Service | the scheduler `sh`: affinity until the endpoints change |
-| from clients inside to a Service with external policy Local, if no packet mark is free | reach all endpoints | reach only local endpoints, as B |
+| from the node to 127.0.0.1:NodePort | reach both endpoints, masq, with `route_localnet` | are refused |
+| from clients outside to a Service with session affinity, external policy Local, and target ports other than its own ports | have affinity by client and Service | have affinity until the endpoints change (scheduler `sh`) |
+| from clients inside to a Service with external policy Local, if no packet mark is free | reach all endpoints | reach only local endpoints, as in B |
 ";
 
 /// Counts the rows of each mode that differ from iptables mode.
@@ -424,14 +423,14 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
         );
         for row in section.rows() {
             let seen = seen.next().unwrap_or_default().join(" | ");
+            let why = if row.why.is_empty() { "–" } else { row.why };
             let _ = writeln!(
                 text,
-                "| {} | {} | {seen} | {} | {} | {} |",
+                "| {} | {} | {seen} | {} | {} | {why} |",
                 row.from,
                 row.to,
                 row.cell(Mode::Iptables),
-                row.cell(Mode::Userspace),
-                row.why
+                row.cell(Mode::Userspace)
             );
         }
     }
