@@ -160,7 +160,7 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
                 }
             }
             // Round 4 removes an endpoint that has open connections, so that it drains. Round 6
-            // adds an endpoint with a trigger time.
+            // adds an endpoint whose EndpointSlice has a trigger time.
             4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
             6 => add_and_remove_endpoint(c, api)?,
             _ => {}

@@ -389,8 +389,8 @@ impl<'a> Node<'a> {
         Ok(listing)
     }
 
-    /// Starts the daemon. Waits until the daemon has logged the first sync of each family, if the
-    /// program logs syncs.
+    /// Starts the daemon. Waits until the daemon has logged the first sync of each family. Does not
+    /// wait for upstream's kube-proxy, which does not log syncs.
     fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
         let Program {
             file,

@@ -41,7 +41,8 @@ pub(crate) fn finished(command: &mut Command) -> Result<(bool, String, String)> 
 pub(crate) struct Peer(String);
 
 impl Peer {
-    /// Creates the namespace, a veth pair to it, and the addresses and routes on this side.
+    /// Creates the namespace, a veth pair between the node and the namespace, and the node's
+    /// addresses and routes.
     pub(crate) fn connect(scratch: &Scratch) -> Result<Self> {
         let name = scratch.0.file_name().unwrap_or_default();
         let peer = Self(name.display().to_string());

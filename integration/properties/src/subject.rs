@@ -124,20 +124,21 @@ pub trait Subject {
         false
     }
 
-    /// Returns the frontends of entries of ours that nothing proves to be ours. The daemon treats
-    /// them as foreign: it serves no client there, and retries.
+    /// Returns the frontends of the daemon's entries whose ownership nothing in the kernel proves.
+    /// The daemon treats these entries as foreign. It serves no client at these frontends, and
+    /// retries.
     fn unproven(&self) -> BTreeSet<ServiceAddress> {
         BTreeSet::new()
     }
 
-    /// Returns the name of an entry without these frontends. Returns `None` if the entry belongs
-    /// only to them, or to their addresses.
+    /// Returns the name of an entry without the given frontends. Returns `None` if the entry
+    /// belongs only to these frontends, or to their addresses.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }
 
-    /// Returns true if the daemon may remove an entry although it is wanted: a proof of ownership
-    /// of an object that the daemon may treat as foreign.
+    /// Returns true if the daemon may remove a wanted entry that proves the ownership of an object,
+    /// because the daemon may treat this object as foreign.
     fn may_disown(&self, _entry: &str) -> bool {
         false
     }

@@ -1,8 +1,9 @@
-//! Tests userspace mode: its specific features, and changes from and to other modes.
+//! Tests userspace mode: its specific features, and switches between userspace mode and other
+//! modes.
 //!
-//! In this mode, the daemon relays connections, so connections end with the daemon. Requests then
-//! fail until the next mode works. The tests check that requests succeed afterwards. They also
-//! check that no state of the previous mode redirects packets.
+//! In userspace mode, the daemon relays connections, so connections end with the daemon. After its
+//! end, requests fail until the next mode works. The tests check that requests then succeed again.
+//! They also check that no state of the previous mode redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"

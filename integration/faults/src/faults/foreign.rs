@@ -29,7 +29,7 @@ struct Damage<'a> {
     is_harmless: bool,
 }
 
-/// Default values of the fields.
+/// Default values of the fields. A fault overrides some of them with `..DAMAGE`.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",

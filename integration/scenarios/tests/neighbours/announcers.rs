@@ -110,8 +110,8 @@ pub(crate) fn services_are_reached_by_announced_addresses(c: &mut Cluster) -> Ou
         let answer = c.outside.ask_tcp(at("192.0.2.11:80"), SOON)?;
         let seen = (answer.who.as_str(), answer.seen_source.ip().to_string());
         ensure!(seen == ("near", "172.35.0.9".to_owned()), "{seen:?}");
-        // The link has the addresses. Because the link is down, BIRD announces none of them by
-        // itself.
+        // The link `kube-ipvs0` has the Service addresses. Because this link is down, BIRD
+        // announces none of its addresses by itself.
         if form.name == "ipvs, upstream's shim" {
             let link = c.sh("ip address show dev kube-ipvs0")?;
             ensure!(link.contains("10.96.0.10/32"), "{link}");
