@@ -20,7 +20,7 @@ pub(crate) struct KernelRows {
 }
 
 const HEAD: &str = "\
-For operators who want to know the cost of a fault on a node. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
+For operators who want to know what a fault on a node costs. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
 writes this page; `FAULT=name` replaces only the rows of that fault.
 
 Each row is one fault on a node of the lab under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
@@ -33,14 +33,14 @@ Six other connections stay open, and each carries ten requests per second.
 
 | column | meaning |
 |---|---|
-| time until repaired | longest time, among the row's modes, from the fault or its end until the kernel's state is correct. If the fault damaged no entry of kube-proxy: duration of the next change or start. –: no repair was necessary. The sync period is 30 s |
-| failed requests | requests without an answer within 0.9 s, before TCP retransmits. *Not judged*: requests during which the guest stood still for more than 0.15 s |
-| lost connections | open connections that were reset, or silent for 20 s. Parentheses: connections that were open at the fault |
+| time until repaired | longest time from the fault or its end until the kernel's state is correct. If the fault damaged no entry: time that the next change or start takes. –: no repair was necessary. The sync period is 30 s |
+| failed requests | requests without an answer within 0.9 s, before TCP retransmits. *Not judged*: the virtual machine stood still for over 0.15 s |
+| lost connections | open connections that were reset, or silent for 20 s. In parentheses: all connections that were open at the fault |
 
 A fault must cost no request and no open connection, unless another program removes the entries that carry them. In that case, the repair time has a \
 limit. `make faults` fails if a row breaks this promise.
 
-Lane A is Debian's User Mode Linux, with legacy iptables. Lane B is our own build of Linux, with nf_tables.
+Lane A has the kernel of Debian's User Mode Linux, with legacy iptables. Lane B has this project's own build of Linux, with nf_tables.
 ";
 
 /// Returns two lines that summarize all rows.
@@ -163,7 +163,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run on this kernel: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nParentheses in the last column: log lines, and numbers of entries that kube-proxy counted as drift (“another program has changed …” in the log).\n\n\
+    text += "\n## What each fault is, and what kube-proxy did\n\nIn the last column, parentheses contain log lines, and numbers of entries that another program changed (drift).\n\n\
              | fault | what happens, and what must follow | what kube-proxy did |\n|---|---|---|\n";
     for fault in ALL {
         let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);

@@ -115,7 +115,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other twice.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "Each start has another scheduler, sync period, masquerading and `--ipvs-vip-mode`.";
+        "kube-proxy starts again with another scheduler, sync period, masquerading and `--ipvs-vip-mode`.";
     operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
@@ -125,7 +125,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
         "While endpoints change, kill -9 ends kube-proxy at a different point each time.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
-        "A set of source ranges grows beyond 65,536 members, so kube-proxy replaces it with a larger set; kill -9 interrupts this. The traffic needs a member of this set.";
+        "A set of source ranges grows beyond 65,536 members, and kill -9 interrupts its replacement by a larger set. The traffic needs a member of this set.";
     kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, the exit may wait 6 s for iptables-restore.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
@@ -137,23 +137,23 @@ pub(crate) const ALL: &[Fault] = faults! {
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
         "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D` deletes a virtual server. kube-proxy notices the smaller number of virtual servers, and repairs within 2 s.";
+        "`ipvsadm -D` deletes a virtual server. kube-proxy repairs within 2 s, because it notices the smaller number of virtual servers.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
         "`ipvsadm -C` deletes all virtual servers. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -d` deletes a destination. The destination's connections break; other destinations serve. kube-proxy repairs within the sync period.";
+        "`ipvsadm -d` deletes a destination. The destination's connections break, and other destinations serve. kube-proxy repairs within the sync period.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
         "Another program sets one weight to 0 and another to 5. kube-proxy repairs within the sync period.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
         "Another program deletes an address from `kube-ipvs0`. kube-proxy adds it again at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
-        "Another program deletes the link with all service addresses. kube-proxy creates it again at once.";
+        "Another program deletes the link with all service addresses. kube-proxy creates the link again at once.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
         "Another program deletes the jump to kube-proxy's chains. kube-proxy repairs within the sync period.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy writes them again at once.";
+        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy writes the rules again at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also the one of a deleted service address.";
+        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also about a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
         "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Meanwhile endpoints change, and kube-proxy runs its periodic checks.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
@@ -179,13 +179,13 @@ pub(crate) const ALL: &[Fault] = faults! {
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The API server restarts with empty storage, refilled after 2 s. kube-proxy believes the empty list, so traffic fails until the refill.";
+        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy believes the empty list, so traffic fails until then.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
-        "Another program answers instead of the API server, with nonsense and empty responses.";
+        "Another program answers in place of the API server, with nonsense and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The API server keeps the watches open, but sends nothing. kube-proxy must reopen them after 90 s without event or bookmark.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. The kernel must have the last state soon afterwards.";
+        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. The kernel must soon have the last state.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };
