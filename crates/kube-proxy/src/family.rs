@@ -394,7 +394,7 @@ impl Family {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Records the progress. Ends the sync round if the kernel is up to date. The daemon calls this
+    /// Records the progress. Ends the sync if the kernel is up to date. The daemon calls this
     /// function after it has started all work that can start.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
@@ -411,8 +411,8 @@ impl Family {
             let drains = self.mode.drains(0);
             self.metrics.drains(family, drains.count, drains.oldest);
         }
-        // With constant changes, some kernel work is always running. The round then ends once the
-        // kernel has every change from before its start.
+        // With constant changes, some kernel work is always running. The sync then ends once the
+        // kernel has every change from before the start of the sync.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled

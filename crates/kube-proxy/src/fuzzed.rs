@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of untrusted bytes, as a function of bytes. Only the
-//! fuzzer uses these functions.
+//! Entry points for the fuzzer: for each parser of untrusted bytes, a function that takes bytes.
+//! Only the fuzzer uses these functions.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;

@@ -159,8 +159,8 @@ fn counts(drain: &Drain) -> (u64, u64) {
     (servers + more_servers, connections + more_connections)
 }
 
-/// Makes packets bypass rules of other modes that lead to an ended process. `serving` is the name
-/// of the current mode.
+/// Makes packets bypass the rules of other modes whose process has ended. `serving` is the name of
+/// the current mode.
 pub async fn disarm(serving: &'static str) {
     // Runs on a blocking thread, because the cleanup waits for the kernel and for other programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);

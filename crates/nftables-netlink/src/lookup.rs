@@ -111,8 +111,8 @@ impl Nftables {
         Ok(found
             .filter(|found| found.ends_interval || found.key == next)
             .map(|found| {
-                // If another range begins at this key, the kernel returns that beginning. The key
-                // still marks the end of this range.
+                // If another range begins at this key, the kernel returns the beginning of that
+                // range. The key still marks the end of the requested range.
                 Element {
                     key: found.key,
                     ends_interval: true,

@@ -223,8 +223,8 @@ impl Reporter {
     }
 }
 
-/// Returns drift as text, such as `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...)
-/// and 1 link (kube-ipvs0)`.
+/// Returns a text that lists drift, such as `20 virtual servers (10.96.0.1:443/TCP,
+/// 10.96.0.10:53/UDP, ...) and 1 link (kube-ipvs0)`.
 fn list(drift: &Drift) -> String {
     let kinds = drift.kinds().map(|(kind, of)| {
         let names = of.first.join(", ");

@@ -31,8 +31,8 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings that are reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Limits of stored findings: in total, per namespace, and per Service. Findings above the limits
-/// are only counted. The limits prevent that one tenant's findings hide another tenant's findings.
+/// Limits of stored findings: in total, per namespace, and per Service. The reporter only counts
+/// findings above the limits. So one tenant's findings cannot hide another tenant's findings.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;

@@ -235,8 +235,8 @@ mod tests {
         Invocation::parse(arguments).map_err(|error| error.to_string())
     }
 
-    /// Runs a runner's command line, after replacing `LOG` with the path of the log file. Returns
-    /// the exit status and the log file's text.
+    /// Runs the log runner with the command line `line`, in which the path of the log file replaces
+    /// `LOG`. Returns the exit status and the log file's text.
     fn run(line: &str, script: &str) -> (u8, String) {
         let process = std::process::id();
         let log = std::env::temp_dir().join(format!("log-runner-{process}-{}", line.len()));

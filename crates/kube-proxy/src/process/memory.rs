@@ -34,9 +34,9 @@ pub fn start() {
     }
 }
 
-/// Size in bytes from which the allocator maps an allocation separately. The allocator also returns
-/// this much free memory at the end of the heap to the system. No single allocation for 10,000
-/// Services is larger.
+/// Size in bytes from which the allocator maps an allocation separately. If at least this much
+/// memory is free at the end of the heap, the allocator returns this memory to the system, too. No
+/// single allocation for 10,000 Services is larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 
