@@ -35,8 +35,8 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "In IPVS mode, each service address is also an address of the node, so the kernel uses it as source of the \
-         node's own packets. Only IPVS mode must rewrite this source.",
+        "In IPVS mode, each service address is also an address of the node. So the kernel uses it as the source of the \
+         node's own packets, and only IPVS mode must rewrite this source.",
     ),
     (
         "B",
@@ -95,9 +95,9 @@ names an exception. In userspace mode, the endpoint sees the node's address (G).
 - **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
   rules masquerade its packets.
 - **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
-  if no endpoint on this node is ready). With policy Local and no serving endpoint on this node,
-  IPVS mode uses all other endpoints (C, F), nftables mode drops the packets, and userspace mode
-  resets clients.
+  if no endpoint on this node is ready). If policy Local applies and no endpoint on this node
+  serves, IPVS mode uses all other endpoints (C, F). nftables mode then drops the packets, and
+  userspace mode resets clients.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout, in userspace mode a reset. The node may connect if a range contains an address of
   its Node object.
