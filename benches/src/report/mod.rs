@@ -94,8 +94,8 @@ struct Figure {
 }
 
 /// Introduction of the page that shows only the main figures. It links to the other figures.
-const MAIN_FIGURES: &str = "For readers who compare speed: the first table has the answer, and the page shows the main figures. `bench report` draws \
-    all figures from a copy of [report.json](report.json).\n\n";
+const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies: the first table has the main figures, and its cells are explained \
+    [below](#the-run). `bench report` draws all figures from a copy of [report.json](report.json).\n\n";
 
 /// Writes `report.md` and its charts into `folder`. If `is_whole` is false, writes only the main
 /// figures.
@@ -333,7 +333,7 @@ fn main_table(report: &Report) -> String {
     for name in others.iter().filter(|name| names.contains(name)) {
         _ = writeln!(
             text,
-            "- `{name}`: another kube-proxy; its name ends with its mode"
+            "- `{name}`: another kube-proxy, in the mode at the end of this name"
         );
     }
     text + "\n"
