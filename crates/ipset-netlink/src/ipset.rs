@@ -562,8 +562,8 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Interprets error numbers of a set type as errors of a bitmap. Among these commands,
-            // only CREATE of a bitmap returns such numbers.
+            // Reads type-specific error numbers as errors of a bitmap, because only CREATE of a
+            // bitmap returns them to this crate.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,

@@ -63,8 +63,8 @@ struct Watch {
     over: bool,
 }
 
-/// Starts a watch. Returns an error for an invalid request. Errors of the requested version arrive
-/// as events.
+/// Starts a watch. Returns an error for an invalid request. If the resource version is too old,
+/// the watch sends an ERROR event (410).
 pub(crate) fn start(
     cluster: &Cluster,
     kind: Kind,

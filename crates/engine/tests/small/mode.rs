@@ -10,6 +10,7 @@ use engine::{Concern, Extent, KernelAccess, Served, State, Step};
 use proxy::{Failure, Model, NamespacedName, Notice, Owner, Service, Unreadable};
 use reconcile::{Rows, Table};
 
+/// Marker for the address entries of the test mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Addresses;
 

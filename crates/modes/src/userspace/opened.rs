@@ -1,5 +1,5 @@
-//! Opens the listening ports of userspace mode and the rules that redirect to them: an nftables
-//! table, or iptables rules.
+//! Opens the listening ports of userspace mode, and writes the rules that redirect packets to these
+//! ports: an nftables table, or iptables rules.
 
 use std::sync::Arc;
 use std::time::Duration;

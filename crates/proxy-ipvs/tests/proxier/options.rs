@@ -173,7 +173,8 @@ fn a_scheduler_that_the_kernel_later_refuses_falls_back_to_the_nodes_scheduler()
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // The next Service with this scheduler does not even cause a failed write.
+    // The proxy remembers that the kernel lacks this scheduler. For the next Service, it does not
+    // try to write the scheduler.
     world.delete_service("default/web");
     world.sync();
     world.service(with("sh"));
