@@ -39,6 +39,8 @@ pub(crate) struct Booking {
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// Services that own a written or refused entry.
     pub(crate) touched: HashSet<NamespacedName>,
+    /// Virtual servers from which the kernel refused to remove a destination.
+    pub(crate) kept: SmallVec<[VirtualServerKey; 1]>,
     /// Schedulers that the kernel lacks, each with the kernel's message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
@@ -122,6 +124,9 @@ impl Tables {
                     };
                     booked.writes.add(op.subject(), Fate::Refused, 1);
                     is_refused = matches!(op, Op::AddServer(..));
+                    if matches!(op, Op::RemoveDestination(..)) {
+                        booked.kept.push(*key);
+                    }
                     if of == Fault::Scheduler
                         && let Op::AddServer(_, with) | Op::SetServer(_, with) = op
                     {
@@ -343,6 +348,7 @@ impl Booking {
             failed_restores: 0,
             doubted: SmallVec::new(),
             touched: HashSet::new(),
+            kept: SmallVec::new(),
             lacking: BTreeMap::new(),
         }
     }

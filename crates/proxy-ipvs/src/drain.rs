@@ -129,6 +129,16 @@ impl Drains {
         }
     }
 
+    /// Delays the next query of a virtual server, because the kernel has just refused to remove one
+    /// of its drained destinations. Without the delay, the query would end the drain again, and the
+    /// daemon would repeat the refused removal at once.
+    pub(crate) fn delay(&mut self, key: &VirtualServerKey, now: Instant) {
+        if let Some(drain) = self.servers.get_mut(key) {
+            let due = now + LAST_LOOK;
+            drain.due = Some(drain.due.map_or(due, |planned| planned.max(due)));
+        }
+    }
+
     /// Forgets the drains of a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.remove(key) {

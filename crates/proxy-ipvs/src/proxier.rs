@@ -461,6 +461,7 @@ impl engine::Scheme for Ipvs {
             doubted,
             touched,
             lacking,
+            kept,
             ..
         } = self
             .tables
@@ -488,6 +489,9 @@ impl engine::Scheme for Ipvs {
             {
                 self.claims.marks.removed(*mark);
             }
+        }
+        for key in kept {
+            self.claims.drains.delay(&key, state.now);
         }
         let serves_node_ports = |op: &Op| match op {
             Op::BindAddress(address) | Op::UnbindAddress(address) => {

@@ -423,6 +423,24 @@ fn a_destination_stays_if_the_kernel_refuses_its_weight_0() {
 }
 
 #[test]
+fn a_refused_removal_of_a_drained_destination_is_retried_after_pauses() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    refuse(
+        &world,
+        "remove destination 10.244.2.2:8080 from 10.96.0.10:80/TCP",
+    );
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    let mut tries = 0;
+    pass(&mut world, Duration::from_mins(2), |_, _, failed| {
+        tries += failed;
+    });
+    assert!((5..=20).contains(&tries), "{tries}");
+    world.kernel.state().refusals.clear();
+    looks(&mut world, Duration::from_mins(1));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
 fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     world.open(WEB, "10.244.2.2", 1);
