@@ -132,7 +132,7 @@ pub trait Subject {
     }
 
     /// Returns the name of an entry without the given frontends. Returns `None` if the entry
-    /// belongs only to these frontends, or to their addresses.
+    /// belongs only to these frontends or to their addresses, or depends on them.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }

@@ -102,6 +102,9 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
 /// Start of the name of an fwmark virtual server, before the addresses with its mark.
 const BY_MARK: &str = "server by mark ";
 
+/// Name of the shim's rules.
+const RULES: &str = "rules";
+
 /// Returns the network of the cluster IPs.
 fn cluster_ips(family: IpFamily) -> IpNet {
     let prefix = match family {
@@ -228,7 +231,7 @@ impl Ipvs {
             ours.insert(format!("range {net}"), format!("{source:?}"));
         }
         if let Some(rules) = &there.rules {
-            ours.insert("rules".to_owned(), rules_text(rules));
+            ours.insert(RULES.to_owned(), rules_text(rules));
         }
         for place in there.leftovers.iter().flatten().map(|(place, _)| place) {
             ours.insert(format!("leftovers in {place:?}"), String::new());
@@ -444,8 +447,10 @@ impl Subject for Ipvs {
             let left: BTreeSet<&str> = all.filter(|at| !unproven.contains(*at)).collect();
             return (!left.is_empty()).then(|| format!("{BY_MARK}{left:?}"));
         }
-        let mut unproven = unproven.iter();
-        (!unproven.any(|at| is_at(&entry, *at))).then_some(entry)
+        // The rules depend on which sets have members. Their effect is compared at the other
+        // frontends.
+        let is_of = |at: &ServiceAddress| entry == RULES || is_at(&entry, *at);
+        (!unproven.iter().any(is_of)).then_some(entry)
     }
 
     fn may_disown(&self, entry: &str) -> bool {
