@@ -81,8 +81,8 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
     value
 }
 
-/// Compares the fields of an object with the first column of the tables in a section of the
-/// document. The section may omit the fields in `shared`.
+/// Checks that a section of the document names every field of an object, and that the section's
+/// tables name no other field. The section may omit the fields in `shared`.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);

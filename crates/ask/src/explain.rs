@@ -63,8 +63,8 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // Turns "not found" into a different error, because exit status 1 means that a packet
-        // fails.
+        // Returns a different error with exit status 2, because exit status 1 means here that a
+        // packet fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 TraceDestination::Service(service, _) if !to.contains('/') => {

@@ -13,7 +13,7 @@ use super::table::shown;
 pub(super) struct Leftovers {
     /// Always false: this object exists only if no daemon responds.
     daemon: bool,
-    /// Names of the modes that, according to these entries, ran on this node.
+    /// Names of the modes that ran on this node, as their entries show.
     modes: Vec<&'static str>,
     /// Entries, one line each.
     holds: Vec<String>,

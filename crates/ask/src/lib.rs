@@ -1,5 +1,5 @@
 //! Subcommands that query the daemon on this node. If no daemon runs, some of them read the kernel
-//! instead. Subcommands only read.
+//! instead. The subcommands change nothing.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
@@ -179,7 +179,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
 }
 
 fn print_error(text: &str) {
-    // Ignores the error of a closed terminal. `eprintln!` would panic there.
+    // Ignores the error of a closed terminal, on which `eprintln!` would panic.
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 

@@ -43,8 +43,8 @@ pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     })
 }
 
-/// Returns advice for a Service that does not exist: `name` may be a namespace, or a Service in a
-/// different namespace. Returns `None` if neither is true.
+/// Suggests a replacement for a Service that does not exist: the namespace `name`, or a Service of
+/// this name in a different namespace. Returns `None` if neither exists.
 fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
     if in_namespace > 0 {
         return Some(format!(

@@ -32,9 +32,9 @@ daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
 usage, or unreadable; 3, no daemon answers.";
 
-/// Number of Services that one request to the daemon returns without endpoints.
+/// Number of Services in the response to one request, if the response has no endpoints.
 const PAGE: usize = 5_000;
-/// Number of Services that one request to the daemon returns with endpoints.
+/// Number of Services in the response to one request, if the response has endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
 /// Arguments of `services`.

@@ -8,7 +8,7 @@ pub(super) use view::shown;
 /// Number of spaces between two columns.
 const GAP: usize = 3;
 
-/// Meaning of a table cell, from which its colour follows.
+/// Meaning of a table cell, which determines the cell's colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
     /// No special meaning.

@@ -41,8 +41,8 @@ and prints one table.
 
 Exit status: 0, done; 2, wrong usage, or unreadable; 3, no daemon answers; 129,
 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
-/// Offset of the exit status after a signal. As in shells, the exit status is this number plus the
-/// signal's number.
+/// Base of the exit status after a signal: as in shells, the exit status is 128 plus the signal's
+/// number.
 const SIGNALLED: u8 = 128;
 
 /// Arguments of `top`.

@@ -1,5 +1,5 @@
 //! Lists the IPVS virtual servers of a node on which no daemon runs. The kernel does not know the
-//! Services to which they belong.
+//! Service of a virtual server.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

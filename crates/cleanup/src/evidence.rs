@@ -20,11 +20,11 @@ pub(crate) struct Evidence {
     pub(crate) bound: BTreeSet<IpAddr>,
     /// Addresses on all other links of the node.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Addresses in sets that list what a mode has bound to its link.
+    /// Members of the sets in which a mode lists the addresses that it has bound to its link.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
-    /// Addresses of packets that get a firewall mark, by mark.
+    /// Destination addresses whose packets get a firewall mark, by mark.
     marks: BTreeMap<u32, BTreeSet<IpAddr>>,
 }
 

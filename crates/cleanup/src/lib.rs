@@ -97,8 +97,8 @@ pub struct ServingMode {
     /// Footprint of the current mode. The cleanup keeps these entries.
     pub mode: &'static Footprint,
     /// The iptables backend of the current mode. The mode has already cleaned up this backend, so
-    /// none of its rules refers to a leftover set. `None` if the mode has no iptables rules. The
-    /// cleanup then removes leftover rules from every backend.
+    /// no rule in this backend refers to a leftover set. `None` if the mode has no iptables rules.
+    /// The cleanup then removes leftover rules from every backend.
     pub iptables: Option<Iptables>,
 }
 
@@ -164,7 +164,7 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Makes new connections use the current mode instead of the former ones. For this, empties the
+/// Makes new connections use the current mode instead of the former modes. For this, empties the
 /// chains of leftover nftables tables, which would send packets to virtual servers that are about
 /// to be deleted.
 ///
@@ -233,8 +233,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// Removes the entries of `modes`: virtual servers before links, and rules before sets. Of the
-/// given iptables backends, removes the rules of the modes in `of_rules`.
+/// Removes the entries of `modes`: virtual servers before links, and rules before sets. Removes the
+/// rules of the modes in `of_rules` from the given iptables backends.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],

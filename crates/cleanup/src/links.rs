@@ -27,8 +27,8 @@ pub(crate) struct LinkEntries {
 }
 
 impl Links {
-    /// Reads the links of these modes. Adds the addresses on these and on all other links to
-    /// `evidence`.
+    /// Reads the links of these modes. Adds the addresses of all links of the node to `evidence`,
+    /// separately for links of modes and for other links.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,
@@ -278,8 +278,8 @@ pub(crate) fn release(
     rtnetlink.execute(&batch).map(drop)
 }
 
-/// Removes entries from a link that stays: all routes of the mode, and the addresses that a set
-/// lists as bound to the link by the mode.
+/// Removes a mode's entries from a link that stays: the mode's routes, and the addresses that a set
+/// lists as bound by the mode.
 fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {

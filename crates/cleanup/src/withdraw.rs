@@ -78,7 +78,7 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// Meaning of an address and port, according to the sets of a mode.
+/// Kind of an address and port, according to the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Cluster IP with this port.
@@ -172,8 +172,8 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns the meaning of an address and port, according to the sets of a mode that uses
-    /// virtual servers.
+    /// Returns the kind of an address and port, according to the sets of a mode that uses virtual
+    /// servers.
     fn role(&mut self, mode: &Footprint, at: SocketAddr) -> Result<Role, Failure> {
         let family = self.family;
         let cluster_ips = (mode.cluster_ips)(family);

@@ -32,7 +32,7 @@ pub struct FoundFlows {
 pub enum Outcome {
     /// The kernel has deleted the flow.
     Deleted,
-    /// The flow had ended before. A newer flow with the same addresses stays.
+    /// The flow had already ended. A newer flow with the same addresses stays.
     Absent,
     /// The kernel refused to delete the flow. `EBUSY` means that the flow is offloaded, so its
     /// packets bypass the kernel's network stack.

@@ -103,7 +103,7 @@ impl Flow {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
         });
-        // A request can name only one zone: either the zone of both directions, or that of the
+        // A request can name only one zone: the zone of both directions, or else the zone of the
         // original direction.
         if self.zone != 0 {
             w.attr_be16(attr::ZONE, self.zone);

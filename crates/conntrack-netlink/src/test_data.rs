@@ -8,8 +8,8 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
     messages(REPLIES)
 }
 
-/// Returns the payloads of the delete requests that the `conntrack` tool sent. They are for the
-/// flows of [`replies`], in the same order.
+/// Returns the payloads of the delete requests that the `conntrack` tool sent for the flows of
+/// [`replies`], in the same order.
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     messages(REQUESTS)
 }

@@ -28,13 +28,13 @@ pub trait Config: Send + Sync + 'static {
     }
 }
 
-/// A part of the kernel's state. The mode reads it as a whole, so either its whole content is
-/// known, or none of it.
+/// A part of the kernel's state. A mode always reads a whole part, so it knows either all entries
+/// of the part or none.
 pub trait Part: Copy + Eq + Send + 'static {
     /// Lanes of the mode. A lane is a worker thread.
     type Lane;
 
-    /// All parts of the mode.
+    /// All parts of the kernel's state that the mode reads.
     const ALL: &'static [Self];
 
     /// Returns the name of this part of the kernel's state in messages to operators, such as `the
@@ -95,7 +95,7 @@ macro_rules! parts {
             const ALL: &'static [Self] = &[$(Self::$lane),+];
         }
 
-        /// Part of the kernel's state. One read covers it.
+        /// Part of the kernel's state. A read covers the whole part.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Part { $($(#[$about_part])* $part,)+ }
 

@@ -2,8 +2,8 @@
 //!
 //! Three names:
 //!
-//! - [`Mode`] is the interface for the daemon. The daemon has one for each IP family, in each mode
-//!   named `Proxier`.
+//! - [`Mode`] is the interface that the daemon uses. The daemon has one `Mode` for each IP family.
+//!   In every mode, the type behind it is named `Proxier`.
 //! - [`Scheme`] is a mode's own part: its tables, its writing order and its kernel access. Apart
 //!   from [`KernelAccess`], it is pure. The schemes are `Ipvs`, `Iptables`, `Nftables` and
 //!   `Userspace`.
@@ -26,7 +26,7 @@
 //! - when entries may be deleted;
 //! - when a Service is settled: the kernel has exactly the entries that the Service wants;
 //! - when to report drift, conflicts and unreadable parts;
-//! - since when a part is late or stuck.
+//! - since when changes are pending, and since when the mode makes no progress.
 //!
 //! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so the
 //! components of a scheme can use the state without knowing the scheme.
@@ -88,7 +88,7 @@
 //!
 //! ```text
 //!  removals_change   unwanted entries may be deleted from now on, or no longer
-//!  node_changed      other addresses serve NodePorts: does any entry depend on it?
+//!  node_changed      other addresses serve NodePorts: does any entry depend on them?
 //!  update            these Services want other entries ──▶ Table::claim
 //!  prepare           wants entries that follow from the kernel's state
 //!  next              returns a free lane's step: a plan for its tables, a query
@@ -107,8 +107,8 @@
 //!
 //! # What stays with the modes
 //!
-//! Earlier, the engine contained the following parts. Now each mode has its own, because the modes
-//! share little more than the name of each part:
+//! Earlier, the engine did the following tasks for all modes. Now each mode does them itself,
+//! because the modes share little more than the name of each task:
 //!
 //! - The order of writes. The three lanes of IPVS mode wait for each other, entry by entry.
 //!   iptables mode writes one text, and finds rejected rules by halving the text. nftables mode
@@ -116,8 +116,8 @@
 //!   userspace mode wait until the listening ports have numbers. A common planner would need a
 //!   callback for each mode.
 //! - The recording of outcomes. IPVS mode and userspace mode get an outcome for each write.
-//!   iptables mode and nftables mode get a verdict for each Service port, which concerns two or
-//!   four tables. The modes share only four functions of [`reconcile::Table`].
+//!   iptables mode and nftables mode get one outcome for each Service port, whose entries are in
+//!   two or four tables. The modes share only four functions of [`reconcile::Table`].
 //! - The comparison with the kernel. IPVS mode compares 10,000 virtual servers while events arrive,
 //!   so it must skip entries that another lane writes during the comparison. In other modes, the
 //!   lane that writes rules also reads them, and writes nothing during a read.
@@ -160,8 +160,8 @@ use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 /// change in bursts. One read after the pause covers the whole burst.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Minimum number of entries in the table of the entries that serve Services for which a read needs
-/// much memory. After such a read, the process returns free memory to the system.
+/// Smallest size of the table [`Scheme::served`] at which a read needs much memory. After such a
+/// read, the process returns free memory to the system.
 const MANY: usize = 1_000;
 
 /// A proxy mode for one IP family: its scheme, and its worker threads.
@@ -241,7 +241,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
-                // Every read needs much memory, except a read of only the node's addresses.
+                // A read of only the node's addresses needs little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {

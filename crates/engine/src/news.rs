@@ -23,7 +23,7 @@ const MANY: usize = 1_000;
 pub struct ReportDraft {
     /// Services that have changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Awaited Services that the next check of settled Services covers.
+    /// Awaited Services that the next call of `settle` checks.
     fresh: Vec<NamespacedName>,
     /// Awaited Services whose entries another program has changed.
     disturbed: HashSet<NamespacedName>,
@@ -65,8 +65,8 @@ impl ReportDraft {
         }
     }
 
-    /// Makes the next check cover all awaited Services. The kernel may already have their entries,
-    /// so that no write follows.
+    /// Makes the next check cover all awaited Services. If the kernel already has their entries, no
+    /// write follows that would cause a check.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }

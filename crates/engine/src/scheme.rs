@@ -137,8 +137,7 @@ pub trait Scheme: Sized + Send + 'static {
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
     /// Returns who is affected while a part of the kernel's state is out of date. By default,
-    /// clients are. They are not affected by outdated addresses of the node if all addresses serve
-    /// NodePorts.
+    /// returns clients, or nobody for the node's addresses if all of them serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -201,8 +200,8 @@ pub trait Scheme: Sized + Send + 'static {
         Drains::default()
     }
 
-    /// Returns the variant in which the mode writes its entries, such as `layout flat`. Returns
-    /// `None` if the mode has only one.
+    /// Returns the variant of the mode's kernel entries, such as `layout flat`. Returns `None` if
+    /// the mode has only one variant.
     fn form(&self, _state: &State<Self::Kinds>) -> Option<&'static str> {
         None
     }

@@ -35,8 +35,8 @@ pub(crate) struct Hop {
     pub(crate) is_service: bool,
     /// True if the route has no gateway.
     pub(crate) is_neighbour: bool,
-    /// True if the address is a neighbour on an interface of pods: a bridge or a veth end, without
-    /// a default route.
+    /// True if the address is a neighbour on an interface of pods: a bridge or a veth end that is
+    /// not on the default route.
     pub(crate) is_inner: bool,
 }
 

@@ -119,8 +119,8 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Reports whether a packet may fail: on at least one path, it does not arrive, gets no reply, or
-/// has an unknown fate.
+/// Reports whether a packet may fail: on at least one path, the packet does not arrive, gets no
+/// reply, or has an unknown fate.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
@@ -136,8 +136,8 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
 ///
 /// * 0: All packets arrive, and all replies return.
 /// * 1: A packet or a reply fails, and the path of every packet is known.
-/// * 2: Undetermined. Either the path of a packet is unknown, or all packets arrive and the path of
-///   a reply is unknown.
+/// * 2: Undetermined. No packet was traced, or the path of a packet is unknown, or all packets
+///   arrive and the path of a reply is unknown.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {

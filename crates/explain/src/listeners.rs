@@ -99,8 +99,8 @@ fn is_for(own: SocketAddr, at: SocketAddr) -> bool {
     own.port() == at.port() && (is_any || own_ip == at.ip().to_canonical())
 }
 
-/// Parses a socket address such as `0100007F:1F90`: the address in words of the machine's byte
-/// order, then the port.
+/// Parses a socket address such as `0100007F:1F90`: the address as 32-bit words in the machine's
+/// byte order, then the port.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

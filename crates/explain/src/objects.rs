@@ -76,8 +76,8 @@ impl Objects {
         }
     }
 
-    /// Returns the Service port at an address and protocol. Prefers a port whose claim to the
-    /// address has won.
+    /// Returns the Service port at an address and protocol. If several Service ports claim the
+    /// address, prefers the port that won it.
     pub(crate) fn place_at(
         &self,
         at: SocketAddr,
@@ -92,8 +92,7 @@ impl Objects {
     }
 }
 
-/// Reports whether an address belongs to the requested port. Without a requested port, every
-/// address does.
+/// Reports whether an address belongs to the requested port. Returns true if no port was requested.
 pub(crate) fn is_asked(place: &ServicePortAddress<'_>, port: Option<&PortOf>) -> bool {
     match port {
         None => true,

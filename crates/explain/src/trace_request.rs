@@ -27,7 +27,8 @@ pub struct TraceRequest {
 pub enum TraceDestination {
     /// All addresses of a Service, at one of its ports. `None` stands for all its ports.
     Service(ServiceName, Option<PortOf>),
-    /// An address and port. `None` stands for each protocol that a Service has there.
+    /// An address and port. `None` stands for each protocol that Services use at this address and
+    /// port.
     Address(SocketAddr, Option<Protocol>),
 }
 

@@ -1,4 +1,4 @@
-//! Feature gates: those of Kubernetes 1.34 to 1.38, those on the command line, and their effect.
+//! Feature gates of Kubernetes 1.34 to 1.38: their values on the command line, and their effect.
 //!
 //! A cluster often has one `featureGates` list for all its components and for several releases. An
 //! upstream kube-proxy knows only the gates of its own release. This program serves clusters of all
@@ -6,9 +6,9 @@
 //!
 //! - A gate that this program does not use or know causes a warning. The program still starts.
 //! - `gates/kubernetes.txt` has one line per gate, with its stage in each release.
-//! - A gate that the command line does not set has its default in the [release that this program
-//!   matches](KUBERNETES). If that release lacks the gate, the nearest release with the gate
-//!   applies.
+//! - A gate that the command line does not set has the default of the [release that this program
+//!   matches](KUBERNETES). If that release lacks the gate, the gate has the default of the nearest
+//!   release that has the gate.
 //! - Few gates change the behaviour of a kube-proxy. docs/flags.md, `OF_KUBE_PROXY` and
 //!   `WITHOUT_EFFECT` describe their effects.
 
@@ -35,7 +35,8 @@ pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// 1.37, and beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that set all gates of one stage, except gates that the command line sets by name.
+/// Gates that each set all gates of one stage. A gate that the command line sets by name keeps that
+/// value.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
 /// Gates that upstream's kube-proxy uses in at least one release, directly or in its libraries.
@@ -73,7 +74,7 @@ const OF_KUBE_PROXY: &[&str] = &[
     "WinOverlay",
 ];
 
-/// Gates of kube-proxy with a value that has no effect in this program, and the reason.
+/// Gates of kube-proxy, each with the value that has no effect in this program, and the reason.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
@@ -238,8 +239,8 @@ impl Gates {
         self.0.get(name).copied()
     }
 
-    /// Returns the gates of the release that this program matches, each with its name, its stage,
-    /// and true if it is on.
+    /// Returns the name and stage of each gate in the release that this program matches, and true
+    /// if the gate is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         let there = KNOWN
             .iter()
@@ -247,8 +248,8 @@ impl Gates {
         there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// Returns one log line for each set gate of kube-proxy that a later release removes. The text
-    /// is upstream's.
+    /// Returns upstream's log line for each set gate of kube-proxy that a later release removes.
+    /// `KubeProxyIPVS=true` gets a different line, because it has no effect.
     pub fn notes(&self) -> Vec<String> {
         let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
         let notes = read.filter_map(|(name, value)| {

@@ -1,8 +1,7 @@
 //! Parsers for flag values and flag names, as Go programs accept them.
 //!
-//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These libraries accept more
-//! spellings than Rust's parsers, such as `T`, `1h30m`, `0x10` and `--proxy_mode`. This module
-//! accepts the same spellings.
+//! Existing manifests contain spellings that Go's `strconv`, `time` and pflag accept but Rust's
+//! parsers reject, such as `T`, `1h30m`, `0x10` and `--proxy_mode`. This module accepts them, too.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -166,8 +165,9 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the address of a server. An address without a port gets `port`, the value of the
-/// deprecated flag for this port. Returns `None` (no server) if `text` is empty or `port` is 0.
+/// Parses the address of a server. An address without a port gets `port`, which is the value of a
+/// deprecated flag such as `--healthz-port`. Returns `None` (no server) if `text` is empty or
+/// `port` is 0.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {

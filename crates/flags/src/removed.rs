@@ -52,8 +52,8 @@ const REMOVED: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the advice for a removed flag. Returns `None` if `flag`, a name without dashes, is not
-/// one.
+/// Returns the advice for a removed flag, or `None` for any other flag. `flag` is a name without
+/// dashes.
 pub(super) fn advice(flag: &str) -> Option<&'static str> {
     REMOVED
         .iter()

@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::removed;
 
-/// Exit status for an invalid command line, and for a command that has no result.
+/// Exit status for an invalid command line, and for a command that cannot determine its result.
 pub const EXIT_USAGE: u8 = 2;
 
 /// Formats an error of clap as one line with the next step. `command` is the program's name, with

@@ -47,7 +47,8 @@ pub struct Footprint {
     pub virtual_servers: Option<VirtualServers>,
     /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,
-    /// Origins of the mode's chains, and of all objects in its nftables tables.
+    /// Kubernetes objects and flags that cause the mode's chains, and the objects in its nftables
+    /// tables.
     pub origins: &'static [Origin],
 }
 

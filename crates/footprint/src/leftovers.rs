@@ -68,9 +68,9 @@ impl Finder {
         }
     }
 
-    /// Creates a finder of entries that belong to other modes of `modes` and that the mode `mine`
-    /// does not use. With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a
-    /// rule of another program jumps to it.
+    /// Creates a finder of entries that belong to a mode in `modes`, but not to the mode `mine`.
+    /// With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a rule of another
+    /// program jumps to it.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -86,8 +86,8 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Reports whether another mode uses a chain with this name. `mine` may use such a chain as
-    /// well.
+    /// Reports whether another mode uses a chain with this name. The current mode (`mine`) may use
+    /// a chain with this name, too.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }

@@ -19,7 +19,7 @@ pub enum Space<'a> {
     Link,
 }
 
-/// Origin of one name, or of all names that have a common prefix.
+/// Cause of the entries with one name, or with a common prefix of their names.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
     /// Kind of the objects that have the name.

@@ -144,7 +144,7 @@ impl Drop for Server {
     }
 }
 
-/// Choice of what to do if another process has bound the server's address.
+/// Reaction to a server address that another process has already bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConflictPolicy {
     /// Retry until the address is free.

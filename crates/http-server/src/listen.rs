@@ -50,7 +50,7 @@ pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpList
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // Sets this option in either case, so that the sysctl bindv6only has no influence.
+            // Always sets this option, so that the sysctl bindv6only has no influence.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

@@ -1,4 +1,4 @@
-//! The thread that responds to HTTP requests. It makes no requests to the kernel's tables, so it
+//! The thread that responds to HTTP requests. The thread never accesses the kernel's tables, so it
 //! responds to a probe even while the daemon's loop is busy.
 
 use std::io;

@@ -160,7 +160,8 @@ pub enum RequestRefusal {
     /// The daemon's loop is busy, or the daemon is ending.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Too many earlier requests are in progress, or their clients have not read the responses yet.
+    /// Too many earlier requests are in progress, or clients have not read the responses to earlier
+    /// requests yet.
     #[error(
         "too many requests are running, and none ended within {} s: try again",
         TURN_PATIENCE.as_secs()

@@ -1,5 +1,6 @@
-//! Reads which kernel features a mode has, and how much of limited resources is in use. Runs only
-//! for a request, blocks, and loads no kernel module.
+//! Reads the kernel features that a mode uses, and the usage of limited objects: ipsets, IPVS
+//! connections, conntrack entries and open files. Runs only for a request, blocks, and loads no
+//! kernel module.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,7 @@ const ROOT: &str = "/";
 /// Folder with the settings and the counters of connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
-/// Returns how much of each limited resource is in use.
+/// Returns the current and the largest number of set members, connections and open files.
 pub(super) fn limits(parts: &[KernelFeature], modes: Footprints) -> Vec<Limit> {
     let mut limits = Vec::new();
     if parts.contains(&KernelFeature::Ipset) {

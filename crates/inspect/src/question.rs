@@ -45,7 +45,7 @@ pub enum Question {
     Names(usize, Sender<Names>),
     /// Question for copies of these Services. The loop returns at least one, but possibly not all.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
-    /// Question for facts about the node and about its problems.
+    /// Question for the node's addresses, and for the problems of each IP family.
     Ground(Sender<NodeContext>),
     /// Question for the Services that have an address and port. The loop checks a limited number of
     /// Services, from this index on.
@@ -100,8 +100,8 @@ impl ServiceCopy {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
-    /// Returns the number of endpoints in a list of the Service. Each endpoint counts once per
-    /// Service port.
+    /// Returns the number of lines in a list of the Service's endpoints. An endpoint has one line
+    /// for each Service port.
     pub(crate) fn listed_count(&self) -> usize {
         self.endpoint_count()
             .saturating_mul(self.service.ports.len())

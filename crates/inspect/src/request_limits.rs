@@ -18,8 +18,8 @@ use tokio::time::{sleep, timeout};
 
 use super::RequestRefusal;
 
-/// Maximum number of requests that the server processes in parallel for one kind of client. It
-/// limits their memory.
+/// Maximum number of requests that the server processes in parallel for one kind of client. This
+/// number limits the memory that the requests need.
 const AT_ONCE: usize = 2;
 /// Maximum number of traces in parallel. A trace reads the kernel's rules one by one.
 const EXPLAINING: usize = 1;
@@ -107,7 +107,7 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, RequestRefusal
     let permit = Arc::clone(turns).acquire_many_owned(count);
     match timeout(TURN_PATIENCE, permit).await {
         Ok(Ok(permit)) => Ok(Turn { _permit: permit }),
-        // The first case cannot happen, because nobody closes the semaphore.
+        // `Ok(Err(_))` cannot happen, because no code closes the semaphore.
         Ok(Err(_)) | Err(_) => Err(RequestRefusal::Busy),
     }
 }

@@ -181,8 +181,8 @@ impl<'a> ServiceContext<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // At some addresses, another program owns the virtual server. Its counters do not belong to
-        // the Service.
+        // At some addresses, another program owns the virtual server. The counters of such a
+        // virtual server do not belong to the Service.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
@@ -326,7 +326,7 @@ impl<'a> ServiceContext<'a> {
 }
 
 /// Returns `0.0.0.0` and `::` with the NodePort, if the port has one. In some modes, one counter at
-/// this address covers the NodePort at all addresses of the node.
+/// such an address covers the NodePort at all addresses of the node.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);

@@ -22,9 +22,8 @@ const TRIES: usize = 3;
 /// Number of endpoints after which a page with endpoints ends. An endpoint counts once per Service
 /// port.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Maximum number of addresses for which counters are read address by address, including the
-/// counters of endpoints. For more addresses, one dump returns the counters without those of
-/// endpoints.
+/// Maximum number of addresses whose counters are read one by one, together with the counters of
+/// their endpoints. For more addresses, one dump is read, which has no counters of endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
 /// Maximum wait for the source of objects to return the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);

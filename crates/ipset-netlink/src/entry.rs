@@ -350,8 +350,8 @@ impl Entry {
         }
     }
 
-    /// Writes the entry as one `DATA` attribute. If the kernel refuses the entry, its reply
-    /// contains the number `line`.
+    /// Writes the entry as one `DATA` attribute. If the kernel refuses the entry, the kernel's
+    /// reply contains the number `line`.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {

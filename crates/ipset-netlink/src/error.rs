@@ -28,8 +28,7 @@ pub enum Error {
         /// Name of the kernel module for the type.
         module: &'static str,
     },
-    /// The kernel supports this set type, but only in revisions that are newer than this crate's
-    /// newest.
+    /// The kernel supports this set type only in revisions that are too new for this crate.
     #[error(
         "the kernel's {type_name} wants revision {min} or newer, this program speaks up to {ours}"
     )]
@@ -153,8 +152,8 @@ pub enum Reason {
     /// The kernel already has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed. The kernel's protocol may differ from this
-    /// crate's.
+    /// The kernel rejected the message as malformed. The kernel and this crate may use different
+    /// protocol versions.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.

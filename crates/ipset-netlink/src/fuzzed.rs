@@ -3,7 +3,8 @@
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Parses replies to a list. In `bytes`, the length of each reply precedes it in two bytes.
+/// Parses replies to a list. `bytes` has the replies one after another, each after its length in
+/// two bytes.
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {

@@ -1,9 +1,9 @@
 //! The calls of [`Ipset`], with their messages and the meaning of the replies.
 //!
 //! A message has many entries. The kernel adds them in order, stops at the first entry that it
-//! refuses, and reports the line number of this entry. The call then sends the entries after it in
-//! a smaller message. If a full set refuses thousands of entries, this avoids sending thousands of
-//! large messages.
+//! refuses, and reports this entry's line number. The call then sends the remaining entries in a
+//! smaller message. If a full set refuses thousands of entries, small messages save sending
+//! thousands of large messages.
 
 mod update;
 
@@ -258,8 +258,8 @@ impl Ipset {
     ///
     /// Returns the [`Outcome`] of each entry of each change. A set that is missing or has a
     /// different type or family affects only the outcomes of its own entries. A refused entry
-    /// affects only its own outcome, but the call may write the entries after it later than the
-    /// following changes.
+    /// affects only its own outcome. However, the call may then write later entries of the same
+    /// message after entries of the following changes.
     ///
     /// If this connection has neither created nor listed a set, the call first queries the set's
     /// type. It repeats this query after a refusal, because another program may have replaced the
@@ -416,9 +416,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set again after the kernel has refused a fitting entry, and updates
-    /// the outcomes. The outcome of an entry to send again becomes `Unknown`. Returns true if there
-    /// is such an entry.
+    /// Queries the type of a set again after the kernel has refused an entry that fits the stored
+    /// type. Refuses entries that do not fit the new type. Returns true if any entry must be sent
+    /// again, and sets the outcome of such an entry to `Unknown`.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -562,8 +562,8 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // Reads type-specific error numbers as errors of a bitmap, because only CREATE of a
-            // bitmap returns them to this crate.
+            // Reads type-specific error numbers as errors of a bitmap: of all commands that end
+            // here, only CREATE of a bitmap returns such a number.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,
@@ -571,7 +571,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
                 reason,
             }
         }
-        // The result of a read is never unknown, because the caller can repeat the read.
+        // A lost reply to a read is a plain error, because the caller can repeat the read.
         netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }

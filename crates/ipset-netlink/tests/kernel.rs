@@ -641,7 +641,7 @@ fn a_change_is_one_message_even_for_a_recreated_set() {
         ipset_tool("destroy s");
     }
 
-    // Now the refused entry fits the new set. After one query, the set accepts the entry.
+    // The recreated set finally fits the entry again: one query and one message add the entry.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

@@ -17,7 +17,7 @@ use crate::reading::{Readings, RuleSupport};
 use crate::saved::Line;
 use crate::table::Table;
 
-/// First version that supports `iptables-restore -w` and `MASQUERADE --random-fully`.
+/// First iptables version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains in table mangle by which the kubelet marks its backend (KEP-3178).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
@@ -251,7 +251,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Fails if the rules cannot be read now, and could change the choice.
+    /// Fails if the rules cannot be read now, although they could change the choice.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {

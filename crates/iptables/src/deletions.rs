@@ -141,7 +141,7 @@ mod tests {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {
-            // The text arrives in pieces that may end in the middle of a line.
+            // The text arrives in chunks that may end in the middle of a line.
             text.as_bytes()
                 .chunks(7)
                 .try_for_each(|piece| sink.write_all(piece))

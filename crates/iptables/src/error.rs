@@ -273,8 +273,8 @@ impl IptablesError {
         }
     }
 
-    /// Adds to the message the chains of nft that explain the failure. If iptables could not create
-    /// a built-in chain although no chain of nft is in the way, reports a missing kernel module.
+    /// Adds the nft chains that caused the failure to the message. If iptables could not create a
+    /// built-in chain and no nft chain blocks this chain, reports a missing kernel module.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: for each parser of bytes from other programs, a function that takes
-//! bytes. No other code may use these functions.
+//! Entry points for the fuzzer: one function for each parser of other programs' output. Each
+//! function takes bytes. Only the fuzzer uses these functions.
 
 use inet::IpFamily;
 

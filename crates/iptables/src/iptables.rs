@@ -195,7 +195,7 @@ impl Iptables {
         self.backend.dormant_tables(family)
     }
 
-    /// Reports whether the kernel cannot hold any rule of this backend.
+    /// Reports whether the kernel lacks support for this backend in both IP families.
     pub(crate) fn is_absent(&self) -> bool {
         IpFamily::ALL.into_iter().all(|family| match self.backend {
             Backend::Legacy => legacy::is_absent(family),
@@ -203,8 +203,8 @@ impl Iptables {
         })
     }
 
-    /// Writes a test rule. A save or a `--test` would not show the failure: with the nft backend,
-    /// both succeed even if the kernel has no NAT in nftables.
+    /// Writes a test rule. A save or a `--test` is no sufficient check: with the nft backend, both
+    /// succeed even if the kernel has no NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });

@@ -252,8 +252,8 @@ impl Listing<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the cause. If the program ended by itself, also returns the chain that it was
-    /// printing: the program ends at a rule that it cannot read, and does not always name the
+    /// Returns the cause. If the program was not killed, also returns the chain that it printed
+    /// last. The program ends at a rule that it cannot read, and does not always name the rule's
     /// chain.
     fn list(
         &self,

@@ -163,8 +163,8 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Reports whether the kernel cannot store iptables rules of a family. The kernel then lacks
-/// nf_tables, the family, or the matches that rules of every mode use.
+/// Reports whether the kernel lacks support for iptables rules of a family: it lacks nf_tables, the
+/// family, or the matches that rules of every mode use.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
         let refused = has_match(family, "addrtype", 1);

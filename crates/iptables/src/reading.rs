@@ -14,7 +14,7 @@ use crate::obstacles::DormantTable;
 pub(crate) const MOST: usize = 256 * 1024;
 
 /// Longest wait for the program that writes rules of the other IP family. After this time, both
-/// families write at once, and the kernel or the programs' own lock puts the writes in order.
+/// families write in parallel. The kernel or the programs' own lock then orders the writes.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of one backend's tables of a family, as the kernel reports it without a program.
@@ -111,7 +111,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // This writer has not got the turn, so it must not release the turn.
+        // Releases the turn, unless this writer has written without the turn.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();
@@ -120,12 +120,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Slot {
-    /// Locks the last read rules. Waits while another thread reads.
+    /// Locks the rules of the last read. Waits while another thread reads.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Reading>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the last read rules without waiting. Returns `None` while another thread reads.
+    /// Locks the rules of the last read without waiting. Returns `None` while another thread reads.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Reading>>> {
         match self.last.try_lock() {
             Ok(last) => Some(last),

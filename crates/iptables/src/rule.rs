@@ -29,7 +29,8 @@ pub enum Match {
     Protocol(Protocol),
     /// The packet is ICMP of this family.
     Icmp(IpFamily),
-    /// The ICMP packet of this family is an echo request. The rule must match ICMP first.
+    /// The packet is an ICMP echo request of this family. The rule must match ICMP before this
+    /// match.
     EchoRequest(IpFamily),
     /// Always true. Shows a comment to readers of the rules.
     Comment(Cow<'static, str>),

@@ -53,7 +53,7 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// Applies the input of `iptables-restore` that the function `text` writes piece by piece.
+    /// Applies input of `iptables-restore`, which the function `text` writes to a sink.
     ///
     /// - After a failure, calls `text` again to find the faulty line.
     /// - If iptables cannot read the existing rules, executes the deletions in `text` directly in
@@ -95,8 +95,8 @@ impl Iptables {
             restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // If the query for chains that nft has taken fails, returns the error of the restore
-            // unchanged.
+            // Adds the chains that explain the failure. If the query for these chains fails,
+            // returns the error of the restore unchanged.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

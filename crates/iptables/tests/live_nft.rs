@@ -142,7 +142,7 @@ fn rules_that_iptables_cannot_print_do_not_hide_their_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // Creates more chains than the number of processes that may read one table.
+        // Creates more chains than the maximum number of processes that may list one table.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -196,8 +196,8 @@ fn the_error_names_a_base_chain_with_an_unusual_priority() {
     });
 }
 
-/// Checks the removal of rules that follow an unreadable rule, in two special cases: a rule has a
-/// comment with quotation marks, and the first attempt writes a table before it fails.
+/// Checks the removal of rules that follow an unreadable rule. One of the rules has a comment with
+/// quotation marks. The first attempt writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_after_an_unreadable_rule_are_removed() {

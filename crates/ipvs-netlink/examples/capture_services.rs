@@ -83,9 +83,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Executes commands that add objects. After each command, prints the new parts of the dumps of
-/// services and destinations. At the end, prints the counters after three connections to a real
-/// server, one of which is still open.
+/// Executes the `ipvsadm` commands that add services and destinations. After each command, prints
+/// the services and destinations that are new in the kernel's dumps. At the end, prints the
+/// counters after three connections to a real server. The last connection is still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."

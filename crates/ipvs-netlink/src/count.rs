@@ -1,5 +1,5 @@
 //! Counts services with a single system call. Only the old control interface (`getsockopt`) reports
-//! this number, not generic netlink.
+//! this number. Generic netlink does not report it.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
 

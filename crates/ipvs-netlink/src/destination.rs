@@ -167,12 +167,12 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// service's family. Kernels before 3.18 do not send the destination's family, so `family` is
-    /// also its default.
+    /// service's family. Kernels before 3.18 do not send the destination's family. For these
+    /// kernels, `family` is the destination's family, too.
     ///
     /// # Errors
     ///
-    /// Fails if an attribute is missing, or has another size than the kernel's.
+    /// Fails if an attribute is missing or has the wrong size.
     pub fn decode(payload: &[u8], mut family: IpFamily) -> Result<Self, Malformed> {
         let (mut address, mut port, mut forward, mut weight) = (None, None, None, None);
         let (mut upper_threshold, mut lower_threshold, mut tunnel) = (0, 0, Tunnel::default());

@@ -6,7 +6,7 @@ use netlink_batch::{Malformed, Refusal};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no IPVS, and has not loaded the module `ip_vs`.
+    /// The kernel has no IPVS, and could not load the module `ip_vs`.
     #[error(
         "this kernel offers no IPVS: the module ip_vs is not loaded and was not loaded on demand; run `modprobe ip_vs` (in a container: on the host)"
     )]

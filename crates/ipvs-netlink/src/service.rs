@@ -220,7 +220,7 @@ impl ServiceEntry {
     ///
     /// # Errors
     ///
-    /// Fails if an attribute is missing, or has another size than the kernel's.
+    /// Fails if an attribute is missing or has the wrong size.
     pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
         let (mut mark, mut scheduler, mut engine, mut netmask) = (None, None, None, None);

@@ -27,8 +27,8 @@ pub struct Status {
     pub services: Option<u64>,
     /// Hash table of virtual servers.
     pub service_table: GrowingTable,
-    /// Unchanged lines with labels that this crate does not know. A later kernel may add such
-    /// lines.
+    /// Lines whose labels this crate does not know, as the kernel wrote them. A later kernel may
+    /// add such lines.
     pub others: Vec<String>,
 }
 

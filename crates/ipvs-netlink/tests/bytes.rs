@@ -1,5 +1,5 @@
-//! Compares this crate's bytes with those of the real kernel (6.1) and of `ipvsadm` (1.31).
-//! `examples/capture_services.rs` has captured them on a little-endian machine.
+//! Compares this crate's messages with messages of the real kernel (6.1) and of `ipvsadm` (1.31).
+//! `examples/capture_services.rs` captured these messages on a little-endian machine.
 #![cfg(target_endian = "little")]
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

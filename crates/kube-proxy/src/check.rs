@@ -15,8 +15,8 @@
 //!   the scheduler, a warning reports it.
 //!
 //! The comparison skips other programs' rules, chains and sets, because a start does not change
-//! them. Every mode searches for leftovers of IPVS mode. The search may make the kernel load the
-//! IPVS module, as `ipvsadm -L` does.
+//! them. In every mode, the forecast searches for leftovers of IPVS mode. This search may make the
+//! kernel load the IPVS module, as `ipvsadm -L` does.
 
 mod answer;
 mod counts;

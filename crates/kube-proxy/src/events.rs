@@ -75,7 +75,7 @@ impl Event {
 
     /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
     /// are the same as upstream's. Upstream sends the event only before it exits
-    /// (`--bind-address-hard-fail`). This program also sends it before it retries.
+    /// (`--bind-address-hard-fail`). This program sends the event before a retry, too.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -395,7 +395,7 @@ struct EventSender {
     instance: String,
     /// Time at which each event was last sent, by the event's digest.
     told: HashMap<u64, Instant>,
-    /// True once the log has reported that events are forbidden.
+    /// True once the log has reported that the API server forbids events.
     is_forbidden: bool,
 }
 
@@ -435,7 +435,8 @@ impl EventSender {
         }
     }
 
-    /// Retries until the event is sent or too old. Returns true if the event was sent.
+    /// Retries until the outcome is final or the event is too old. Returns false if the event is
+    /// too old.
     async fn tell(&mut self, recorded: &RecordedEvent) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();

@@ -323,7 +323,8 @@ impl Family {
         self.mode.poll_finished(context)
     }
 
-    /// Books finished kernel work. Passes the results to the metrics, the log and the health state.
+    /// Collects the results of finished kernel work. Passes them to the metrics, the log and the
+    /// health state.
     pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> BookingResult {
         let Some(report) = self.mode.book(model, now) else {
             return BookingResult::default();
@@ -442,7 +443,7 @@ impl Family {
     }
 
     fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
-        // Counts neither a step of the drift check nor a read of draining endpoints as a sync.
+        // A step of the drift check, or a read of draining endpoints, does not count as a sync.
         if !round.is_asked && !round.has_written {
             return;
         }

@@ -18,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start, during which the mode may do other work before the family counts
-/// as served. An example is the removal of entries of an earlier process. The period is limited,
-/// because under constant changes some work is always running.
+/// Time limit after the start. Until then, a family counts as served only once the mode has no work
+/// left, such as removing entries of an earlier process. Without the limit, constant changes could
+/// delay this forever.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -39,8 +39,8 @@ pub struct Progress {
     /// Start of the time in which entries were pending and the kernel accepted none of them. `None`
     /// if no entry is pending, or if the kernel has just accepted an entry.
     pub stuck_since: Option<Instant>,
-    /// Time up to which the kernel has every received change. `None` until the kernel has the first
-    /// full set of objects.
+    /// Time before which every change that arrived is in the kernel. `None` until the kernel has
+    /// the first full set of objects.
     pub updated: Option<Instant>,
     /// Number of entries that differ between the kernel and the desired state.
     pub pending: usize,

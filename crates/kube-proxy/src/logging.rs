@@ -239,7 +239,7 @@ fn names(pattern: &str, file: &str) -> bool {
 }
 
 /// Matches a name against a pattern with `*` and `?`. After a mismatch, lets only the last `*`
-/// match more characters. It would not help to let an earlier `*` match more.
+/// match more characters. A longer match of an earlier `*` would not help.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
     // Position to which the function returns after a mismatch: the pattern after the last `*`, and
@@ -287,8 +287,8 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
     }
 }
 
-/// Writer for one event. It receives the whole event in one call, and escapes line breaks inside
-/// it.
+/// Writer for one event. It receives the whole event in one call, and escapes the event's line
+/// breaks.
 struct Line<W>(W);
 
 impl<W: Write> Write for Line<W> {

@@ -105,7 +105,7 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// Choice of the function that logs the messages about the flags.
+/// Function that logs the messages about the flags: `live` (`Here`) or `run` (`ByLife`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,

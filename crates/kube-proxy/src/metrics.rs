@@ -280,8 +280,8 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// Sets the number of pending changes. The changes request a sync, so this also records the
-    /// current time for the affected families.
+    /// Sets the number of pending changes. The changes request a sync, so this function also
+    /// records the time of the request for the affected families.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);

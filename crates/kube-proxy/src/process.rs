@@ -1,7 +1,7 @@
 //! Properties of this process: capabilities, descriptors, memory, panics and version.
 //!
-//! If a user calls the program by another name, it acts as iptables, or runs a command with its log
-//! in a file.
+//! Called by another name, this program acts as iptables, or as `go-runner`, which runs a command
+//! with its log in a file.
 
 pub mod capabilities;
 pub mod descriptors;

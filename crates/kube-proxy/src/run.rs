@@ -1,4 +1,4 @@
-//! The start of the daemon up to its loop, and the resources that the start opens.
+//! The start of the daemon up to its loop: opens the source, the kernel and the servers.
 //!
 //! ```text
 //!   source ─▶ gather: the first lists ──────┐
@@ -96,7 +96,7 @@ async fn live(
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Ignores a dropped receiver, because the caller may not need the recorder.
     drop(recording.send(recorder.clone()));
-    // `settled` has only the options that this node can apply.
+    // Copy from which `settle` removes the options that this node cannot apply.
     let mut settled = options.clone();
     let prepared = async {
         let opened = open(&options.modes).await;

@@ -1,7 +1,7 @@
 //! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
 //!
-//! Other versions of `nft` encode some rules differently. If a rule in the kernel has such an
-//! encoding, the mode considers it another program's rule and replaces it once.
+//! Other versions of `nft` encode some rules differently. If a rule in the kernel has another
+//! encoding, the mode treats it as a rule of another program, and replaces it once.
 
 mod interval;
 mod marks;
@@ -38,8 +38,8 @@ pub const COUNTER: u32 = 1;
 /// Size of an interface name in bytes: `IFNAMSIZ` (linux/if.h).
 const INTERFACE_NAME: usize = 16;
 
-/// Returns the register that follows values of `bytes` bytes. The registers are large enough for
-/// every key of this crate.
+/// Returns the first free register after `bytes` bytes of values. Every key of this crate fits into
+/// the registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -142,7 +142,8 @@ impl Line {
 
     // ---- loads ----
 
-    /// Loads the first `bytes` bytes of an address.
+    /// Returns an expression that loads the first `bytes` bytes of the packet's source or
+    /// destination address into the register `to`.
     fn address(&self, side: Side, bytes: usize, to: Register) -> Expression {
         let offset = match (self.family, side) {
             (IpFamily::V4, Side::Source) => 12,
@@ -153,7 +154,8 @@ impl Line {
         payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    /// Loads fields one after the other, from byte `at` of the registers on.
+    /// Loads the fields into consecutive registers. The first field begins at byte `at` of the
+    /// registers.
     fn load(mut self, fields: &[Field], mut at: usize) -> Self {
         let len = self.address_len();
         for field in fields {
@@ -177,7 +179,8 @@ impl Line {
         self.push([Expression::Lookup { key, set, what }])
     }
 
-    /// Matches if at least one of `bits` is set in a number in host byte order.
+    /// Matches if the number that `load` loads has at least one of these bits. The number is in
+    /// host byte order.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
         let masked = bitwise(number(bits), number(0));
         self.push([load, masked, compare(Comparison::NotEqual, number(0))])
@@ -207,7 +210,8 @@ impl Line {
         self.push([load, masked, compare(Comparison::Equal, number(mark))])
     }
 
-    /// Matches if a key is in a set: `ip daddr . meta l4proto . th dport != @set`.
+    /// Matches if a key is in a set or, according to `sense`, is not in the set: `ip daddr . meta
+    /// l4proto . th dport != @set`.
     pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
         let set = SetRef::Named(set.into());
         self.load(key, 0).look_up(set, sense.membership())
@@ -238,8 +242,8 @@ impl Line {
         )
     }
 
-    /// Matches an address in a network: `ip saddr != NET`. If the prefix length is a multiple of 8,
-    /// the rule loads only the bytes of the prefix.
+    /// Matches an address inside a network or, according to `sense`, outside of it: `ip saddr !=
+    /// NET`. If the prefix length is a multiple of 8, the rule loads only the bytes of the prefix.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
@@ -253,8 +257,8 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// Matches an address in several networks: `ip saddr != { NET, ... }`. A single network needs
-    /// no set.
+    /// Matches an address inside any of these networks or, according to `sense`, outside of all:
+    /// `ip saddr != { NET, ... }`. For a single network, the rule uses no set.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -427,8 +431,8 @@ impl Line {
             .translate_to_registers(Some(port))
     }
 
-    /// Translates the destination to the same address, so that the kernel records a translation:
-    /// `dnat to ip daddr`.
+    /// Translates the destination to its present address. The packet does not change, but the
+    /// kernel records a translation: `dnat to ip daddr`.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
@@ -450,8 +454,8 @@ impl Line {
         .translate_to_registers(Some(port))
     }
 
-    /// Translates the destination by a map: `dnat ip to ip daddr . meta l4proto . th dport map
-    /// @map`.
+    /// Translates the destination to the address and port that a map has for a key: `dnat ip to ip
+    /// daddr . meta l4proto . th dport map @map`.
     pub fn translate_by(self, key: &[Field], map: impl Into<Name>) -> Self {
         self.load(key, 0)
             .translate_to_found(SetRef::Named(map.into()))
@@ -539,7 +543,7 @@ fn set_meta(key: MetaKey, from: Register) -> Expression {
     Expression::SetMeta { key, from }
 }
 
-/// Loads the route type of the packet's address.
+/// Returns an expression that loads the route type of the packet's source or destination address.
 fn fib_type(side: Side) -> Expression {
     Expression::Fib {
         result: FibResult::AddressType,
@@ -556,7 +560,7 @@ fn ct(key: CtKey) -> Expression {
     Expression::Ct { key, to }
 }
 
-/// Computes `(register & mask) ^ xor`.
+/// Returns an expression that replaces the first register by `(register & mask) ^ xor`.
 fn bitwise(mask: Bytes, xor: Bytes) -> Expression {
     Expression::Bitwise {
         from: Register::FIRST,

@@ -103,7 +103,7 @@ impl SocketLocations {
         })
     }
 
-    /// Adds the process that has bound the abstract name to an error message.
+    /// Replaces an `AddrInUse` error by an error that names the process with the abstract name.
     fn held(&self, error: io::Error) -> io::Error {
         if error.kind() != io::ErrorKind::AddrInUse {
             return error;
@@ -137,7 +137,7 @@ impl SocketLocations {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // Detects a read-only file system. The calls above succeed there if the folder already
+        // Detects a read-only file system, where the calls above succeed if the folder already
         // exists.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
@@ -189,8 +189,8 @@ impl SocketLocations {
         }
     }
 
-    /// Returns true if the path of the folder is not a folder, or if the folder's owner is not
-    /// trusted. A daemon refuses such a folder.
+    /// Returns true if the socket folder's path exists but is not a folder, or if the folder's
+    /// owner is not trusted. A daemon refuses such a folder.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))

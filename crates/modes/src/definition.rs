@@ -39,8 +39,8 @@ pub trait Definition: Sync {
     /// configuration file.
     fn name(&self) -> &'static str;
 
-    /// Returns the paths of the configuration file fields that this mode reads although at least
-    /// one other mode ignores them. The paths are sorted.
+    /// Returns the sorted paths of the configuration file fields that this mode reads and that at
+    /// least one other mode ignores.
     fn fields(&self) -> &'static [&'static str];
 
     /// Returns the flags that this mode reads only without a configuration file. If a file is
@@ -122,9 +122,9 @@ pub trait Definition: Sync {
         false
     }
 
-    /// Returns a log line about kernel settings that this mode may have left behind, or `None` if
-    /// no such setting exists. The mode that cleans up after this mode calls this function. Starts
-    /// no process if no such setting exists.
+    /// Returns a log line about kernel settings that this mode may have left behind. If there are
+    /// none, returns `None` and starts no process. The mode that cleans up after this mode calls
+    /// this function.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
@@ -198,7 +198,8 @@ pub trait OpenedKernel: Send {
     }
 }
 
-/// An open kernel connection of a mode, which becomes the daemon's modes or a preview.
+/// An open kernel connection of a mode. The daemon converts it into one mode for each family, or
+/// into a preview.
 pub trait Opened: OpenedKernel {
     /// Creates one mode for each family.
     ///
@@ -249,8 +250,8 @@ impl<T: IntoProxiers> Opened for T {
 
 /// Inputs for starting a mode.
 pub struct Start<'a> {
-    /// Settings without the options that this node does not support. These settings may differ from
-    /// the settings with which the mode opened the kernel.
+    /// Settings with only the options that this node supports. So they may differ from the settings
+    /// with which the mode opened the kernel.
     pub settings: &'a Settings,
     /// Name of this node in the cluster.
     pub node: &'a str,

@@ -53,8 +53,8 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason on healthy nodes. A usual reason (`Yes`) needs no warning. For example,
-/// many healthy nodes lack IPv6.
+/// Frequency of a reason on healthy nodes: usual (`Yes`) or unusual (`No`). Only an unusual reason
+/// causes a warning. A missing IPv6 is usual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,

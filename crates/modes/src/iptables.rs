@@ -25,9 +25,9 @@ use crate::sysctl::row::{SysctlRow, WantedSetting, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// Texts in the output of `iptables-save` that are evidence that this mode has served NodePorts on
-/// 127.0.0.1: its chain of NodePorts, and the comment on the rule that drops packets of other hosts
-/// to 127.0.0.0/8.
+/// Texts in the output of `iptables-save`. If both exist, this mode has served NodePorts on
+/// 127.0.0.1. The first text is its chain of NodePorts. The second text is the comment of the rule
+/// that drops packets of other hosts to 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",

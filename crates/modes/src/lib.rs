@@ -187,7 +187,7 @@ pub fn origin_of_mode(flags: &Flags) -> String {
 }
 
 /// Returns a warning if neither a flag nor a file sets the mode. The warning names the flag or the
-/// field that would set it.
+/// field that would set the mode.
 ///
 /// Upstream's default changes in Kubernetes 1.40. This program keeps its default, because a new
 /// image must not change the data plane.

@@ -26,7 +26,7 @@ pub trait ModeLabels: Debug + Send + Sync {
     /// increment, rates in Prometheus would miss this increment.
     fn begins(&self, family: IpFamily);
 
-    /// Counts the results of worker threads in a report.
+    /// Updates the mode's metrics from a report about the results of its worker threads.
     fn booked(&self, family: IpFamily, report: &Report);
 
     /// Records the variant of a family's entries, such as `layout flat`. Does nothing in a mode

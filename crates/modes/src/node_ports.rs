@@ -1,6 +1,6 @@
 //! Finds the addresses of this node that serve NodePorts, when the daemon starts. The modes read
-//! these addresses only later. In the meantime, the model needs these addresses, so that no
-//! external IP takes the node port of another Service.
+//! these addresses only later. The model needs them at the start, because it must not give a
+//! Service's NodePort to an external IP of another Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -31,7 +31,8 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     serving
 }
 
-/// Returns the addresses of all links except localhost and the modes' links.
+/// Returns the node's addresses, except loopback addresses and addresses on links that kube-proxy
+/// modes create.
 fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
     let mut rtnetlink = Rtnetlink::open().ok()?;
     let made = footprint::links(footprints::ALL).into_iter();

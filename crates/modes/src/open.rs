@@ -11,8 +11,9 @@ use super::families::{Access, SkippedFamily};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// Returns the primary family, which the node must be able to serve: the family of `--bind-address`
-/// if the flag names an address, otherwise the family of the Node's first address.
+/// Returns the primary family, which the node must be able to serve. It is the family of
+/// `--bind-address` if the flag names an address. Otherwise, it is the family of the Node's first
+/// address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -90,9 +91,9 @@ fn prepare_blocking(settings: &Settings) -> Result<()> {
     // because both containers have the same image.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Probes a family only if the bind address names it or the node has it, because many nodes lack
-    // IPv6. Without a bind address, the primary family is unknown here: the Node's first address
-    // decides it later.
+    // Probes only the family of the bind address and the families that the node has, because many
+    // nodes lack IPv6. Without a bind address, the primary family is unknown here: the Node's first
+    // address decides it later.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();

@@ -94,7 +94,7 @@ impl PredecessorDrain {
     /// remaining entries of other modes, and logs the result.
     ///
     /// Calls `count` with each family's numbers of draining virtual servers and of their
-    /// connections: at the start, after each read, and with 0 at the end.
+    /// connections. Calls it at the start, after each read, and at the end with 0.
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));

@@ -17,7 +17,8 @@ pub const OTHER_MODES: &str = "other modes";
 /// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// Kernel settings that a start writes once. These settings do not depend on Services.
+    /// Kernel settings that the daemon writes once, when it starts. These settings do not depend on
+    /// Services.
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
@@ -67,14 +68,16 @@ pub struct Change {
     pub action: Action,
     /// Description of the change, as one line.
     pub write: String,
-    /// Worker thread that makes the change, or the step of a start.
+    /// Worker thread, or step of the daemon's start, that makes the change.
     pub lane: &'static str,
     /// Name of the changed entry.
     pub entry: String,
-    /// Current state of the entry, or `None` if it consists of a name only.
+    /// Current state of the entry, or `None` if the entry is new or has no details besides its
+    /// name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// State of the entry after the change, or `None` if the entry consists of a name only.
+    /// State of the entry after the change, or `None` if the change removes the entry or the entry
+    /// has no details besides its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
     /// Differences of a replaced chain: removed rules begin with `- `, added rules with `+ `.

@@ -53,8 +53,8 @@ pub(super) fn follow(
         reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
     )]
     // SAFETY: a Subscription owns its descriptor, and closes it only when it is dropped. The
-    // AsyncFd owns the Subscription and lends it only by shared reference. It deregisters the
-    // Subscription before it drops it.
+    // AsyncFd owns the Subscription and lends it only by shared reference. The AsyncFd deregisters
+    // the descriptor before it drops the Subscription.
     let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
     let socket = socket.map_err(io::Error::from)?;
     let heard = TableEvents {

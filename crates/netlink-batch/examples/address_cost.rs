@@ -1,5 +1,5 @@
-//! Measures the kernel's cost of making many addresses local to a node, either as addresses of one
-//! dummy link or as local routes on this link. The cases differ in:
+//! Measures the kernel's cost of making many addresses local to a node. The addresses are either
+//! addresses of one dummy link, or local routes on this link. The cases differ in:
 //!
 //! * the order of addresses;
 //! * the link's state (down or up);

@@ -148,8 +148,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute. A method that returns a number fails if the payload has another size than the
-/// number.
+/// One attribute. A method that returns a number fails if the payload does not have the size of
+/// this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute<'a> {
     /// Kind of the attribute (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.

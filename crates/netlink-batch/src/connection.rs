@@ -64,8 +64,8 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The fallback is SO_RCVBUF, which the kernel
-            // limits by the sysctl without an error.
+            // SO_RCVBUFFORCE needs CAP_NET_ADMIN. The fallback SO_RCVBUF does not, but the kernel
+            // silently limits its size by the sysctl.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
@@ -190,8 +190,9 @@ impl Connection {
     }
 
     /// Dumps like [`Connection::dump_into`], but returns the result even if the kernel reports a
-    /// concurrent change. Callers must detect relevant changes in another way: in nf\_tables, for
-    /// example, the reported change may concern any table of the network namespace.
+    /// concurrent change. The reported change may be irrelevant: in nf\_tables, for example, it may
+    /// concern any table of the network namespace. Callers must detect relevant changes in another
+    /// way.
     ///
     /// # Errors
     ///

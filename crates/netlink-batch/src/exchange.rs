@@ -54,7 +54,7 @@ pub(crate) enum WhenInterrupted {
     Take,
 }
 
-/// Interface to the kernel's end of a socket. Tests use a scripted kernel instead of a socket.
+/// A socket to the kernel. Tests use a scripted kernel instead of a socket.
 pub(crate) trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Enlarges the send buffer for a send of `bytes` bytes.
@@ -326,8 +326,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // The kernel does not acknowledge dumps. The acknowledgement flag matters only if the
-            // kernel does not treat the request as a dump: the acknowledgement then ends the reply.
+            // The kernel does not acknowledge dumps. If it handles this request as an ordinary
+            // request, the requested acknowledgement marks the end of the reply.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)

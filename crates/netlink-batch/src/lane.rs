@@ -4,8 +4,8 @@
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! Several lanes need no lock if their owner never runs two jobs on the same objects at the same
-//! time. Only the running job can then change its objects.
+//! If the owner of several lanes never runs two jobs on the same objects at the same time, the jobs
+//! need no lock.
 
 use std::fmt;
 use std::task::{Context, Poll};

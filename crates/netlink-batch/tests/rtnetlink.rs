@@ -56,7 +56,7 @@ fn errnos(replies: &[Reply]) -> Vec<Option<i32>> {
     replies.iter().map(Reply::errno).collect()
 }
 
-/// Returns the addresses of the loopback device. The kernel filters them by device.
+/// Returns the addresses of the loopback device. The kernel filters the dump by device.
 fn addresses(connection: &mut Connection) -> Vec<u32> {
     let dump = connection
         .dump(RTM_GETADDR, 0, |message| {

@@ -33,8 +33,8 @@ const TOLD_BYTES: usize = 4 * 1024;
 
 /// A transaction encoded as messages, ready for one send.
 ///
-/// A caller may send the transaction again. Its anonymous sets then have the same names as in the
-/// earlier send. So the caller must first delete the rules that use these sets.
+/// A caller may send the transaction again. Both sends create anonymous sets with the same names.
+/// So the caller must first delete the rules that use these sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
@@ -331,8 +331,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Writes the anonymous sets of a rule, and then the rule. `at` is the attribute for the rule's
-    /// position, which contains the handle of another rule.
+    /// Writes the anonymous sets of a rule, and then the rule. `at` is the attribute that sets the
+    /// rule's position: its kind, and the handle of another rule.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();

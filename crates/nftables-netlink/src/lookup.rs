@@ -1,7 +1,7 @@
 //! Looks up single objects by name or by key.
 //!
-//! A packet uses only a dozen objects of a table. Reading the whole table would take too long,
-//! because the table may contain 50,000 Services.
+//! The rules for one packet use only a dozen objects of a table. Reading the whole table would take
+//! too long, because the table may contain 50,000 Services.
 
 use netlink_batch::{Dump, Refusal};
 
@@ -87,9 +87,9 @@ impl Nftables {
         self.one_element(family, table, set, Some(key), 0)
     }
 
-    /// Returns the end marker of the range around a key, in a set of ranges of single values. The
-    /// marker's key is the first key after the range. Returns `None` if the range extends to the
-    /// last value.
+    /// Returns the end marker of the range that contains a key, in a set whose keys are not
+    /// concatenations. The marker's key is the first key after the range. Returns `None` if the
+    /// range extends to the last value.
     ///
     /// # Errors
     ///
@@ -111,8 +111,8 @@ impl Nftables {
         Ok(found
             .filter(|found| found.ends_interval || found.key == next)
             .map(|found| {
-                // If another range begins at this key, the kernel returns the beginning of that
-                // range. The key still marks the end of the requested range.
+                // If another range begins at the next key, the kernel returns the beginning of that
+                // range. The requested range also ends there.
                 Element {
                     key: found.key,
                     ends_interval: true,

@@ -324,10 +324,10 @@ impl Nftables {
     /// elements as it has already sent (`nf_tables_dump_set`). For each element that the dump
     /// misses, another element appears twice. So this function repeats a dump that has a duplicate.
     ///
-    /// One case stays undetected, for milliseconds: a commit or its rollback removes elements while
-    /// the kernel writes the first datagram. `nf_tables_commit` begins the new generation first, so
-    /// the number of skipped elements includes the removed elements. The dump may then miss as many
-    /// elements as were removed.
+    /// One case stays undetected, in a window of milliseconds: a commit or its rollback removes
+    /// elements while the kernel writes the first datagram. The new generation then already
+    /// applies, so the dump counts the removed elements as sent. Before the next datagram, the dump
+    /// skips by this count, and so may miss as many elements as were removed.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,

@@ -30,7 +30,7 @@ impl Table {
     }
 }
 
-/// State of a table: whether it receives packets.
+/// State of a table: active or dormant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
     /// Base chains of the table receive packets.

@@ -19,7 +19,8 @@ struct Registry {
 }
 
 impl OwnSockets {
-    /// Adds an open socket to the list. A drop of the returned value removes the socket.
+    /// Adds an open socket's netlink port number to the list. Dropping the returned value removes
+    /// the number.
     pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
         let mut registry = self.registry();
         registry.ports.insert(port);

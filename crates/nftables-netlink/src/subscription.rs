@@ -31,7 +31,8 @@ pub enum Event {
         /// Name of the table.
         table: Name,
     },
-    /// A transaction ended. All events since the previous transaction belong to it.
+    /// A transaction ended. All events since the end of the previous transaction belong to this
+    /// transaction.
     Committed {
         /// Generation after the transaction.
         generation: Generation,
@@ -70,8 +71,8 @@ impl Subscription {
         netlink_batch::subscribe(NETLINK_NETFILTER, &[GROUP], room).map(Self)
     }
 
-    /// Makes the kernel omit changes that these ports commit
-    /// ([`Nftables::port`](crate::Nftables::port)), at most 250 ports. This list replaces the
+    /// Makes the kernel omit changes from sockets with these netlink port numbers
+    /// ([`Nftables::port`](crate::Nftables::port)), at most 250 numbers. This list replaces the
     /// previous list.
     ///
     /// # Errors
@@ -85,9 +86,9 @@ impl Subscription {
 
     /// Leaves the multicast group, so that transactions have no extra cost.
     ///
-    /// A paused program can still detect changes by other programs. For this, each of its
-    /// transactions expects the generation of its previous transaction. If another program commits
-    /// a transaction in between, the next transaction fails.
+    /// A paused program can still detect changes by other programs. It commits each transaction
+    /// with the generation of its previous transaction as the expected generation. If another
+    /// program commits a transaction in between, the next transaction fails.
     ///
     /// # Errors
     ///
@@ -126,8 +127,8 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// Builds a filter (classic BPF, linux/filter.h) that drops messages from these ports. Returns
-/// `None` if there are more ports than a BPF jump can skip.
+/// Builds a filter (classic BPF, linux/filter.h) that drops messages about changes from these
+/// netlink ports. Returns `None` if there are more ports than a BPF jump can skip.
 ///
 /// All messages of a datagram belong to one transaction, and contain the port of its author
 /// (`struct nlmsghdr`, offset 12). BPF loads words in big-endian order.

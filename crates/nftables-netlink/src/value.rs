@@ -78,8 +78,8 @@ impl Register {
     /// The first slot (`NFT_REG_1`).
     pub const FIRST: Self = Self(0);
 
-    /// Returns the slot that follows `bytes` bytes of values, each padded to 4 bytes. Returns
-    /// `None` after the last slot.
+    /// Returns the 4-byte slot after values with `bytes` bytes in total, including their padding.
+    /// Returns `None` after the last slot.
     pub const fn at(bytes: usize) -> Option<Self> {
         if bytes < 64 {
             #[allow(clippy::cast_possible_truncation, reason = "below 16")]

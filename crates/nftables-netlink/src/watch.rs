@@ -59,8 +59,8 @@ impl<'a> Watch<'a> {
             is_touched: false,
         };
         // Discards the reports that have already arrived, because they belong to earlier
-        // transactions. One of these transactions may still be running although its generation is
-        // already in effect: the kernel reports the end of a transaction later.
+        // transactions. The last of these transactions may still send reports: the kernel raises
+        // the generation before it reports the end of the transaction.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)

@@ -67,7 +67,7 @@ fn an_element_is_found_by_a_key_within_its_range() {
             find("ranges", &[192, 0, 2, 9]),
             Some((vec![192, 0, 2, 5], Some(vec![192, 0, 2, 10])))
         );
-        // 192.0.2.8 is the last key before the end of its range.
+        // The key after 192.0.2.8 is the last key of the range.
         let last = find("ranges", &[192, 0, 2, 8]).unwrap();
         assert_eq!(last.1.unwrap(), [192, 0, 2, 10]);
         assert_eq!(

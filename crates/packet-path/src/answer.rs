@@ -11,8 +11,8 @@
 //!   a reply's destination in PREROUTING and OUTPUT, and its source in POSTROUTING and INPUT.
 //! - **IPVS** gives the reply the virtual server's address after the filter chains of FORWARD,
 //!   INPUT or OUTPUT (`ip_vs_out`).
-//! - **FORWARD**: packets that IPVS sends do not pass FORWARD. But the replies to these packets
-//!   pass FORWARD, so they need a node that forwards packets.
+//! - **FORWARD**: packets that IPVS sends do not pass FORWARD, but the replies to such packets do.
+//!   So the node must have forwarding enabled for these replies.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;

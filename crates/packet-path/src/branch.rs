@@ -22,7 +22,7 @@ pub struct Counters {
 pub struct Step {
     /// Place in the kernel, such as `nat KUBE-SERVICES`, `routing` or `IPVS`.
     pub place: String,
-    /// Object in the format of its own tools, such as a rule or a virtual server.
+    /// Object in the format of the tool that lists it, such as a rule or a virtual server.
     pub entry: String,
     /// Effect of the object on the packet, as text for the user.
     pub says: String,
@@ -53,7 +53,8 @@ impl Step {
 /// rule is not supported, or if an object could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// Place in the kernel, object, and reason why the outcome is unknown, as text for the user.
+    /// Text for the user: the uncertain rule or object, its place in the kernel, and the reason why
+    /// its outcome is unknown.
     pub what: Arc<str>,
     /// True if this path assumes that the rule matches.
     pub matches: bool,
@@ -111,8 +112,8 @@ impl Branch {
         self.steps.push(Arc::new(step));
     }
 
-    /// Returns a copy of the path for an event with probability `chance`, and multiplies the path's
-    /// probability by `chance`.
+    /// Returns the path after an event with probability `chance`: a copy of this path, whose
+    /// probability is multiplied by `chance`.
     #[must_use]
     pub fn with_chance(&self, chance: f64) -> Self {
         let mut branch = self.clone();

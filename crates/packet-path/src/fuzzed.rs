@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
-//! programs. Only the fuzzer uses these functions.
+//! Entry points for the fuzzer: one function for each parser of other programs' output. Each
+//! function takes bytes. Only the fuzzer uses these functions.
 
 /// Parses rules as `iptables-save` prints them.
 pub fn rules(bytes: &[u8]) {

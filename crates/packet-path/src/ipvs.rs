@@ -50,7 +50,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     }
 }
 
-/// Moves a packet's path through IPVS.
+/// Applies IPVS to a packet at a hook. Returns the packet's possible paths after IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
     // Skips packets that IPVS itself sent, which the kernel marks (`ipvs_property`). Also skips
     // forwarded packets: of these, IPVS handles only replies.

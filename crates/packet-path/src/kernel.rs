@@ -91,7 +91,7 @@ pub trait Kernel {
 pub struct ReadFailure {
     /// Name of the state, such as `the set KUBE-CLUSTER-IP` or `the rules of iptables-legacy`.
     pub part: String,
-    /// Reason, and the next step.
+    /// Reason why the read failed, and the next step for the user.
     pub reason: String,
 }
 

@@ -129,8 +129,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Completes the paths of a packet. Drops assumptions that do not affect the outcome. If there are
-/// many paths, also joins paths with the same outcome.
+/// Converts the ended paths of a packet to its outcomes. Drops assumptions that do not affect the
+/// outcome. If there are many paths, also joins paths with the same outcome.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -139,8 +139,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // Checks the last doubt first: without this doubt, the paths of an earlier doubt may have the
-    // same outcome.
+    // Checks the last doubt first. Once this doubt is dropped, the paths of an earlier doubt may
+    // have the same outcome, too.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -190,8 +190,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins paths with the same outcome, and keeps the steps of the first path. Unless `is_many`,
-/// joins only paths without a receiver that end at the same object.
+/// Joins paths with the same outcome, and keeps the steps of the first path. If `is_many` is false,
+/// joins only paths that reach no endpoint and end at the same object.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

@@ -25,7 +25,8 @@ use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Serv
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Largest number of members of a set that is listed to find the network of an address.
+/// Largest number of members of a set that this reader searches for the network of an address. For
+/// a larger set, the answer is unknown.
 const MOST_LISTED: u32 = 4096;
 
 /// The iptables rules of one family.

@@ -34,8 +34,8 @@ pub trait Ruleset {
     ///
     /// - A path that continues after the chain has no [`Branch::end`]. It may have left the chain
     ///   by accept, by return, or by a policy of accept.
-    /// - A step is added only for an effect: a match with an effect, a jump that leads to such a
-    ///   match, or a matching set member. [`Branch::passed`] counts all other rules.
+    /// - The function adds a step for a match with an effect, for a jump that leads to such a
+    ///   match, and for a matching set member. [`Branch::passed`] counts all other rules.
     /// - Translations use [`Packet::translate`](crate::Packet::translate) and
     ///   [`Packet::translate_source`](crate::Packet::translate_source), and end the chain like
     ///   accept. The caller marks the translation as decided after the last nat chain.

@@ -30,7 +30,7 @@ const TRACKING: i32 = -200;
 /// Priorities of the kernel's own NAT (`NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`).
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
-/// Number of paths above which paths with equal packets at the same hook are joined.
+/// Number of paths above which the walk joins paths that have equal packets at the same hook.
 const JOINED_ABOVE: usize = 64;
 /// Largest number of hooks on one path. A longer path counts as a loop of the rules.
 ///
@@ -38,7 +38,7 @@ const JOINED_ABOVE: usize = 64;
 /// each twice.
 const MOST_HOOKS: usize = 12;
 
-/// Flow whose first packet is followed.
+/// Question for the possible paths of a flow's first packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     /// Protocol of the flow.
@@ -108,8 +108,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// If there are more paths than the limit, replaces the further paths by one path with unknown
-/// outcome.
+/// Replaces all paths beyond the limit by one path with unknown outcome.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -123,7 +122,7 @@ fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     }
 }
 
-/// Joins branches with the same packet at the same hook.
+/// Joins branches that have the same packet at the same hook, and adds their probabilities.
 fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     let mut places: HashMap<(u32, Packet, Vec<Doubt>), usize> = HashMap::new();
     let mut kept: Vec<(Hook, Branch)> = Vec::new();
@@ -235,7 +234,7 @@ impl<'a> Walker<'a> {
             .map_err(|unread| unread.to_string())
     }
 
-    /// Moves a branch through a hook to the next hook.
+    /// Moves a packet through a hook. Returns each resulting branch with its next hook.
     fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);
@@ -263,7 +262,7 @@ impl<'a> Walker<'a> {
         next.collect()
     }
 
-    /// Moves a branch through all steps at a hook, in the kernel's order.
+    /// Moves a packet through all steps at a hook, in the kernel's order.
     fn through(&self, hook: Hook, branch: Branch) -> Vec<AfterIpvs> {
         let (mut here, mut gone) = (vec![branch], Vec::new());
         for stop in self.stops(hook) {

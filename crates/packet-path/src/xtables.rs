@@ -124,7 +124,7 @@ impl Xtables {
         self.tables.retain(|table| table.name != name);
     }
 
-    /// Returns true if no table has a rule or a policy other than ACCEPT.
+    /// Returns true if no table has rules, and all policies are ACCEPT.
     pub fn is_empty(&self) -> bool {
         let is_bare = |table: &Table| {
             table.text.is_empty() && !table.chains.values().any(|chain| chain.drops)

@@ -73,9 +73,9 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// Jumps to the chains above. A sync inserts each missing jump at the head of its chain, in the
-/// order of this list. In an empty chain, the last jump of this list therefore becomes the first
-/// rule.
+/// Jumps to the chains in [`CHAINS`]. A sync inserts each missing jump at the head of its chain, in
+/// the order of this list. In an empty chain, the last jump of this list therefore becomes the
+/// first rule.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -126,7 +126,7 @@ fn martian_rule() -> String {
     Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
-/// Returns the rules of this mode in chains of other programs.
+/// Returns the rules that this mode adds to chains of other programs, and to built-in chains.
 pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     let martian = config
         .localhost_node_ports
@@ -170,14 +170,14 @@ impl Base {
         }
     }
 
-    /// Copies the rules for NodePort addresses from the base in the kernel.
+    /// Replaces the rules for NodePort addresses with those that the kernel has now (`installed`).
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
         self.chains.insert(key, installed.tail(chain).to_vec());
     }
 
-    /// Returns the chains that differ from the base in the kernel.
+    /// Returns the chains whose rules differ from the rules that the kernel has (`installed`).
     pub(crate) fn differing<'a>(
         &'a self,
         installed: &'a Self,
@@ -213,7 +213,8 @@ impl Base {
         chains.map(|(_, lines)| lines.len()).sum()
     }
 
-    /// Reports whether the table has its canary.
+    /// Reports whether the table still has the canary chain. A flush of the table deletes this
+    /// chain.
     pub(crate) fn has_canary(&self, table: Table) -> bool {
         self.chains.contains_key(&(table, CANARY))
     }

@@ -16,7 +16,7 @@ pub enum Purpose {
     Cluster,
     /// Chooses an endpoint on this node.
     Local,
-    /// Handles packets to addresses outside of the cluster.
+    /// Handles packets to NodePorts, external IPs and load-balancer addresses.
     External,
     /// Checks the source ranges of load-balancer addresses.
     Firewall,

@@ -18,7 +18,7 @@ const MANY_ENDPOINTS: usize = 1000;
 /// to `MANY_ENDPOINTS` keeps a single endpoint from changing every chain back and forth.
 const FEW_ENDPOINTS: usize = 900;
 
-/// Claims of all Services of one IP family.
+/// Wanted rules (claims) of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
     /// Compiled ports of each Service.
@@ -29,7 +29,7 @@ pub(crate) struct Claims {
     /// rules for the address and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
-    /// Number of rules that all Services claim.
+    /// Number of rules that all Services together want.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
     /// True once all objects are known. Until then, the mode must not remove unwanted rules.
@@ -40,12 +40,12 @@ pub(crate) struct Claims {
 pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
-    /// Returns all Services with claims.
+    /// Returns all Services that want rules.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Returns all owners with claims.
+    /// Returns all Service ports that want rules.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
         self.by_owner.keys()
     }
@@ -62,7 +62,7 @@ impl Claims {
         tables.has_base() && ports.all(|port| is_known(port) && tables.has_all_of(&port.owner))
     }
 
-    /// Replaces the claims of a Service.
+    /// Replaces the rules that a Service wants.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -98,9 +98,9 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // The endpoints on this node may be in an object that the mode has not received yet, or
-            // cannot read. So the chain keeps its rules in the kernel, and the mode keeps the
-            // chains to which these rules lead.
+            // This node's endpoints may be in an object that the mode has not received yet, or
+            // cannot read. So this chain, and the chains to which it jumps, keep the rules that the
+            // kernel has.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -114,7 +114,8 @@ impl Claims {
         self.claim_slots(port, slots, tables);
     }
 
-    /// Claims the rules in shared chains for each address and port that this owner wins.
+    /// Sets the rules that a Service port wants in shared chains, for each address and port that it
+    /// owns.
     fn claim_slots(
         &mut self,
         port: Arc<ServedPort>,
@@ -139,8 +140,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the owner's claims to addresses and ports by the claims of these slots. If an
-    /// address and port thereby changes its owner, the other Service port claims its slots again.
+    /// Replaces the addresses and ports that a Service port claims with those of `slots`. If an
+    /// address and port thus gets or loses another owner, updates the rules of that owner, too.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -181,9 +182,9 @@ impl Claims {
         }
     }
 
-    /// Claims the rules of cut-off Service ports again, after a read of the kernel's rules. Cut-off
-    /// ports have no endpoint for packets from outside on this node. Until the mode may delete
-    /// rules, their chains keep their rules in the kernel.
+    /// Claims the rules of cut-off Service ports again, after a read of the kernel's rules. A
+    /// cut-off port has no endpoint on this node for packets from outside. Until the mode may
+    /// delete rules, the port's chain for these packets keeps the rules that the kernel has.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
@@ -192,7 +193,7 @@ impl Claims {
         }
     }
 
-    /// Replaces the compiled port of an owner, and updates the total numbers of rules.
+    /// Records the compiled port of an owner with its numbers of rules, and updates the totals.
     fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, RuleCounts)>) {
         let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
         let before = match now {
@@ -205,8 +206,8 @@ impl Claims {
         }
     }
 
-    /// Decides whether comments of rules name endpoints. If the decision changes, claims all rules
-    /// again.
+    /// Decides whether comments of rules name endpoints. If the decision changes, compiles all
+    /// wanted rules again.
     pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
         let most = if self.is_terse {
             FEW_ENDPOINTS

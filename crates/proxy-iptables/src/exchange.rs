@@ -14,5 +14,6 @@ pub enum PartState {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// A query for the canary. The response is true if the canary exists.
+/// Query whether the canary chain exists. Another program that flushes the tables deletes this
+/// chain.
 pub struct CanaryQuery;

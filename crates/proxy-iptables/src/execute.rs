@@ -43,7 +43,7 @@ impl Plan {
     }
 }
 
-/// Writes the commands of these pieces for these tables. Omits tables without commands.
+/// Writes a restore with the commands of `pieces` for `tables`. Omits tables without commands.
 fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     for table in tables {
         if pieces.iter().any(|piece| piece.touches(*table)) {
@@ -190,8 +190,8 @@ impl Executor<'_> {
                 piece.touches(table) && self.outcomes.parts.get(at) == Some(&WriteOutcome::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Sorts pieces so that pieces that may fail for the same reason are neighbors. Then one
-            // search isolates all of these pieces.
+            // Makes pieces neighbors if they may fail for the same reason. Then one search isolates
+            // all of these pieces.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }

@@ -1,12 +1,13 @@
-//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
-//! programs. No other code may use these functions.
+//! Entry points for the fuzzer: one function for each parser of other programs' output. Each
+//! function takes bytes. Only the fuzzer uses these functions.
 
 use footprint::Footprints;
 
 use crate::config::Config;
 use crate::saved::Reader;
 
-/// Parses bytes as the output of `iptables-save`: this mode's rules, and leftovers of these modes.
+/// Parses bytes as the output of `iptables-save`. Looks for this mode's rules, and for leftovers of
+/// `modes`.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {

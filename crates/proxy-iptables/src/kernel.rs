@@ -62,7 +62,7 @@ pub struct IptablesKernel {
 }
 
 impl IptablesKernel {
-    /// Creates a kernel for one family that writes through iptables ([`Iptables::check`]).
+    /// Creates the access to the kernel for one IP family. [`Iptables::check`] must have succeeded.
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,

@@ -12,7 +12,8 @@ engine::parts! {
     lanes {
         /// Lane (worker thread) that writes rules and reads all rules.
         Rules,
-        /// Lane (worker thread) that reads the node's addresses and the canary, and never writes.
+        /// Lane (worker thread) that reads the node's addresses, checks for the canary chain, and
+        /// never writes.
         Looks,
     }
     parts {

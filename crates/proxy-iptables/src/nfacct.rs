@@ -69,8 +69,7 @@ impl NfacctSocket {
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // Queries each counter before creating it, because a request to create a counter would
-            // fail on a kernel without nfacct.
+            // Queries each counter first: an existing counter needs no write.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }

@@ -33,8 +33,8 @@ pub struct Plan {
     /// The base that the kernel has after the write, or `None` if the write does not change the
     /// base.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Chains with rules that do not depend on Services, other than shared chains. Each chain has
-    /// its rules.
+    /// Chains to write whose rules do not depend on Services, each with its rules. Omits shared
+    /// chains.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
     /// Additions of this mode's rules to chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
@@ -143,12 +143,12 @@ pub(crate) enum RestoreStrategy {
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: PieceScope,
-    /// Sort key: groups pieces that may fail for the same reason.
+    /// Sort key, equal for pieces that may fail for the same reason.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
 
-/// The part of a plan to which a piece belongs.
+/// The part of a plan that a piece (a group of commands) writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceScope {
     /// Rules that all Services need, in one table.
@@ -180,7 +180,8 @@ pub(crate) enum Op<'a> {
 /// Rules of a chain, in order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts that precede the rules in `tail`. Each text has several lines, each with a line feed.
+    /// Rules of Services, which precede the rules in `tail`. Each text has one or more lines, each
+    /// with a line feed.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }
@@ -216,8 +217,8 @@ impl Plan {
         self.whole.iter().any(|whole| whole.chain == chain)
     }
 
-    /// Returns all pieces of the plan in writing order. The commands of a piece are ordered by
-    /// table.
+    /// Returns the commands of the plan in writing order, in pieces that succeed or fail together.
+    /// The commands of a piece are ordered by table.
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         let base = Table::ALL.into_iter().map(|table| Piece {
             subject: PieceScope::Base,
@@ -270,9 +271,9 @@ impl Plan {
         // rule.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // Together: the base piece writes the whole chain with its new rules, so this piece has
-            // no commands for the chain. Apart: the base piece writes the chain with its old rules,
-            // and this piece changes them.
+            // With `Together`, the base piece writes the whole chain with its new rules, so this
+            // piece has no commands for the chain. With `Apart`, the base piece writes the chain
+            // with its old rules, and this piece changes them.
             if self.manner == RestoreStrategy::Together && self.is_whole(chain) {
                 continue;
             }

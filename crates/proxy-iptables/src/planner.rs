@@ -1,4 +1,4 @@
-//! Plans the next write from the tables.
+//! Plans the next write from the recorded wanted and actual rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -193,8 +193,8 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // A whole chain ends with rules of the base. Unless the plan writes the base, these rules
-        // stay as they are in the kernel.
+        // A chain that the plan replaces ends with base rules. Unless the plan writes the base, it
+        // repeats these rules as the kernel has them.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -244,9 +244,9 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // True if the whole chain contains the slot's wanted rules. Otherwise it contains the
-        // slot's rules in the kernel, for one of these reasons: the piece of the Service port
-        // changes the slot, a later plan changes the slot, or the kernel has refused the slot.
+        // True if the written chain contains the slot's wanted rules. Otherwise, it contains the
+        // rules that the kernel has: another piece or a later plan changes the slot, or the kernel
+        // has refused the slot.
         let is_written =
             |slot: &Slot| self.manner == RestoreStrategy::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {

@@ -45,7 +45,7 @@ impl fmt::Display for Slot {
 }
 
 /// An address and port, in any chain. One Service port owns all rules for an address and port.
-/// Rules of a second Service port could drop or reject packets of the first.
+/// Rules of a second Service port could drop or reject packets for the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
     /// The address, or `None` for all addresses of this node.
@@ -210,8 +210,8 @@ impl ServedPort {
         })
     }
 
-    /// Reports whether the traffic policy has an endpoint. Policy Local never falls back to
-    /// endpoints of other nodes.
+    /// Reports whether a traffic policy has an endpoint. Policy `Local` (`is_local`) never falls
+    /// back to endpoints of other nodes.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -239,7 +239,8 @@ impl ServedPort {
         self.chain(Purpose::External)
     }
 
-    /// Returns the comment and the target of the rule for packets without an endpoint.
+    /// Returns the comment and the target of the rule for packets without an endpoint. The rule
+    /// drops packets if only this policy lacks an endpoint. Otherwise it rejects them.
     fn stop(&self) -> (String, Target) {
         if self.any {
             (
@@ -261,7 +262,8 @@ impl ServedPort {
 
     // ---- shared chains ----
 
-    /// Returns the port's rules in shared chains, by slot, as lines that end with a line feed.
+    /// Returns the port's rules in shared chains, by slot (chain, address and port), as lines that
+    /// end with a line feed.
     pub fn slots(&self, style: RuleContext<'_>) -> Vec<(Slot, Arc<str>)> {
         let mut slots = Slots(Vec::new());
         let protocol = self.owner.name.protocol;

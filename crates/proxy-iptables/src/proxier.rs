@@ -54,12 +54,12 @@ pub struct Iptables {
     freshness: Freshness,
     /// True if a refused restore may have changed the kernel's rules.
     is_uncertain: bool,
-    /// True if the kernel's rules may differ from the tables. The mode then reads the rules before
-    /// its next write.
+    /// True if the kernel's rules may differ from the rules that the tables record. The mode then
+    /// reads the rules before its next write.
     has_to_read: bool,
-    /// Schedule of the queries for the canary.
+    /// Schedule of the queries whether the canary chain exists.
     canary: reconcile::ReadSchedule,
-    /// True if a periodic check is pending: a query for the canary, or a read of all rules.
+    /// True if a periodic check is pending: a query for the canary chain, or a read of all rules.
     wants_look: bool,
 }
 
@@ -71,7 +71,7 @@ enum Freshness {
 }
 
 impl Iptables {
-    /// Claims the base for the current addresses.
+    /// Sets the wanted base (the rules that do not depend on Services) for the node's addresses.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         let selection = state.node.node_port_addresses.of(family);
@@ -148,7 +148,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the next periodic check reads all rules instead of only querying the canary.
+    /// Reports whether the next periodic check reads all rules, instead of only looking for the
+    /// canary chain.
     fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);

@@ -51,8 +51,8 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // Deletes leftover chains even if a rule of another program jumps to them. The kernel
-            // rejects such a deletion, so the mode reports and retries it.
+            // Plans to delete leftover chains even if a rule of another program jumps to them. The
+            // kernel rejects such a deletion, so the mode reports the chain and retries.
             others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }
@@ -135,7 +135,8 @@ fn is_way_to_node_ports(rule: RuleLine<'_>) -> bool {
     rule.text.ends_with(" -j KUBE-NODEPORTS") && !rule.options().any(|word| word == "--dport")
 }
 
-/// Returns the slot of a rule, or `None` if the rule has no address and port.
+/// Returns the slot (chain, address and port) of a rule, or `None` if the rule has no address and
+/// port.
 fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     let mut options = rule.options().skip(2);
@@ -149,7 +150,8 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule matches only some packets to an address and port, so it belongs to no slot.
+            // The rule matches only some of the packets to an address and port, so it has no slot
+            // (key by address and port).
             "-s" | "-i" | "!" => return None,
             _ => {}
         }

@@ -15,14 +15,15 @@ use crate::plan::{Plan, PortWrites, WriteOutcome, WriteOutcomes};
 use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
-/// Tables of one IP family, one for each kind of entry.
+/// Record of the wanted and actual rules of one IP family, with one table for each kind of entry.
+/// These tables are no iptables tables.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains that the mode must write as a whole. An actual entry is a chain in the kernel
-    /// with a rule at a wrong position, or with a rule that has no address and port.
+    /// Shared chains that the mode must write as a whole. In the kernel, a rule of such a chain is
+    /// at a wrong position, or has no address and port.
     pub(crate) disordered: Entries<Shared, (), ()>,
     /// Leftovers of other modes. These entries never delay a Service.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
@@ -136,7 +137,8 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, outcome));
             if matches!(outcome, WriteOutcome::Refused(_)) {
-                // A rule of another program jumps to the chain. No Service depends on its deletion.
+                // A rule of another program jumps to the chain, so the kernel refuses the deletion.
+                // No Service depends on the deletion.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);

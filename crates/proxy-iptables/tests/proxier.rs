@@ -755,8 +755,8 @@ fn a_node_with_only_refused_services_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // The time of the pending work begins with the update, before the write failed. If this time
-    // began later, health would count the update as served.
+    // The work is pending since the update, which precedes the failed write. With a later time,
+    // health would count the update as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The proxier still writes the base rules, but no Service makes progress, so the node stays
     // stuck.

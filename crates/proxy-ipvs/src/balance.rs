@@ -42,7 +42,7 @@ impl<'a> Balance<'a> {
                 let set = |is_set, flag| if is_set { flag } else { 0 };
                 set(flags.port, Properties::HASH_PORT) | set(flags.fallback, Properties::FALLBACK)
             }
-            // Without flags of the Service, `mh` also hashes the client's port, as in upstream.
+            // If the Service sets no flags, `mh` also hashes the client's port, as in upstream.
             None if &**scheduler == "mh" => Properties::HASH_PORT,
             None => 0,
         };
@@ -76,7 +76,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns the destinations for the endpoints of `backends` at these targets.
+    /// Returns a destination for each target. For the weights, `backends` shows which targets are
+    /// on this node or in its zone.
     pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
         let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
         let weight = |target: &Target, weights: Weights| {

@@ -24,7 +24,7 @@ use crate::tables::Tables;
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
-/// Result of booking a plan: its counts, its failures, and the work that follows.
+/// Result of recording a plan's outcomes: counts, failures, and the work that follows.
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
@@ -60,7 +60,7 @@ impl Tables {
             let key = one.server();
             key.is_some() && key == next.server()
         };
-        // Records consecutive writes to one virtual server together.
+        // Records the outcomes of consecutive writes to one virtual server together.
         for run in plan.ops.chunk_by(of_one) {
             match run.first().and_then(Op::server) {
                 Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
@@ -76,7 +76,7 @@ impl Tables {
         booked
     }
 
-    /// Records all writes to one virtual server.
+    /// Records the outcomes of all writes to one virtual server.
     fn settle_server(
         &mut self,
         key: &VirtualServerKey,

@@ -287,8 +287,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns an owner's claim for a virtual server. If the owner wins the virtual server, the
-    /// claim includes the leftover destinations.
+    /// Returns a Service port's claim for a virtual server. If no other Service port claims this
+    /// virtual server first, the claim includes the old destinations that drain.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -429,8 +429,8 @@ impl Claims {
         }
     }
 
-    /// Computes the wanted destinations of a virtual server again, after a read found other
-    /// destinations in the kernel.
+    /// Computes the wanted destinations of a virtual server again, from the compiled destinations
+    /// and the kernel's destinations.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
@@ -537,11 +537,11 @@ impl Merge {
 /// of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of other programs' virtual servers. If one of these keys is at the NodePort, also all
-    /// other keys of the NodePort.
+    /// Keys of other programs' virtual servers. If one of them has the NodePort, also all other
+    /// keys with the NodePort.
     keys: HashSet<VirtualServerKey>,
-    /// The NodePort's virtual servers at other addresses, if another program owns one of the
-    /// NodePort's virtual servers. The proxy does not create them.
+    /// Keys with the NodePort for which the proxy creates no virtual server, because another
+    /// program uses the NodePort at another address.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `keys`.
     addresses: HashSet<IpAddr>,

@@ -49,7 +49,7 @@ pub struct OutsideServer {
 }
 
 impl Fragment {
-    /// Creates a fragment for an owner without entries.
+    /// Creates a fragment without entries for an owner.
     pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
         Self {
             owner,

@@ -82,9 +82,9 @@ impl Ipvs {
             schedulers.want_by_source();
         }
         for fragment in &mut fragments {
-            // The local route of a range makes its addresses local, so Services need no addresses
-            // of their own. The Services of the API server and DNS still have their own, so that
-            // they do not wait for this route.
+            // One local route makes all addresses of a range local, so most Services need no
+            // address on the link. The Services of the API server and DNS still get an address
+            // there, so that they do not wait for the route.
             if fragment.owner.rank == Rank::Other {
                 let addresses = &mut fragment.addresses;
                 addresses.retain(|address| !self.ranges.contains(address));

@@ -57,7 +57,7 @@ pub enum Semantics {
     /// Upstream's IPVS mode: at one service address, all clients get the same endpoints.
     #[default]
     Upstream,
-    /// The same as iptables mode. If a Service has `externalTrafficPolicy: Local`, clients outside
+    /// Semantics of iptables mode. If a Service has `externalTrafficPolicy: Local`, clients outside
     /// the cluster get only local endpoints. These clients use virtual servers with marks in these
     /// bits.
     Exact(MarkBits),
@@ -117,8 +117,8 @@ pub struct Config {
     /// Default scheduler of virtual servers (`--ipvs-scheduler`), any scheduler that the kernel
     /// has.
     pub scheduler: Arc<str>,
-    /// Schedulers that the check at the start has found or missed. The proxy does not query the
-    /// kernel for them again.
+    /// Schedulers that a preview has already looked for in the kernel, each with the result. The
+    /// proxy does not query the kernel for them again.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// True if all traffic to Services is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
@@ -129,7 +129,7 @@ pub struct Config {
     /// Networks in which the proxy keeps virtual servers even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
+    /// Shortest interval between two reads of the shim's rules (`--ipvs-sync-period`).
     pub sync_period: Duration,
     /// Interval of the cheap check that virtual servers still exist, or `None` for no such check.
     pub glance_period: Option<Duration>,
@@ -147,8 +147,8 @@ pub struct Config {
     pub semantics: Semantics,
     /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
     pub answers_ping: bool,
-    /// Addresses of the marks in use, which readers of counters need. Only IPVS mode writes this
-    /// table.
+    /// Service address of each packet mark in use, for the code that reads counters. Only IPVS mode
+    /// writes this table.
     pub mark_addresses: MarkAddresses,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,

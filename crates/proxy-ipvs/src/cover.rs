@@ -14,7 +14,7 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Longest wait of new virtual servers at cluster IPs for the first rules.
+/// Longest time that new virtual servers at cluster IPs wait for the first rules.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Inputs from which the wanted rules were computed.
@@ -24,7 +24,7 @@ struct CoverInputs {
     filled: BTreeSet<Set>,
     /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
-    /// Networks that one local route makes local as a whole.
+    /// Ranges of service addresses: networks that local routes make local.
     ranges: Ranges,
     /// Version of the list of addresses to which this node must not connect.
     version: u64,
@@ -61,12 +61,12 @@ impl Cover {
         }
     }
 
-    /// Starts the wait of new virtual servers, after the first read of rules.
+    /// Makes new virtual servers at cluster IPs wait for rules, from the first read of rules.
     pub(crate) fn first_read(&mut self, now: Instant) {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// Starts the wait of rules, after the first update from Services.
+    /// Makes rules wait for the removal of an earlier run's set members, from the first update.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }
@@ -122,7 +122,7 @@ impl Cover {
         self.refresh(tables);
     }
 
-    /// Updates the list of sets that the installed rules do not match.
+    /// Updates the list of sets that the wanted rules match but the installed rules do not.
     pub(crate) fn refresh(&mut self, tables: &Tables) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;
@@ -146,7 +146,7 @@ impl Cover {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
 
-    /// Records that the installed rules equal the wanted rules.
+    /// Ends the wait of the rules, because the installed rules equal the wanted rules.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }

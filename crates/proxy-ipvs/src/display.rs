@@ -12,7 +12,7 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
     /// Returns the entry that a write changes, or `None` if the write changes many entries. Callers
-    /// must call this function before they book the outcome of the write.
+    /// must call this function before they record the outcome of the write.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {

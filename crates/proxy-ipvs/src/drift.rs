@@ -103,7 +103,7 @@ impl Drifts {
         self.is_asked |= self.check.take().is_some();
     }
 
-    /// Records the entries of a plan, which may have been written since the dump began.
+    /// Records that a plan may have written its entries since the dump began.
     pub(crate) fn note(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let (mut was_passed_over, mut is_refused) = (false, false);
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -194,8 +194,8 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the kernel's number of virtual servers, including other programs' virtual servers. The
-    /// first glance compares its result with this number.
+    /// Stores the number of virtual servers in the kernel, including other programs' virtual
+    /// servers. The first glance compares its result with this number.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }

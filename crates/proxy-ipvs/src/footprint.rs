@@ -55,8 +55,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("ipvs")
 };
 
-/// Returns the names of a family's sets. Includes the spare set that a crash may have left. For
-/// both families, earlier builds used the name of IPv4's spare set.
+/// Returns the names of a family's sets. Includes the spare set that a crash may have left. Earlier
+/// builds used IPv4's spare set for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::every().map(|set| OwnSet {
         name: set.name(family),
@@ -71,9 +71,9 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the temporary name of a set that replaces a smaller set. The kernel has one name space
-/// of sets for both families, which may replace sets at the same time. So each family has its own
-/// name.
+/// Returns the temporary name of a set that replaces a smaller set. Both families may replace sets
+/// at the same time, and the kernel has a single name space for them. So each family has its own
+/// temporary name.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

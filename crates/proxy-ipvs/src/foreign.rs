@@ -19,8 +19,8 @@ pub(crate) struct ForeignServers {
     servers: HashMap<VirtualServerKey, VirtualServer>,
     /// True once all evidence of ownership has been read.
     is_judged: bool,
-    /// Virtual servers that other programs added or removed after the compilation of the Services
-    /// at their addresses.
+    /// Virtual servers that other programs added or removed, and at whose addresses Services have
+    /// not been compiled again since.
     changed: HashSet<VirtualServerKey>,
     /// Virtual servers that the log has reported.
     told: HashSet<VirtualServerKey>,
@@ -30,7 +30,8 @@ pub(crate) struct ForeignServers {
 }
 
 impl ForeignServers {
-    /// Returns true if a virtual server has this key and is not known to be from a kube-proxy.
+    /// Returns true if a virtual server has this key, but no evidence so far shows that a
+    /// kube-proxy created it.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }

@@ -107,7 +107,7 @@ pub struct FoundAddresses {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks that one local route makes local as a whole.
+    /// Networks with one local route each, and whether that route has the current source address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
@@ -120,7 +120,7 @@ pub struct FoundAddresses {
 pub struct FoundRules {
     /// Rules of the shim.
     pub rules: Rules,
-    /// Other modes' leftovers by place. Places without leftovers are absent.
+    /// Leftovers of other modes, by their place in the kernel. Places without leftovers are absent.
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
@@ -143,7 +143,7 @@ pub struct Snapshot {
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks that one local route makes local as a whole.
+    /// Networks with one local route each, and whether that route has the current source address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,
@@ -157,7 +157,8 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// Rules of the shim, or `None` if not read.
     pub rules: Option<Rules>,
-    /// Other modes' leftovers by place, or `None` if not read. Places without leftovers are absent.
+    /// Leftovers of other modes, by their place in the kernel, or `None` if not read. Places
+    /// without leftovers are absent.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 

@@ -13,7 +13,7 @@ use crate::footprint::FOOTPRINT;
 /// Place of leftovers from another mode, or from a run with the other iptables backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// The iptables backend that also has the shim.
+    /// The iptables backend into which this mode writes its shim.
     Beside(Backend),
     /// The iptables backend that this mode does not use.
     Other(Backend),
@@ -38,8 +38,8 @@ impl fmt::Display for LeftoverPlace {
     }
 }
 
-/// Returns other modes' leftovers in the output of `iptables-save`, except chains that the shim
-/// also uses. These leftovers still serve packets until the shim is installed.
+/// Returns leftovers of other modes in the output of `iptables-save`. They serve packets until the
+/// shim is installed. Omits chains that the shim also uses.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

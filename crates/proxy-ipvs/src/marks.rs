@@ -31,7 +31,7 @@ pub(crate) struct Marks {
     last: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
-    /// Smallest number that may be free.
+    /// Smallest mark number that may be free.
     next: u32,
     /// True if the proxy has read the kernel's marks, but has not yet compiled the Services that
     /// may need a mark.
@@ -90,7 +90,7 @@ impl Marks {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Stores the members of the set with marks, from the first read of the kernel.
+    /// Stores the marks that the first read found in the kernel's set of marks.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
         let Some(bits) = self.bits.filter(|_| self.last.is_none()) else {
             return;
@@ -217,8 +217,8 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a free mark, which no program's virtual server uses. Returns `None` if no mark is
-    /// free.
+    /// Returns a free mark: no Service port has it, and no program's virtual server uses it.
+    /// Returns `None` if no mark is free.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {

@@ -74,8 +74,8 @@ impl ChangingServers {
     }
 }
 
-/// Returns the writes that remove unwanted exemptions of virtual servers before a plan changes
-/// these virtual servers.
+/// Returns the writes that remove unwanted exemptions from masquerading, before a plan changes the
+/// exempt virtual servers.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -133,8 +133,8 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_there(&key))
 }
 
-/// Returns true if no other entry must wait for the virtual server. One of these conditions
-/// suffices:
+/// Returns true if a virtual server is ready for new connections, so that other entries need not
+/// wait for it. One of these conditions suffices:
 ///
 /// - The virtual server exists, and sends new connections only to wanted endpoints. If any endpoint
 ///   is wanted, at least one has a weight above 0. (During a drain, weights are 0. After a change
@@ -150,8 +150,8 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// Returns the writes that remove unwanted marks. If an address gets another mark, the plan that
-/// adds the new mark removes the old mark first. Otherwise, the mark stays while the virtual server
-/// at its address still serves unwanted endpoints.
+/// adds the new mark removes the old mark first. If an address gets no other mark, the old mark
+/// stays while the virtual server at the address still serves unwanted endpoints.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
@@ -177,10 +177,10 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
         .collect()
 }
 
-/// Returns true if a virtual server still sends new connections to unwanted endpoints, and the
-/// kernel has not refused the write that would end this. While this is true, no further packets may
-/// reach the virtual server: packets from outside keep their mark, and the address of the virtual
-/// server does not become local.
+/// Returns true if a virtual server still sends new connections to unwanted endpoints. Returns
+/// false if the kernel has refused the write of the virtual server. While the result is true, no
+/// further packets may reach the virtual server: packets from outside keep their mark, and its
+/// address does not become local.
 pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -211,8 +211,8 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Returns the writes that remove unwanted members from two sets. The sets contain addresses
-/// without an endpoint, and rules drop packets to these addresses.
+/// Returns the writes that remove unwanted members from the two sets of addresses without an
+/// endpoint. Rules drop packets to the members of these sets.
 pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
     let ended = sets.flat_map(|set| {

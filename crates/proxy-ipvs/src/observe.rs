@@ -263,10 +263,10 @@ impl Ipvs {
         }
     }
 
-    /// Adopts wanted virtual servers that were missing from the first dump, or whose evidence of
-    /// ownership may be lost. The proxy adopts a virtual server if it has the flag of a kube-proxy,
-    /// or if a kube-proxy would have created it in the same way. Reports all other wanted virtual
-    /// servers as foreign.
+    /// Adopts a foreign virtual server that a Service wants if it has the ownership flag, or if a
+    /// kube-proxy could have created it for this Service. The first dump may have missed it, or
+    /// other evidence of ownership may be lost. Reports all other wanted virtual servers as
+    /// foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {

@@ -95,8 +95,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. A query fits beside a plan
-    /// that only adds entries and does not exhaust its budget.
+    /// Returns the next plan for virtual servers, destinations and sets. The plan has room for a
+    /// query if it adds and changes entries, and does not exhaust its budget.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,

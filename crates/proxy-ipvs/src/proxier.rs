@@ -40,10 +40,10 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::OwnershipEvidence;
 
-/// Number of changed Services from which the tables reserve memory in advance.
+/// Minimum number of changed Services for which the tables reserve memory in advance.
 const MANY: usize = 1_000;
 
-/// Number of writes in a plan from which the process returns unused memory after the plan.
+/// Minimum number of writes in a plan after which the process returns unused memory.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
@@ -60,7 +60,7 @@ pub struct Ipvs {
     /// Virtual servers that the first read found. `None` once their owners are known.
     pub(crate) takeover: Option<OwnershipEvidence>,
     pub(crate) link: Link,
-    /// Networks that one local route makes local as a whole.
+    /// Ranges of service addresses: networks that local routes make local.
     pub(crate) ranges: Ranges,
     /// Inputs, other than the tables, from which the ranges were computed. `None` if the tables
     /// have changed since that computation.
@@ -70,8 +70,8 @@ pub struct Ipvs {
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit for the frequency of comparisons of the nftables table that kernel notifications
-    /// cause.
+    /// Limit for how often kernel notifications make the proxy compare its nftables table with the
+    /// kernel.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }

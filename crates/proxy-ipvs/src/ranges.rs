@@ -50,7 +50,8 @@ pub enum RangeSource {
     Former,
 }
 
-/// Networks that local routes make local as a whole, and exceptions within these networks.
+/// Networks of service addresses that local routes make local, and exceptions within these
+/// networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
     /// The networks. No network lies within another network of this list.

@@ -15,9 +15,9 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables of the shim (the rules beside IPVS), in the order of writing, because the kernel replaces
-/// each table separately. Table mangle comes first: packets must have their mark before rules in
-/// table nat let them pass to IPVS.
+/// Tables of the shim (the rules beside IPVS), in the order of writing. The kernel replaces each
+/// table separately, so the order matters. Table mangle comes first: packets must have their mark
+/// before rules in table nat let them pass to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. The chains are in table
@@ -193,7 +193,7 @@ impl Rules {
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Skips table mangle if neither the wanted nor the installed shim has chains there.
+                // Writes table mangle only if the wanted or the installed shim has chains there.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;
@@ -346,8 +346,8 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // Skips targets that need no module of their own: the kernel's built-in targets,
-                // and a match for bridges.
+                // Skips names that the lists of modules need not contain: built-in targets, the
+                // match `physdev` for bridges, and our chains.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")

@@ -65,7 +65,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Returns the initial state, with the schedulers that earlier queries found
+    /// Returns the initial state, with the schedulers that a preview has already looked for
     /// (`foreseen_schedulers`).
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
@@ -82,8 +82,8 @@ impl Schedulers {
         of.or_insert_with(|| SchedulerEntry::new(scheduler))
     }
 
-    /// Returns the scheduler that a Service gets: its own if the kernel has it, otherwise the
-    /// node's.
+    /// Returns the scheduler that a Service gets: the requested scheduler if the kernel has it,
+    /// otherwise the node's scheduler.
     fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {

@@ -13,15 +13,16 @@ use proxy::{IpFamily, ServiceAddress, Target};
 /// Each service address can be converted to this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Packets with this firewall mark, to any address. Plans create these virtual servers first.
-    /// Without them, marked packets would use the virtual server at their destination address.
+    /// Virtual server of packets with this firewall mark, to any address. Plans create such virtual
+    /// servers first. Without them, marked packets would use the virtual server at their
+    /// destination address.
     Mark {
         /// Family of the packets.
         family: IpFamily,
         /// The packet mark, which is never 0.
         mark: u32,
     },
-    /// Packets to this address and port.
+    /// Virtual server of packets to this address and port.
     Address(ServiceAddress),
 }
 
@@ -116,7 +117,7 @@ impl Properties {
     /// Exceptions:
     ///
     /// - A virtual server of upstream or of an earlier build of this proxy lacks the bit and does
-    ///   not get it later. Its address decides who owns it.
+    ///   not get it later. Sets and addresses show who owns it.
     /// - If a kernel drops the bit, only this evidence is lost.
     /// - If a kernel refuses the bit, the proxy creates the virtual server without the bit.
     pub const OWNED: u32 = 1 << 30;
@@ -229,8 +230,8 @@ pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// Compact form of a nonempty list whose destinations are IPv4 and differ only in the address.
-    /// Such a list always has this form.
+    /// Compact storage of a nonempty list of IPv4 destinations that differ only in the address.
+    /// Every such list is stored in this way.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,

@@ -47,7 +47,7 @@ pub struct Shim {
     /// exclude it. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
-    /// Ranges of service addresses that a local route makes local as a whole.
+    /// Ranges of service addresses: networks that local routes make local.
     pub ranges: Ranges,
 }
 

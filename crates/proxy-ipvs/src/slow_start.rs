@@ -93,7 +93,7 @@ impl Ramp {
 pub(crate) struct Place<'a> {
     pub(crate) key: VirtualServerKey,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Virtual server that was wanted before. If `None`, only the weights in the kernel decide
+    /// Virtual server as it was wanted before. If `None`, only the weights in the kernel decide
     /// which destinations grow.
     pub(crate) before: Option<&'a VirtualServer>,
 }

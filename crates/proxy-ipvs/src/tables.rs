@@ -107,7 +107,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late (not yet removed in time). They do not count
+    /// Sets whether unwanted entries that still exist count as late. They do not count as late
     /// while the proxy must not remove entries.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
@@ -154,8 +154,8 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// Returns true if the link has the address of a virtual server, or if no missing range
-    /// contains the address. Also true for a virtual server without an address.
+    /// Returns true if the link has the address of a virtual server, or if the kernel has every
+    /// wanted range that contains the address. Also true for a virtual server without an address.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {

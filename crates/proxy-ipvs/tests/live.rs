@@ -53,7 +53,7 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A simulated node: both proxiers, and the state of the daemon that drives them.
+/// A simulated node: the proxiers of both IP families, and the state of their daemon.
 struct Node {
     model: Model,
     iptables: Iptables,
@@ -1244,8 +1244,8 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Changes by this proxy keep the ownership flag. A change by upstream removes the flag,
-            // which upstream does not know, and nothing else.
+            // Changes by this proxy keep the ownership flag. A change by upstream removes only this
+            // flag, because upstream does not know it.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);

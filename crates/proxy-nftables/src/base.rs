@@ -53,13 +53,13 @@ pub(crate) enum BaseKey {
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set, and that the kernel may still have although no
-    /// layout wants it:
+    /// Returns true for a chain that uses this set and may still exist in the kernel, although no
+    /// layout wants the chain. There are two kinds:
     ///
     /// * a chain of upstream's layout;
     /// * a chooser chain for a number of endpoints that no Service has.
     ///
-    /// All other chains of an unwanted layout use only sets that are deleted together with these
+    /// All other chains of an unwanted layout use only sets that the mode deletes together with the
     /// chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
@@ -340,8 +340,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // Rejects TCP with a reset. A socket that is still sending the packet would not receive
-            // an ICMP error, so the client would send its next packet only after a second.
+            // Rejects TCP with a reset. A client would miss an ICMP error while its socket still
+            // sends the packet, and would then send its next packet only after a second.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -372,7 +372,8 @@ impl Base {
         }
     }
 
-    /// Returns the rule that leads packets to NodePorts to the chains of their Services.
+    /// Returns the rule that looks up the NodePort of a packet, and continues in the chain of its
+    /// Service.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),
@@ -505,7 +506,7 @@ pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     fixed.or_else(|| Chooser::find(name).map(BaseKey::Chooser))
 }
 
-/// Returns the name of the base set with this name, if any.
+/// Returns this name as a constant if it is the name of a base set, or else `None`.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

@@ -127,9 +127,9 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// After a read of the kernel, claims again the objects of ports that lack an endpoint for some
-    /// clients. This keeps routes in the kernel that lead to endpoints. Used only while the mode
-    /// must not delete objects.
+    /// Claims again, after a read of the kernel, the objects of ports that lack an endpoint for
+    /// some clients. So routes in the kernel that lead to endpoints stay. The mode calls this
+    /// function only while it must not delete objects.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -158,7 +158,7 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
 /// Returns true if it kept a route or chain.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // Chains of kept routes stay, too: in another layout, the last rule of such a chain may differ.
+    // Chains of kept routes, which stay unchanged, too: their last rule depends on the layout.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,9 +1,9 @@
 //! Changes single rules of long chains, instead of writing whole chains.
 //!
 //! With session affinity, the chain that chooses an endpoint has one rule for each endpoint. Each
-//! of these rules uses its own set. For each rule that is written, the kernel searches all sets of
-//! the table. So the cost of writing the whole chain grows with the square of the number of
-//! endpoints: 8 s for 10,000.
+//! of these rules uses its own set. To write one such rule, the kernel searches all sets of the
+//! table. So the cost of writing the whole chain grows with the square of the number of endpoints:
+//! 8 s for 10,000.
 //!
 //! This module reads the current rules with their handles, and writes only the differences.
 
@@ -17,7 +17,7 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Largest number of rules in a chain that every plan rewrites as a whole.
+/// Largest number of rules with which a changed chain is always rewritten as a whole.
 const LONG: u32 = 4;
 
 /// Largest number of rules of one chain that a transaction writes. Between two transactions for a
@@ -107,8 +107,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // First unwanted rule after all kept rules. If only some new rules are added now, they are
-    // inserted before this rule.
+    // First unwanted rule after the last kept rule. A step that deletes no rule inserts the last
+    // new rules of the chain before this rule.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -158,8 +158,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // Digests the rules in any order, because the digest of an unfinished chain must only
-        // differ from the digest of the wanted rules.
+        // Digests the rules in any order. The digest of an unfinished chain only has to differ from
+        // the digest of the wanted rules.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })

@@ -104,7 +104,7 @@ impl Executor<'_> {
     }
 
     /// Activates the dormant table. Ignores a refusal: the kernel then also refuses the next
-    /// transaction, and that error has the reason.
+    /// transaction, whose error states the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -210,8 +210,8 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, UnitOutcome::Refused(reason));
             } else {
-                // Splits the group in halves. The base is the first unit, so it is alone in the
-                // last half.
+                // Splits the group in halves. The base is the first unit, so repeated splits leave
+                // it alone in a group.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);

@@ -42,7 +42,8 @@ pub struct FakeState {
     /// these texts, like a kernel that lacks a feature.
     pub refused: Vec<String>,
     /// Parts of change descriptions. A change whose description contains one of these texts makes
-    /// the table invalid: the fake refuses it and all later rules and elements of the transaction.
+    /// the table invalid. The fake refuses this change, and all later rules and elements of the
+    /// transaction.
     pub invalid: Vec<String>,
     /// Parts of change descriptions. The fake refuses each transaction that has such a change,
     /// without naming the change.
@@ -51,7 +52,7 @@ pub struct FakeState {
     pub held: Option<String>,
     /// Largest number of changes in one transaction, or `None` for no limit.
     pub room: Option<usize>,
-    /// Number of the next transactions that are committed but whose reply is lost.
+    /// Number of upcoming transactions that the fake commits, but whose replies are lost.
     pub lost: usize,
     /// Parts of change descriptions. The fake refuses each transaction that has such a change, as
     /// if the kernel lacked memory.

@@ -16,8 +16,8 @@ static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });
 
-/// Parses bytes as an object of the table. Treats an element as an element of every set, because
-/// the message of an element may contain the name of any set.
+/// Parses bytes as an object of the table. Adds parsed elements to every base set, and to the set
+/// that their message names.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -87,14 +87,14 @@ impl Purpose {
 /// Prefix of the sets that contain the clients of one endpoint.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true if a chain has the name of a Service port's chain, as this or another kube-proxy
-/// creates it.
+/// Returns true if this is the name of a Service port's chain. This or another kube-proxy may have
+/// created the chain.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true if a set has the name of a set of clients, as this or another kube-proxy creates
-/// it.
+/// Returns true if this is the name of a set of clients. This or another kube-proxy may have
+/// created the set.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
@@ -156,7 +156,7 @@ impl NameBase {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Returns true if a chain with this name has this base, for any purpose.
+    /// Returns true if `chain` is the name of a chain with this base and any purpose.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,

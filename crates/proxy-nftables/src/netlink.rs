@@ -59,8 +59,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// Counts this kernel's socket among the program's own sockets. The program's subscriptions to
-    /// notifications ignore changes through these sockets.
+    /// Lists the socket of this access among `own`, the sockets of this program. The program's
+    /// subscriptions to notifications ignore changes through listed sockets.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

@@ -8,7 +8,7 @@ use footprint::origin::{
 
 use crate::TABLE;
 
-/// Place of this mode's objects: its nftables table.
+/// The nftables table that contains this mode's objects.
 const NFTABLES: Space<'static> = Space::Nftables(TABLE);
 const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves on localhost; --nodeport-addresses, \
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";

@@ -109,7 +109,7 @@ pub(crate) struct PortChanges {
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port that the plan writes.
     pub(crate) chains: BTreeMap<Name, ChainWrite>,
-    /// Unwanted chains that the plan flushes first, because they use a set that it replaces.
+    /// Unwanted chains that the plan flushes first, because they use a set that the plan replaces.
     pub(crate) emptied: Vec<Name>,
     /// Sets of session affinity clients that the plan writes.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
@@ -158,7 +158,7 @@ impl ClientsChange {
     }
 
     /// Returns true if the existing set stays, and the plan makes the kernel release the memory
-    /// that it reserved for the set.
+    /// that is reserved for the set.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there
             .is_some_and(|there| there.room == SetMemory::Reserved)

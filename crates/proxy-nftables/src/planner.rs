@@ -38,11 +38,11 @@ const MANY_SLOTS: usize = 10_000;
 /// Largest number of sets of session affinity clients that a transaction writes for one Service
 /// port.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Smallest number of pending entries at which a plan contains only some of the pending Service
-/// ports.
+/// Smallest number of pending slots (addresses and ports) at which a plan contains only some of the
+/// pending Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which urgent Service ports get a separate transaction. The
-/// whole node waits for urgent Service ports.
+/// Number of pending Service ports above which urgent ports get a separate transaction. Urgent
+/// ports are those of the API server and DNS: the whole node waits for them.
 const FEW_PARTS: usize = 256;
 /// Largest number of unwanted objects that one transaction deletes.
 const MANY_STALE: usize = 20_000;
@@ -134,8 +134,8 @@ impl<'a> Planner<'a> {
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // Keeps the chains to which these elements lead, until the last transaction deletes the
-            // chains.
+            // Deletes no chain yet, because other unwanted elements may still lead to it. The last
+            // transaction deletes the chains.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -312,7 +312,7 @@ impl<'a> Planner<'a> {
     /// Returns true if the write of a chain must wait during a change of layout.
     ///
     /// * The `services` chain of upstream's layout waits while some Services are unknown, or while
-    ///   their objects in this layout wait for a retry.
+    ///   refused objects of Services wait for a retry.
     /// * The `services` chain of the layout `flat` need not wait, because it leads to objects of
     ///   both layouts.
     fn has_to_wait(&self, key: &BaseKey) -> bool {
@@ -423,9 +423,9 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns the changes of only some Service ports if very many are pending, as at a start.
-    /// Urgent ports, for which the whole node waits, come first. Skips entries whose last write
-    /// failed.
+    /// Returns the changes of some Service ports if very many are pending, as at a start.
+    /// Otherwise, returns no changes. Urgent ports, for which the whole node waits, come first.
+    /// Skips entries whose last write failed.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();

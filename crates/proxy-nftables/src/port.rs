@@ -150,7 +150,7 @@ impl fmt::Display for Member {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Service port that owns these objects.
+    /// Service port that owns the compiled objects.
     pub owner: Arc<Owner>,
     /// Number of endpoints, in any state.
     pub endpoints: usize,
@@ -170,7 +170,7 @@ pub struct ServedPort {
     local: Endpoints,
     /// Endpoints on this node that are also in `cluster` or `local`.
     on_node: Endpoints,
-    /// True if any endpoint is serving, on any node.
+    /// True if at least one endpoint on any node is serving.
     any: bool,
 }
 
@@ -561,8 +561,8 @@ impl ServedPort {
 
     fn firewall_rules(&self) -> Vec<Rule> {
         // Admits the source ranges. If they include the node's address, also admits the load
-        // balancer's addresses: the node's own packets to such an address may have it as their
-        // source.
+        // balancer's addresses: the node's own packets to such an address may also have this
+        // address as their source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();

@@ -34,8 +34,8 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Smallest number of Service ports in a plan after which the process returns free memory to the
-/// operating system.
+/// Smallest number of Service ports in a plan for which the process, after this plan, returns free
+/// memory to the operating system.
 const MANY: usize = 1_000;
 
 /// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
@@ -58,8 +58,8 @@ pub struct Nftables {
     claims: Claims,
     base: Arc<Base>,
     /// Chooser chains that exist. Each chooses among a fixed number of endpoints. A chooser chain
-    /// that no Service needs stays until the next start: creating it again would cost the kernel as
-    /// much time as creating a Service's chain.
+    /// that no Service needs stays until the next start. If a Service needs it again, the kernel
+    /// saves the time for a new chain.
     choosers: BTreeSet<Chooser>,
     /// True if Services need chooser chains that are not yet among the wanted objects.
     lacks_choosers: bool,
@@ -79,7 +79,8 @@ pub struct Nftables {
     /// True if a write of this mode left the table's state unknown. The next read then reports no
     /// drift.
     is_uncertain: bool,
-    /// True once the mode has known the node's own address, even if the address is now unknown.
+    /// True from the first time that the mode knows the node's own address. Stays true if the
+    /// address becomes unknown.
     has_own_address: bool,
     /// Sets of session affinity clients for which the kernel has already released the reserved
     /// memory. The handles of these sets still show that the sets were created with a size.
@@ -98,7 +99,7 @@ enum ServedAddresses {
     Unknown,
 }
 
-/// Knowledge about the node's own address: it exists or may exist, or it is certainly missing.
+/// Existence of the node's own address, as far as the mode knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
     /// The address is known, was known before, or may still become known.
@@ -371,7 +372,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // Compiles no Service again: only the base contains the addresses that serve NodePorts.
+        // Compiles no Service again: the addresses that serve NodePorts affect only the base.
         self.want_base(state);
         false
     }

@@ -25,7 +25,7 @@ use crate::port::{Member, Route, Slot};
 /// addresses serve NodePorts.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
-/// Returns true for an object that exists, in both layouts, only if the rules reject NodePorts on
+/// Returns true for an object of either layout that exists only if the rules reject NodePorts on
 /// localhost.
 fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
@@ -79,9 +79,9 @@ impl Tables {
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Returns the layout of the table in the kernel, or `None` if the table has no layout. Maps of
-    /// the layout `flat` do not prove that the table has this layout, because upstream's kube-proxy
-    /// does not delete them.
+    /// Returns the layout of the table in the kernel, or `None` if the table has no layout. Looks
+    /// only at chains: maps of the layout `flat` may exist in a table of upstream's layout, too,
+    /// because upstream's kube-proxy does not delete them.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);
@@ -312,7 +312,7 @@ impl Tables {
     }
 }
 
-/// Effect of a refusal on its entries: they count as late (not written in time), or they do not.
+/// Rating of entries that the kernel has refused: late, or excused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,

@@ -2,8 +2,8 @@
 //! are:
 //!
 //! * a chain that uses one of [the counters](crate::name::localhost_counter);
-//! * a chain that leads to such a chain, directly or through a map;
-//! * a map that leads to such a chain.
+//! * a chain that leads to a recognized chain, directly or through a map;
+//! * a map that leads to a recognized chain.
 //!
 //! An earlier kube-proxy left these objects, and no other program would remove them.
 

@@ -218,8 +218,8 @@ impl World {
             .set_read_timeout(Some(Duration::from_millis(500)))
             .unwrap();
         let sent = socket.send(b"x").and_then(|_| socket.recv(&mut [0]));
-        // Accepts either error: a local sender gets the error of the firewall before the ICMP
-        // message arrives.
+        // Accepts two errors: PermissionDenied from the rules themselves, and ConnectionRefused
+        // from the ICMP message.
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::ConnectionRefused];
         kinds.contains(&sent.unwrap_err().kind())
     }

@@ -707,8 +707,8 @@ fn source_ranges_also_protect_a_load_balancer_address_that_is_an_external_ip() {
     }
 }
 
-/// For each rule that is written and uses a set, the kernel searches all sets. So the proxier
-/// changes only the affected rules of a long chain.
+/// To write one rule that uses a set, the kernel searches all sets. So the proxier changes only the
+/// affected rules of a long chain.
 #[test]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {
     for layout in LAYOUTS {
@@ -1188,7 +1188,7 @@ fn an_element_is_written_once_the_kernel_accepts_its_chain() {
         world.apply(slice_of(1, [1]));
         assert!(!world.sync().failures.is_empty());
         let reads = world.kernel.state().reads;
-        // Adds an external IP, whose element leads to the refused chain, too.
+        // Adds an external IP. Its element also leads to the refused chain.
         world.apply(with(&[1, 2]));
         world.sync();
         world.now += Duration::from_secs(10);
@@ -1611,8 +1611,8 @@ fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
                     }
                 };
                 if world.sync().pending == 0 {
-                    // The external chain may be equal in both layouts. In that case, the proxier
-                    // does not write it, so the kernel cannot refuse it. All other chains differ.
+                    // Unlike other chains, the external chain may be equal in both layouts. The
+                    // proxier then does not write it, so the kernel cannot refuse it.
                     assert_eq!(refused, "chain external-");
                     continue;
                 }

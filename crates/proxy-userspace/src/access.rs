@@ -20,7 +20,7 @@ use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::PortBackends;
 
-/// Largest number of writes that search for the refused changes of one plan.
+/// Largest number of writes that one plan may use to isolate its refused changes.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {
@@ -75,8 +75,9 @@ fn serve(
     opened
 }
 
-/// Writes the whole plan in one step. If the kernel refuses the plan, first writes the base with
-/// the existing redirects. Then writes halves of the changes until each refused change is isolated.
+/// Writes the whole plan in one step. If the kernel refuses the plan, first writes the base (the
+/// rules that do not depend on Services) with the existing redirects. Then writes halves of the
+/// changes until each refused change is isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();

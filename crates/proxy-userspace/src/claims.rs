@@ -10,7 +10,7 @@ use crate::plan::RedirectTarget;
 use crate::port::{Listener, ListenerKind, ServedPort};
 use crate::tables::Tables;
 
-/// Claims of all Services of one IP family.
+/// Listening ports and redirects that the Services of one IP family want (their claims).
 #[derive(Default)]
 pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
@@ -28,7 +28,7 @@ pub(crate) struct RedirectFacts {
 }
 
 impl Claims {
-    /// Returns all Services with claims.
+    /// Returns all Services that want listening ports or redirects.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
@@ -39,7 +39,7 @@ impl Claims {
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces all claims of a Service.
+    /// Replaces the listening ports and redirects that a Service wants.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -108,7 +108,7 @@ impl Claims {
         ports
     }
 
-    /// Claims the redirects of an owner again, after its listening ports were opened.
+    /// Updates the redirects that a Service port wants, after its listening ports were opened.
     pub(crate) fn aim(
         &self,
         owner: &Arc<Owner>,

@@ -10,7 +10,7 @@ use proxy::LocalDetector;
 pub struct Config {
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
-    /// True if NodePorts are also served on localhost when all addresses serve them.
+    /// True if localhost serves NodePorts when `--nodeport-addresses` selects all addresses.
     pub localhost_node_ports: bool,
     /// Mark of the relay's own packets ([`Limits::mark`](relay::Limits::mark)). No rule redirects
     /// marked packets.

@@ -114,7 +114,7 @@ impl UserspaceKernel {
         }
     }
 
-    /// Makes reads of the node's addresses ignore the links of these modes.
+    /// Excludes addresses on the links of these modes from the addresses of the node.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);

@@ -54,8 +54,8 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// Claims the base (rules that do not depend on Services) for the node's current addresses.
-    /// Returns true if redirects must change with these addresses.
+    /// Sets the wanted base (rules that do not depend on Services) for the node's current
+    /// addresses. Returns true if redirects must change with these addresses.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -143,8 +143,8 @@ impl Userspace {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
         // If the plan opens or closes a port, also retries the listeners whose port could not be
-        // opened. So younger listeners do not take their ports. After a port was closed, such a
-        // retry succeeds.
+        // opened. Otherwise, younger listeners could take the ports. Once the plan has closed a
+        // port, a retry can succeed.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -447,7 +447,8 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // Changed endpoints need only the lane (worker thread) that opens and closes ports.
+    // During a change of mode, only the lane (worker thread) for ports continues to write, because
+    // changed endpoints need no other lane.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {

@@ -13,7 +13,7 @@ use crate::plan::{Base, Change, RedirectTarget};
 use crate::port::{Listener, ListenerKind, Portal};
 use relay::PortBackends;
 
-/// Tables of one IP family, one for each kind of entry.
+/// Record of the wanted and actual entries of one IP family, with one table for each kind of entry.
 #[derive(Default)]
 pub(crate) struct Tables {
     /// Listening ports. Their actual state is always known, because only this process opens them.
@@ -83,7 +83,8 @@ impl Tables {
     /// wanted yet. For example, the new port has no endpoint yet. The old port may belong to the
     /// same Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // Saves work in the usual case, also at the end of a start: no listening port is pending.
+        // Returns early in the usual case, also at the end of a start: no change of a listening
+        // port is pending.
         if self.sockets.pending_len() == 0 {
             return false;
         }

@@ -33,8 +33,8 @@ fn an_nftables_table_redirects_ipv6_packets_to_the_endpoints() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// If `nft` loads its own listing of this mode's rules, the loaded rules equal the original rules
-/// byte for byte.
+/// Checks that `nft` can load its own listing of this mode's rules, and that the loaded rules equal
+/// the original rules byte for byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn nftables_rules_that_detect_pods_are_read_back_unchanged() {

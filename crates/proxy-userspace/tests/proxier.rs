@@ -644,8 +644,8 @@ fn a_restart_opens_the_ports_to_which_existing_redirects_lead() {
     assert!(world.writes().is_empty(), "no rule changes");
 }
 
-/// Checks which Services get listening ports if there are too few: first those that an earlier
-/// process served, then the oldest.
+/// Checks which Services get listening ports if there are too few ports: first the Services that an
+/// earlier process served, then the oldest Services.
 #[test]
 fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let aged = |number: u16| Service {

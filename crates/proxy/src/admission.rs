@@ -6,7 +6,7 @@
 //! - `spec.externalIPs`: users who may write a Service choose these addresses.
 //! - `status.loadBalancer`: users who may write the status of a Service choose these addresses.
 //!
-//! Every mode refuses the following addresses, even if the other Service is younger:
+//! Every mode refuses a Service the following addresses, even if it is the older Service:
 //!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
@@ -444,7 +444,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // An external IP stays if at least one port of the Service is still served there.
+        // Keeps an external IP if at least one port of the Service is still served at this IP.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {

@@ -135,7 +135,7 @@ impl Contested {
         }
     }
 
-    /// Describes the action that the reason concerns, such as `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the action that the Service wants, such as `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(

@@ -144,7 +144,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
 
 /// Removes the excess from a Service. Costs O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
-    // Keeps the cluster IP and the node's addresses in any case.
+    // Always keeps the cluster IP and, if the Service has NodePorts, the node's addresses.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);

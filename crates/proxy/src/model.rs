@@ -280,7 +280,7 @@ impl Model {
     }
 
     /// Rechecks Services whose addresses may now be allowed or refused, even while a list arrives.
-    /// A Service at the API server's address cannot wait for the end of the list, because it may
+    /// The check cannot wait for the end of the list: a Service at the API server's address may
     /// prevent the list from ending.
     fn judge_doubted(&mut self) {
         // Repeats the check, because a Service that loses an address may free it for another

@@ -40,7 +40,7 @@ fn work_now(view: &ServiceView<'_>) -> usize {
     work(view.service, endpoints.sum())
 }
 
-/// State of the division of one IP family's changes into batches.
+/// Progress of dividing one IP family's changes into batches.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// True if the last batch contained only changes of namespaces within their shares.

@@ -9,8 +9,8 @@
 //!    (k/k#139628).
 //! 2. The mode has withdrawn its rules for the flow's address and port, no Service claims them, and
 //!    the flow is translated. The translation shows that these rules had redirected the flow
-//!    (k/k#141371). If someone deleted a Service while this program was down, its rules were still
-//!    in the kernel, so its flows are stale, too.
+//!    (k/k#141371). If a Service was deleted while this program was down, the Service's rules were
+//!    still in the kernel, so its flows are stale, too.
 //!
 //! ```text
 //!   ServiceView ─ UdpService::of ─▶ UdpServices ─ find_stale(original destination, reply source)
@@ -58,7 +58,8 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
-    /// Addresses that serve the ports, sorted. `yielded` lists the exceptions.
+    /// Addresses that serve the ports, sorted. `yielded` lists the exceptions: addresses and ports
+    /// at which another Service is served.
     addresses: Vec<IpAddr>,
     yielded: Vec<ServiceAddress>,
     ports: Vec<UdpPort>,
@@ -97,8 +98,8 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // Yielded ports concern only external IPs. A Service always keeps its own cluster IP and
-        // load-balancer IPs.
+        // Another Service can be served only at this Service's external IPs. A Service always keeps
+        // its own cluster IP and load-balancer IPs.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
             ip != cluster_ip && !service.ingress_ips.contains(&ip)

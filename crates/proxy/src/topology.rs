@@ -251,9 +251,9 @@ pub struct EndpointVerdict<'a> {
     pub is_local: bool,
     /// Number of slice entries for this endpoint. Only one entry counts.
     pub listed: usize,
-    /// Verdict for traffic that may use any node.
+    /// Reason why traffic that may use any node uses the endpoint, or does not use it.
     pub cluster: Reason,
-    /// Verdict for traffic that must stay on this node.
+    /// Reason why traffic that must stay on this node uses the endpoint, or does not use it.
     pub local: Reason,
 }
 
@@ -307,8 +307,8 @@ impl fmt::Display for Reason {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Returns all endpoints of a port, sorted by address, each with its verdicts. Agrees with
-    /// [`serving`](Self::serving). O(n log n).
+    /// Returns all endpoints of a port, sorted by address, each with the reasons why traffic uses
+    /// it or not. Agrees with [`serving`](Self::serving). O(n log n).
     pub fn verdicts(&self, port: &ServicePort) -> Vec<EndpointVerdict<'a>> {
         let mut listed = self.listed(port);
         listed.sort_by_key(|c| (c.target, c.endpoint.terminating));
@@ -368,7 +368,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Decides which endpoints get the traffic of one policy.
+/// Rule that decides which endpoints get the traffic of one policy.
 struct Judge {
     scope: Scope,
     /// True if traffic uses at least one ready endpoint.

@@ -24,7 +24,7 @@ pub enum EntryKind {
     ListeningPorts,
     /// Redirects to listening ports.
     Redirects,
-    /// Leftovers of other modes.
+    /// Kernel entries that other modes have left.
     Leftovers,
 }
 

@@ -404,8 +404,8 @@ fn a_service_may_list_its_load_balancer_address_as_external_ip() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// Checks that the node port wins for any age and order of the Services. The API server has
-/// assigned the node port to one Service only.
+/// Checks that a node port wins over another Service's external IP, for any age and order of the
+/// Services. The API server has assigned the node port to one Service only.
 #[test]
 fn a_node_port_wins_over_an_external_ip_at_node_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -518,7 +518,8 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
 
 proptest! {
     /// Checks external IPs after any sequence of changes. A port of an external IP serves its
-    /// Service if and only if no other Service's load balancer serves there.
+    /// Service if and only if no other Service's load balancer is served at the same address and
+    /// port.
     #[test]
     fn external_ips_are_served_if_no_load_balancer_serves_them(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

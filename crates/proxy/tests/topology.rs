@@ -329,7 +329,7 @@ fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
 }
 
 proptest! {
-    /// Checks that the verdict on each endpoint agrees with the choice of endpoints.
+    /// Checks that `verdicts` and the choice of endpoints agree about each endpoint.
     #[test]
     fn the_verdicts_agree_with_the_chosen_endpoints(
         given in prop::collection::vec(any_slice(), 0..4),

@@ -109,7 +109,8 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
                 *wanted = value;
                 return false;
             }
-            // After a restart, nearly every row takes this branch.
+            // After a restart, the kernel already has nearly all claimed entries. So nearly every
+            // row takes this branch.
             (Content::Any(any), Some(value))
                 if any.claims.is_empty() && any.other.as_ref() == Some(&value) =>
             {

@@ -23,7 +23,7 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// Largest number of pending keys that the table always lists, even if they are most of its keys.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Treatment of unwanted entries in the calculation of lateness.
+/// Choice whether unwanted entries count as late.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
     /// Unwanted entries count as late.
@@ -49,7 +49,7 @@ pub struct Table<K, V, O> {
     epoch: (u32, Option<Instant>),
     /// Start of each epoch, with the number of rows that became pending in it.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Treatment of unwanted entries in the calculation of lateness.
+    /// Choice whether unwanted entries count as late.
     removals: Removals,
 }
 
@@ -71,7 +71,7 @@ impl<K> PendingRows<K> {
     }
 }
 
-/// Origin of a changed claim.
+/// Reason for a change of a claimed value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimOrigin {
     /// The owner wants another value.
@@ -237,7 +237,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Users of contested keys need only the owners, so a change of the value alone leaves the
+        // Readers of contested keys use only the owners. So a change of the value alone leaves the
         // version unchanged.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
@@ -312,7 +312,7 @@ where
         }
     }
 
-    /// Counts a row again, after its wanted value or the treatment of unwanted entries has changed.
+    /// Counts a row again, after a change of its wanted value or of `removals`.
     fn recount(&mut self, key: &K) {
         if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
@@ -333,8 +333,9 @@ where
         }
     }
 
-    /// Counts pending rows if they are more than half of all rows. Lists them if they are less than
-    /// an eighth. Listing costs a scan of all rows, but many changes lie between two switches.
+    /// Replaces the list of pending rows by a count if more than half of all rows are pending, and
+    /// the count by a list if fewer than an eighth are. Creating a list scans all rows, but many
+    /// changes lie between two switches.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {

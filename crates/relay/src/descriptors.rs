@@ -19,8 +19,8 @@ pub(crate) const OPEN: &str =
 /// Smallest number of descriptors that the relay leaves to the rest of the process.
 const RESERVE: usize = 256;
 
-/// Upper bound of the relay's own limit of open files: Linux's default for the largest limit of a
-/// process (`fs.nr_open`).
+/// Largest limit of open files that the relay sets. This is Linux's default for the largest limit
+/// that a process may have (`fs.nr_open`).
 const MOST: u64 = 1 << 20;
 
 /// First and longest pause after the kernel has refused a descriptor.

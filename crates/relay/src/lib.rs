@@ -143,7 +143,7 @@ impl Relay {
             .spawn(move || {
                 let all = LocalSet::new();
                 let done = all.block_on(&runtime, run(limits, free, counters, received));
-                // Drops all remaining connections before the caller gets the reply.
+                // Drops all remaining connections before `Relay::finish` returns to its caller.
                 drop(all);
                 drop(runtime);
                 if let Some((done, left)) = done {
@@ -263,14 +263,15 @@ impl Port {
     }
 }
 
-/// Runs the task of a port. Holds the port's resources until the task ends or is aborted.
+/// Runs the task of a port. Holds the port's descriptor and ephemeral port number until the task
+/// ends or is aborted.
 async fn with(holds: Holds, task: impl Future<Output = ()>) {
     let _holds = holds;
     task.await;
 }
 
-/// Executes orders until the last sender is dropped. Returns the caller that waits for the relay's
-/// end, if any, and the number of remaining connections.
+/// Executes orders until the last sender is dropped. If a caller waits for the relay's end, returns
+/// the channel to this caller, with the number of remaining connections.
 async fn run(
     limits: Limits,
     free: Free,

@@ -24,8 +24,8 @@ use super::shares::{Client, ClientPlace, Shares};
 /// connections.
 const FEW: usize = 16;
 
-/// Number of connections above the limit that the relay may accept while the connections that they
-/// evict are still ending.
+/// Number of connections above the limit that the relay may accept. Each of them evicts an older
+/// connection, which may take a moment to end.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer in bytes. Larger than any datagram.
@@ -130,8 +130,8 @@ impl Shared {
     }
 }
 
-/// Sets the mark of a socket's packets. Ignores errors: a process that may not set marks cannot
-/// write redirect rules either, so no rule needs the mark.
+/// Sets the mark of a socket's packets. Ignores errors: a process that lacks the privilege for
+/// marks also lacks the privilege for redirect rules, so no rule needs the mark.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);
@@ -212,8 +212,8 @@ impl Counters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that the relay has accepted and then reset: the client was
-    /// not allowed, or no endpoint or connection slot was left.
+    /// Returns the number of connections that the relay has accepted and then reset. Either the
+    /// client was not allowed, or no endpoint or connection slot was left.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }

@@ -83,8 +83,8 @@ pub(crate) struct Shares<T> {
     freed: Notify,
 }
 
-/// A new connection slot. If another connection or flow must end to free this slot, also the handle
-/// that ends it.
+/// A new connection slot. If another connection or flow must end to free this slot, also has the
+/// handle that ends it.
 pub(crate) struct NewPlace<T: Clone> {
     pub(crate) place: ClientPlace<T>,
     pub(crate) evicted: Option<T>,

@@ -287,7 +287,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // A lack of resources on this node is not a failure of the endpoint.
+            // A lack of descriptors or memory on this node is not a failure of the endpoint.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;

@@ -51,7 +51,8 @@ fn a_relay_without_free_descriptors_waits_and_recovers() {
         let current = Some(open() as u64 + 8);
         setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
         let mut taken = all_there_are();
-        // Frees one descriptor for the client in this test.
+        // Frees one descriptor for the client's socket in this test, and `free` descriptors for the
+        // relay.
         taken.truncate(taken.len() - 1 - free);
         let mut waits = world.connect();
         thread::sleep(Duration::from_millis(100));

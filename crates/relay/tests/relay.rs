@@ -119,8 +119,8 @@ fn a_client_that_was_not_redirected_is_reset() {
 
 #[test]
 fn a_half_closed_connection_still_carries_replies() {
-    // The endpoint sends its reply only after the client has closed its direction. The endpoint
-    // still reads after it has closed its own direction.
+    // In the first half, the endpoint replies only after the client has closed its direction. In
+    // the second half, the endpoint reads after it has closed its own direction.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
         connection.read_to_end(&mut told).unwrap();
@@ -159,7 +159,7 @@ fn a_reset_of_one_side_resets_the_other_side() {
     client.write_all(b"x").unwrap();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    // The same test with the directions exchanged.
+    // Repeats the test with the roles exchanged: the client resets its connection.
     let (told, seen) = std::sync::mpsc::channel();
     let at = endpoint(move |mut connection| {
         connection.write_all(b"a").unwrap();
@@ -191,7 +191,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 #[test]
 fn a_slow_reader_delays_the_writer_without_data_loss() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
-    // The same bytes also arrive if no large read may wait in memory.
+    // All bytes also arrive if no large read may wait in memory (`waiting` is 0).
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
     {
         let with = Limits {
@@ -216,8 +216,8 @@ fn a_slow_reader_delays_the_writer_without_data_loss() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // This figure excludes socket buffers, which are the kernel's memory, bounded by `tcp_rmem`
-        // and `tcp_wmem`. Parallel tests of this process allocate a few megabytes.
+        // Resident memory excludes socket buffers, which are the kernel's memory, bounded by
+        // `tcp_rmem` and `tcp_wmem`. Parallel tests of this process allocate a few megabytes.
         let grown = resident().saturating_sub(before);
         assert!(grown < 48 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();

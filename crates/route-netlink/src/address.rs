@@ -39,8 +39,8 @@ impl Address {
     /// `EEXIST` if the link already has the address. An IPv6 address skips duplicate address
     /// detection. A loopback address gets the scope host.
     ///
-    /// The kernel may use a new IPv6 address as the source of packets before it can receive their
-    /// replies ([`KernelRoutes`](crate::KernelRoutes)).
+    /// The kernel may use a new IPv6 address as the source of packets before this host can receive
+    /// the replies ([`KernelRoutes`](crate::KernelRoutes)).
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
             IpAddr::V4(_) => AddressHeaderFlags::empty(),

@@ -18,8 +18,8 @@ const ROUTE_BYTES: usize = 1_024;
 /// Bytes of the receive buffer to reserve for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Time to wait without notifications after some notifications were lost. A dump then replaces the
-/// lost notifications.
+/// Maximum wait for the next notification once notifications were lost. After this time, a dump
+/// replaces the lost notifications.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes.
@@ -59,9 +59,9 @@ impl KernelRoutes {
         })
     }
 
-    /// Waits until the kernel has created the routes of the IPv6 addresses in `missing`. Removes
-    /// each address that has its route from `missing`. Ends early if no further route arrives
-    /// within `patience`.
+    /// Waits until the kernel has created the routes of the IPv6 addresses in `missing`. Removes an
+    /// address from `missing` once this address has its route. Ends early if no further route
+    /// arrives within `patience`.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl KernelRoutes {
                 .and_then(|()| self.0.recv_from_full());
             return match received {
                 Ok((datagram, _)) => Ok(added(&datagram)),
-                // A signal interrupts a read that has a timeout, and so does a stop of the process
+                // A signal, or a stop of the process, interrupts a read that has a timeout
                 // (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Received::Lost),

@@ -59,8 +59,9 @@ pub use route::{LocalRoute, MainRoute};
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// Returns the addresses of all links except those in `but`, in the calling thread's network
-/// namespace. Opens a new connection for each call, because a failed connection cannot be reused.
+/// Returns the addresses of all links except the links named in `but`, in the calling thread's
+/// network namespace. Opens a new connection for each call, because a failed connection cannot be
+/// reused.
 ///
 /// # Errors
 ///

@@ -81,8 +81,8 @@ pub enum RouteRefusal {
 }
 
 impl RouteRefusal {
-    /// Returns the reason for a refusal, or `None` if the kernel did not understand or did not
-    /// permit the request.
+    /// Returns the reason for a refusal that concerns the packet's route. Returns `None` for any
+    /// other refusal.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,

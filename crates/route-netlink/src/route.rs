@@ -27,7 +27,7 @@ pub struct LocalRoute {
     /// Origin of the route: `RTPROT_*` of linux/rtnetlink.h, or another number.
     pub protocol: u8,
     /// Source address of the node's own packets to the destination, or `None` for the kernel's
-    /// choice. Over IPv4, the kernel chooses the destination itself.
+    /// choice. Over IPv4, the kernel then uses the destination address as the source, too.
     pub source: Option<IpAddr>,
 }
 

@@ -116,7 +116,7 @@ impl Rtnetlink {
         }
     }
 
-    /// Returns the addresses of all links in a family.
+    /// Returns the addresses of one family on all links.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Rtnetlink {
         self.dump_addresses(family, 0)
     }
 
-    /// Returns the addresses of one link in a family, or an empty list if the link does not exist.
+    /// Returns the addresses of one family on a link, or an empty list if the link does not exist.
     ///
     /// # Errors
     ///

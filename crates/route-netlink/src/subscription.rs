@@ -31,7 +31,7 @@ pub enum Event {
 }
 
 /// A subscription to changes of links and addresses, in the network namespace of the thread that
-/// opened it. Its calls never block: before it calls `receive`, the caller waits until the
+/// opened it. Its calls never block. Before a call of `receive`, the caller must wait until the
 /// descriptor is readable.
 #[derive(Debug)]
 pub struct Subscription(Socket);

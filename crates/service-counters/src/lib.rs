@@ -1,4 +1,4 @@
-//! Traffic counters of Services. The kernel counts the traffic or, in userspace mode, the relay.
+//! Traffic counters of Services, from the kernel or, in userspace mode, from the relay.
 //!
 //! Observers read the counters through their own blocking sockets. So a mode's worker threads
 //! (kernel I/O) never wait for such a read.
@@ -43,8 +43,8 @@ pub struct CounterSamples {
     pub addresses: HashMap<At, OfAddress>,
     /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters of other programs' virtual servers, by firewall mark, in IPVS mode. Connections by
-    /// a mark of this program count at an address of their Service instead.
+    /// Counters of other programs' virtual servers, by firewall mark, in IPVS mode. Connections
+    /// with a mark of this program count at an address of their Service instead.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
     /// Service ports, regardless of the selection.
@@ -146,7 +146,7 @@ pub struct RelayedPort {
     pub sources: Option<Vec<IpNet>>,
 }
 
-/// Reads the counters of a mode.
+/// Reader of a mode's counters.
 pub trait ReadCounters: Send {
     /// Reads the selected counters, and passes each sample to `take`. Stores no sample. Blocks.
     ///

@@ -59,14 +59,14 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Number of events that are buffered for the receiver of the stream. An EndpointSlice with 50
-/// endpoints takes 8 kB.
+/// Number of events that may wait for the receiver of the stream. An event with an EndpointSlice of
+/// 50 endpoints takes 8 kB.
 const IN_FLIGHT: usize = 128;
 
 /// Placeholder for the API server's host in `manifests/daemonset`. The operator must replace it.
 const PLACEHOLDER_HOST: &str = "control-plane.example";
 
-/// Service of `tower` that sends a client's requests, below the layer that counts the requests.
+/// A `tower` service that sends a client's requests. The layer that counts requests wraps it.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
@@ -214,7 +214,7 @@ impl Server {
         })
     }
 
-    /// Returns the current failures of requests by [`stream`](Self::stream).
+    /// Returns the current failures of the requests that [`stream`](Self::stream) makes.
     pub fn troubles(&self) -> Troubles {
         Troubles::of(&self.outage)
     }
@@ -334,8 +334,8 @@ impl Access {
 
     /// Reads the current context of a kubeconfig. Error messages name the kubeconfig by `what`.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Sets an unused URL. Without a URL, `kube` would read the environment and report errors of
-        // the environment as errors of the file.
+        // Sets an unused `proxy-url`. Without one, `kube` would read the proxy from the
+        // environment, and report errors of the environment as errors of the file.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {
@@ -499,7 +499,8 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
         })
 }
 
-/// Parses these bytes as a list and as a watch, in each format, in pieces of two sizes.
+/// Parses these bytes as a list and as a watch, in each format. The bytes arrive in chunks of 7 or
+/// 4,096 bytes.
 pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     use futures::{FutureExt as _, TryStreamExt as _, stream};
     use messages::{Messages, NextMessage};

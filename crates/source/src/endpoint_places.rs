@@ -40,7 +40,7 @@ pub struct EndpointLocation {
 /// a node share an address, and a slice may contain a terminating pod and its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {
-    /// Ports of each slice, in the model's order of slices: by name.
+    /// Ports of each slice. The slices are sorted by name, as in the model.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
     /// Log lines about ignored endpoints, at most [`IGNORED_MAX`].
@@ -108,8 +108,8 @@ impl EndpointPlaces {
     }
 
     /// Returns the location of the endpoint that serves a Service port at this address and port
-    /// number. If several endpoints match, returns the endpoint that `proxy::Endpoints` uses. If no
-    /// port number is given, compares only the address.
+    /// number. If several endpoints match, returns the location of the one that `proxy::Endpoints`
+    /// uses. If no port number is given, compares only the address.
     pub fn find(
         &self,
         of: &ServicePortName,

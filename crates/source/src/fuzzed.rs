@@ -32,7 +32,8 @@ pub fn protobuf_event(bytes: &[u8]) {
     }
 }
 
-/// Reads a list and a watch, in both formats and in pieces. The first byte encodes their kind.
+/// Reads a list and a watch, in both formats, from bytes that arrive in chunks. The first byte
+/// encodes their kind.
 pub fn answer(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         api::read_as_anything(kind, bytes);

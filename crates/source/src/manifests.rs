@@ -294,7 +294,7 @@ impl Watch {
     }
 }
 
-/// Changes that are handled together.
+/// Changes in the folder that the next read covers.
 #[derive(Debug, Default)]
 struct Batch {
     touched: ChangedFiles,

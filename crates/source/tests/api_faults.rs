@@ -1,7 +1,7 @@
 //! Tests of the API source with an API server that fails for a while, and then recovers.
 //!
 //! If only the source and the server depend on time, the test pauses tokio's clock. The clock then
-//! advances whenever both wait.
+//! advances whenever the source and the server wait.
 
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 

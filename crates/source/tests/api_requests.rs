@@ -196,8 +196,8 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// Checks that lists older than the last seen version delete no object, until the server marks a
-/// list as its newest.
+/// Checks that a list older than the last seen version deletes no object, unless the source has
+/// requested the newest list.
 #[tokio::test]
 async fn an_outdated_list_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));

@@ -52,7 +52,7 @@ fn endpoints(told: &ReceivedState, service: &str) -> Vec<String> {
         .collect()
 }
 
-/// Part of a list's query.
+/// Parts of list URLs: of a streamed list, and of a list from the watch cache.
 const STREAMED: &str = "sendInitialEvents=true";
 const CACHED: &str = "limit=500&resourceVersion=0";
 

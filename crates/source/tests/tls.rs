@@ -335,7 +335,7 @@ async fn the_master_flag_overrides_the_kubeconfig_with_an_ipv6_url() {
         json!({"token": "secret"}),
     );
     is_served(&folder.kubeconfig(&server.url(), cluster.clone(), &user)).await;
-    // The credentials of the kubeconfig stay in use.
+    // `master` replaces the kubeconfig's URL, but not its credentials.
     let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
     let source = common::server(Some(&elsewhere), Some(&server.url())).await;
     let mut told = ReceivedState::of(&source.ok().unwrap(), "node1");

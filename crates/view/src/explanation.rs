@@ -54,20 +54,21 @@ pub struct Walk {
     /// Source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
-    /// Reason why the endpoint's reply never returns. Absent if the reply may return.
+    /// Reason why the endpoint's reply never reaches the sender. Absent if the reply may reach the
+    /// sender.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// Reason why the reply may not return. Absent if the reply certainly returns, or never
-    /// returns.
+    /// Reason why it is uncertain that the reply reaches the sender. Absent if the outcome is
+    /// certain.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
     /// Steps of the endpoint's reply on this node, in order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub answer: Vec<Step>,
-    /// Assumptions of this path about rules that could not be read or evaluated.
+    /// Assumptions behind this path, about rules that could not be read or evaluated.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub doubts: Vec<String>,
-    /// Number of rules without effect on the packet.
+    /// Number of rules that the packet passes without an effect.
     #[serde(default)]
     pub rules_passed: usize,
     /// Steps that affect the packet, in order.

@@ -32,13 +32,14 @@ pub struct Status {
     pub unreadable: Vec<Unreadable>,
     /// Addresses that two Services claim. At most 100.
     pub conflicts: Vec<Conflict>,
-    /// Drift since the start, by family and kind of entry.
+    /// Entries that other programs changed since the start and this proxy repaired, by family and
+    /// kind.
     pub drift: Vec<RepairedEntries>,
     /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
     /// Number of draining endpoints, including endpoints that are not listed.
     pub draining_count: usize,
-    /// Limited resources, with their use.
+    /// Limits, such as set sizes and open files, with their use.
     pub limits: Vec<Limit>,
     /// Kernel features that the mode uses.
     pub features: Vec<Feature>,
@@ -178,22 +179,22 @@ pub struct Draining {
     pub connections: Option<u64>,
 }
 
-/// A limited resource and its use.
+/// A limit, such as the size of a set or the number of open files, and its use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// Name of the resource, such as `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries` or
-    /// `open files`.
+    /// Name of the limited set, table or files: `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking
+    /// entries` or `open files`.
     pub of: String,
-    /// Number of units in use.
+    /// Number of entries, connections or files in use.
     pub used: u64,
-    /// Largest number of units.
+    /// Largest allowed number.
     pub limit: u64,
     /// True if at least 90 % of the limit is in use.
     pub near: bool,
 }
 
-/// Prefix of a feature's note if the kernel has the feature but it is disabled.
+/// Prefix of [`Feature::note`] for a feature that the kernel has but that is disabled.
 pub const OFF: &str = "off: ";
 
 /// A kernel feature that the mode uses.

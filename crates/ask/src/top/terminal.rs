@@ -1,5 +1,5 @@
-//! The terminal in full-screen mode. It returns to its former state when the value is dropped, and
-//! also after a panic.
+//! The terminal in full-screen mode. Dropping `Terminal` restores the terminal's former state. A
+//! panic restores this state, too.
 
 use std::io::{self, Stdout, Write as _};
 use std::panic::{set_hook, take_hook};
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Environment variable that tells the test to panic, because it runs as the child process.
+    /// Environment variable that only the child process has. It makes the test panic there.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
     /// Runs this test again as a child process that panics in its own terminal.

@@ -363,7 +363,8 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns an address next to one of the node's own addresses or to the destination, with its
-    /// next hop. No Service has the address. Its network is directly connected and has no pods.
+    /// next hop. No Service has the returned address, and it is in a directly connected network
+    /// without pods.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);

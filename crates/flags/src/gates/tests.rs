@@ -118,8 +118,8 @@ fn the_documentation_lists_each_gate_that_kube_proxy_uses() {
     assert!(intro.contains(&all), "{all}");
 }
 
-/// Checks which gates of kube-proxy have a different default in 1.38 than in 1.37. docs/versions.md
-/// also names this gate.
+/// Checks that exactly one gate of kube-proxy has a different default in 1.38 than in 1.37, and
+/// that docs/versions.md names this gate.
 #[test]
 fn one_gate_of_kube_proxy_has_a_different_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
@@ -156,7 +156,7 @@ fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
     let of = |given: &str, name: &str| gates(given).is_on(name);
     assert!(!of("AllBeta=false", FLAGZ));
     assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-    // The gate's stage is neither alpha nor beta, so `AllAlpha` and `AllBeta` do not affect it.
+    // `AllAlpha` and `AllBeta` affect only alpha and beta gates, so this gate stays on.
     assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
     assert!(!of("AllBeta=false", "AllAlpha"));
     assert!(of("AllAlpha=true", "ClientsAllowCBOR"));

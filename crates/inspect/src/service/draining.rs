@@ -180,8 +180,8 @@ impl<'a> HeldEndpoints<'a> {
         })
     }
 
-    /// Returns the drain of a destination with weight 0, with the numbers of its connections. When
-    /// the drain began is unknown.
+    /// Returns the drain of a destination with weight 0, with the numbers of its connections. The
+    /// drain's start time is unknown.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));

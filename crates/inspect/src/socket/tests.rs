@@ -93,7 +93,7 @@ async fn without_a_socket_folder_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
     // The client of an abstract socket requires that the server runs the client's own program. In
-    // this test, both are one process.
+    // this test, client and server are one process.
     let places = SocketLocations::of(&own.root.join("none"), &own.name());
     let answer = ask(&places, "/a").await.unwrap();
     assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");

@@ -9,9 +9,9 @@ use crate::{Entry, Reason};
 
 /// Maximum number of bytes for the entries in one message.
 ///
-/// An attribute has a length of 16 bits, so the kernel's limit is 64 KiB. Half of it is enough for
-/// 400 to 1,300 entries. It saves space in the receive buffer, because a refusal repeats the whole
-/// message.
+/// An attribute has a length of 16 bits, so the kernel's limit is 64 KiB. Half of this limit is
+/// enough for 400 to 1,300 entries. It also saves space in the receive buffer, because a refusal
+/// repeats the whole message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
 /// Maximum number of entries in one message, by round. Each round sends the entries that follow a

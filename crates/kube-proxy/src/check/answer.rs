@@ -12,12 +12,12 @@ use super::foresee::StartForecast;
 use super::migration::Migration;
 use crate::config::question::Output;
 
-/// Result of the check. As an object, the result has these fields:
+/// Result of the check. In JSON and YAML, the result has these fields:
 ///
 /// - `preflight`: the findings; always present;
 /// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
 ///   forecast. Each change has `of`, `kind`, `action`, and `write`, which describes the change;
-/// - `error`: the reason for a missing forecast, instead of the forecast;
+/// - `error`: the reason why there is no forecast; replaces the fields of the forecast;
 /// - `migration`: present if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct CheckResult {

@@ -9,7 +9,7 @@ use view::shown;
 /// A finding of a preflight check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// Subject of the finding: `modules`, `capabilities`, ...
+    /// Name of the check, such as `modules` or `capabilities`.
     pub(super) name: &'static str,
     pub(super) status: Status,
     /// Description of the finding, and the next step.

@@ -40,11 +40,11 @@ pub(super) struct StartForecast {
     /// variant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) forms: Vec<String>,
-    /// Addresses of the API server, each with its origin. No Service may use them.
+    /// Addresses of the API server, which no Service may use, each with its origin.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// State of other programs that would make the kernel reject writes. `warnings` also contains
-    /// these obstacles.
+    /// Objects of other programs, such as sets, because of which the kernel would reject writes.
+    /// `warnings` also reports these obstacles.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
 }

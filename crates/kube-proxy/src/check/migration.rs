@@ -1,4 +1,4 @@
-//! Effects of a start on a node that upstream's or this kube-proxy has already programmed. Lists
+//! Effects of a start on a node that a kube-proxy (upstream's or this one) has already programmed:
 //! kept, changed and removed entries, and the effect on open connections.
 
 use std::collections::BTreeMap;
@@ -84,8 +84,8 @@ impl Migration {
             .iter()
             .map(|CurrentEntryCount { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // Counts all rules of IPVS mode (the shim) as one entry, because a single write
-                // contains them.
+                // Prints no number for the rules of IPVS mode (the shim). They count as one entry,
+                // because a single write contains all of them.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),

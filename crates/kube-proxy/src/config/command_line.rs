@@ -1,4 +1,5 @@
-//! The command line of the daemon and of the commands about a start.
+//! The command line of the daemon, and of the commands that preview a start (`check`, `plan`,
+//! `diff`).
 //!
 //! ```text
 //!   arguments ─▶ Flags ─┐
@@ -163,13 +164,14 @@ fn warned(
     read
 }
 
-/// Reports whether a command line contains a command about a start (`check`, `plan`, `diff`).
-/// Accepts invalid command lines, too.
+/// Reports whether a command line contains `check`, `plan`, `diff` or `--dry-run`. The rest of the
+/// command line may be invalid.
 pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }
 
-/// Reads a command line as [`parse`] does. `read` replaces reading the configuration file.
+/// Reads a command line as [`parse`] does, but calls `read` instead of reading the configuration
+/// file.
 pub(crate) fn parse_as_if<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,

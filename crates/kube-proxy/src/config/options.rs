@@ -10,8 +10,8 @@
 //!             └─▶ ParsedOptions     the given settings, and messages for the operator
 //! ```
 //!
-//! When the configuration file changes, the daemon compares each group. Only readers of changed
-//! groups get new options.
+//! When the configuration file changes, the daemon compares each group with its old value. Only the
+//! code that reads a changed group gets new options.
 
 pub(crate) mod object_source;
 pub mod process;

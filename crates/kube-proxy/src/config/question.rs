@@ -1,11 +1,11 @@
-//! Commands about a start: `check`, `plan` and `diff`.
+//! Commands that preview a start of the daemon: `check`, `plan` and `diff`.
 
 use std::time::Duration;
 
 /// Longest wait for the first lists of objects, if `--timeout` is missing.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A command about a start, with its options.
+/// A command that previews a start, with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartQuestion {
     /// Command to run.
@@ -14,7 +14,7 @@ pub struct StartQuestion {
     pub answer: AnswerOptions,
 }
 
-/// Options of the output of a command about a start.
+/// Options of the output of `check`, `plan` or `diff`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerOptions {
     /// Output format (`-o`).
@@ -32,7 +32,7 @@ impl Default for AnswerOptions {
     }
 }
 
-/// A command about a start.
+/// A command that previews a start of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// `kube-proxy check`: reports whether the daemon can serve on this node, and what a start
@@ -45,7 +45,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// Commands about a start, each with the name of its subcommand.
+    /// Commands that preview a start, each with the name of its subcommand.
     pub(crate) const WORDS: [(&str, Self); 3] = [
         ("check", Self::Check),
         ("plan", Self::Plan),

@@ -133,8 +133,8 @@ pub(super) fn in_terms_of_fields(text: &str) -> String {
     })
 }
 
-/// Reports whether a flag on the command line overrides the file. As in upstream, this holds for
-/// log flags and `--hostname-override`.
+/// Reports whether a flag on the command line overrides the file. As in upstream, only log flags
+/// and `--hostname-override` do so.
 pub(crate) fn wins_over_file(flag: &str) -> bool {
     matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
 }
@@ -146,8 +146,8 @@ impl Configuration {
         Self::default().completed(flags)
     }
 
-    /// Completes a configuration. A missing field gets its flag's value from `flags`, or its
-    /// default value if it has no flag.
+    /// Completes a configuration. A field with a flag gets the flag's value from `flags`. A missing
+    /// field without a flag gets its default.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -204,8 +204,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces the flags with the values of a file. Fields that the file omits have the file's
-    /// defaults. Keeps the flags on the command line (`is_given`) that override the file.
+    /// Sets the flags to the values of a file's fields. A field that the file omits has the default
+    /// of the file format. Keeps flags on the command line (`is_given`) that override the file.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,

@@ -135,7 +135,7 @@ fn an_empty_configuration_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
-/// This project's ConfigMap contains this configuration file.
+/// The configuration file is from this project's ConfigMap.
 #[test]
 fn the_configuration_in_our_manifests_causes_no_warning() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
@@ -622,7 +622,7 @@ fn a_written_configuration_parses_to_the_same_options() {
     }
 }
 
-/// The tree of known fields contains every field of kubeadm's file, and the path of every row.
+/// kubeadm's file has all fields except one for Windows. Each path in `ROWS` belongs to a field.
 #[test]
 fn each_configuration_field_has_its_documented_path() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();

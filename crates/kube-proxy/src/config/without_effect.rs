@@ -45,7 +45,7 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
-/// Returns the listed field or section that contains `path`, if any.
+/// Returns the field or section in `WITHOUT_EFFECT` that contains `path`, if any.
 #[cfg(test)]
 pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     let mut all = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
@@ -76,8 +76,8 @@ pub(crate) struct GivenSettings<'a> {
 }
 
 impl GivenSettings<'_> {
-    /// Returns one line for each of the user's settings that has no effect and differs from its
-    /// default. The line names the setting as the user wrote it: flag or field. `flags` are the
+    /// Returns lines about settings that have no effect although the user changed them from their
+    /// defaults. A line names each setting as the user wrote it: flag or field. `flags` are the
     /// flags in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();

@@ -59,11 +59,11 @@ const FLOWS_PER_PASS: usize = 65_536;
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services with UDP ports that the worker already has.
+    /// Services whose UDP ports the worker already knows.
     known: HashSet<NamespacedName>,
-    /// Changed Services. The worker receives them once the kernel has them.
+    /// Changed Services. The worker receives a Service once the kernel has the Service's entries.
     waiting: HashMap<NamespacedName, UdpService>,
-    /// Number of calls to the worker that the worker has not started yet.
+    /// Number of calls that the worker has not started yet.
     queued: Arc<AtomicUsize>,
     /// True if the worker received a change after its last comparison of flows.
     is_due: Arc<AtomicBool>,
@@ -168,7 +168,8 @@ impl StaleFlows {
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
-    /// Counters of the current mode, which also list the flows that this process relays.
+    /// Reader of the current mode's counters. In userspace mode, it also finds the Service of a
+    /// listening port.
     counters: Counters,
     services: UdpServices,
     /// True if a Service changed since the last comparison of flows.
@@ -180,9 +181,9 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Applies changes to the known Services. Then marks the flows for a comparison (`is_due`). The
-    /// caller itself must not set `is_due`: a running comparison would clear the flag without
-    /// having seen the change.
+    /// Applies changes to the known Services. If a change concerns flows, requests a comparison
+    /// (`is_due`). The caller itself must not set `is_due`: a running comparison would clear the
+    /// flag without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);

@@ -400,8 +400,8 @@ async fn completed_writes_are_reported_despite_endless_changes() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;
-    // Some kernel work is always running, but the kernel has every change that preceded the first
-    // request.
+    // Some kernel work is always running, but only changes that arrived after the previous turn are
+    // pending.
     for _ in 0..5 {
         let later = world.now;
         world.script.finish(Report {

@@ -173,7 +173,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // No entry is pending. The reported time is then the current time, as in upstream.
+            // The proxy is healthy. The reported time is then the current time, as in upstream.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);

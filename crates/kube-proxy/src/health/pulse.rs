@@ -39,7 +39,7 @@ struct ProbeTimes {
 
 impl Pulse {
     /// Requests a sign of life from the daemon's loop. Returns the time for which the loop has
-    /// hung, or `None` if it is alive.
+    /// hung, or `None` if the loop is alive.
     pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         if state.is_over {

@@ -125,7 +125,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// Size of a body in bytes. The size is recorded when the body was read or is dropped.
+/// Size of a response body in bytes. Dropping this value records the size in the metrics.
 struct Size {
     metrics: Metrics,
     of: VerbLabels,

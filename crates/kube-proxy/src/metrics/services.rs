@@ -38,8 +38,8 @@ use sums::{Source, Sum};
 
 /// Age up to which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that a scrape looks up before it releases the lock of the names, so that
-/// other threads can get the lock.
+/// Number of addresses that a scrape looks up before it releases the lock of the names for other
+/// threads.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share the source.
@@ -96,7 +96,8 @@ impl ServiceMetrics {
 }
 
 impl Inner {
-    /// Returns the traffic of the last read if it is younger than a second, else of a new read.
+    /// Returns the traffic of the last read. If that read is older than a second, reads the
+    /// counters again.
     fn fresh(&self) -> MutexGuard<'_, Read> {
         let mut read = lock(&self.read);
         if read.at.is_some_and(|at| at.elapsed() < FRESH) {
@@ -109,8 +110,8 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // The read has the Service port but not the endpoint. So the endpoint no longer
-                    // exists, unless the limit of reported endpoints excluded it.
+                    // This read contains the Service port but not the endpoint. So the endpoint no
+                    // longer exists, unless the limit of reported endpoints excluded it.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -249,7 +250,7 @@ impl SampleBatch {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // Ignores the count of this mark, which belongs to another program.
+            // Ignores a virtual server for a firewall mark, which belongs to another program.
             CounterSample::Mark(..) => {}
         }
     }

@@ -291,7 +291,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     assert_eq!(build["git_commit"], COMMIT);
-    // The build is from a checkout, or the builder has set the commit's hash.
+    // The commit is a full hash, from the checkout or from the builder, or `unknown`.
     let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");
@@ -688,8 +688,8 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// The start sets the time in both families, as in upstream. A change sets the time only in its own
-/// family.
+/// The start sets the timestamp of both families, as in upstream. A change sets only the timestamp
+/// of the families that it affects.
 #[test]
 fn the_last_queued_timestamp_is_kept_per_ip_family() {
     let metrics = Metrics::new();

@@ -119,8 +119,8 @@ struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
     /// Link that holds the service addresses, according to the last notification or query.
     own_link: Option<Link>,
-    /// Index of the link for whose new addresses the kernel sends no notifications to this socket,
-    /// if any.
+    /// Index of the link in the BPF filter, which drops notifications about new addresses of this
+    /// link. `None`: the socket has no filter.
     left_out: Option<u32>,
 }
 
@@ -132,7 +132,7 @@ impl Subscription {
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
         )]
         // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd
-        // owns the Subscription and lends it only by shared reference. It deregisters the
+        // owns the Subscription and lends it only by shared reference. The AsyncFd deregisters the
         // Subscription before it drops the Subscription.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         let mut subscription = Self {

@@ -79,8 +79,8 @@ fn all_refused<'a>(
         oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
-    // Adds addresses last: a Service can name so many addresses that they would hide all other
-    // findings.
+    // Adds addresses last: a Service can name so many addresses that findings about them would hide
+    // all other findings.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),
@@ -97,7 +97,7 @@ pub(crate) struct ExternalAddresses {
     /// Inputs of the last comparison: the model's version, the node's addresses that Services use,
     /// and the options that this node supports.
     looked_at: (u64, Vec<IpAddr>, OptionSupport),
-    /// Networks and routers near this node, as of the node addresses in `read_for`.
+    /// Networks and routers near this node, read when the node had the addresses in `read_for`.
     near: NearbyNetworks,
     read_for: Vec<IpAddr>,
     /// Addresses of the API server, which no Service may use.
@@ -105,7 +105,7 @@ pub(crate) struct ExternalAddresses {
     known: BTreeMap<Contested, Finding>,
     /// Number of findings that wait to be reported.
     untold: usize,
-    /// Function that reads the addresses near this node.
+    /// Function that reads the networks and routers near this node.
     read: fn() -> NearbyNetworks,
     window: Instant,
     /// Number of findings that were reported in the current window.
@@ -358,9 +358,8 @@ impl NearbyNetworks {
         near
     }
 
-    /// Returns the networks whose addresses are reported, each with the reason. In the nodes'
-    /// network, only the next hops are reported, because load balancers often use addresses from
-    /// that network.
+    /// Returns the next hops and the networks, each with the reason for reporting a Service's
+    /// address in it. A next hop is a network of one address.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
@@ -370,7 +369,9 @@ impl NearbyNetworks {
 }
 
 /// Returns served addresses that lie in a network of `near` but do not belong to this node. If an
-/// address lies in several networks, returns the reason of the first network only.
+/// address lies in several networks, returns the reason of the first network only. Reports a
+/// load-balancer address only if it is a next hop, because load balancers often use addresses of
+/// the nodes' network.
 fn near<'a>(
     model: &'a Model,
     near: &'a NearbyNetworks,

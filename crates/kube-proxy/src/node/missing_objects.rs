@@ -19,7 +19,7 @@ use tracing::{info, warn};
 /// Smallest number of missing objects that may cause a warning. Their share of the known objects
 /// must also reach [`NOTEWORTHY_PART`].
 const NOTEWORTHY_COUNT: usize = 3;
-/// Divisor for the share of known objects whose absence causes a warning: a tenth.
+/// Divisor for the share of missing objects that causes a warning: a tenth of the known objects.
 const NOTEWORTHY_PART: usize = 10;
 
 /// Counter of missing objects by kind.

@@ -28,8 +28,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the settings after objects changed. Costs O(1), unless a family is new, or the Node
-    /// or the settings changed.
+    /// Checks the settings after objects changed. Costs O(1), unless a family is new or the Node
+    /// changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {

@@ -15,8 +15,8 @@ use rustix::thread::{
     CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
-/// Capabilities that the daemon or its programs use: network administration, the raw socket of
-/// legacy iptables, and the loading of kernel modules.
+/// Capabilities that the daemon or the programs that it starts use: network administration, the raw
+/// socket of legacy iptables, and the loading of kernel modules.
 const USED: [CapabilitySet; 3] = [
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
@@ -33,9 +33,9 @@ pub fn may_administer_network() -> bool {
     })
 }
 
-/// Makes permitted capabilities effective and ambient if the daemon or its programs use them. Does
-/// nothing for root. Call it while the process has only one thread, because new threads inherit the
-/// sets of their creator.
+/// Makes the permitted capabilities in `USED` effective and ambient. Does nothing for root. Must be
+/// called while the process has only one thread, because new threads inherit the sets of their
+/// creator.
 ///
 /// # Errors
 ///

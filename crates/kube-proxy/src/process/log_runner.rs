@@ -165,8 +165,8 @@ fn copying(mut command: Command, reader: PipeReader, log: File) -> Result<u8, Er
             forwarded.push((signal(kind)?, number));
         }
         let mut child = command.spawn()?;
-        // Drops the command's builder, because it holds write ends of the pipe. These would keep
-        // the pipe open after the command has ended.
+        // Drops the command's builder, because it holds write ends of the pipe. These ends would
+        // keep the pipe open after the command has ended.
         drop(command);
         let pid = Pid::from_child(&child);
         for (mut signals, number) in forwarded {

@@ -11,7 +11,8 @@ use flags::version::KUBERNETES;
 /// This program's own version, such as `0.1.0`.
 pub const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Full commit hash of the build, from git or from the builder. `unknown` without both.
+/// Full commit hash of the build, from git or from the builder. `unknown` if neither knows the
+/// commit.
 pub const COMMIT: &str = env!("KUBE_PROXY_COMMIT");
 
 /// Number of digits of a shortened commit hash.

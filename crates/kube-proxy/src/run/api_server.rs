@@ -43,8 +43,8 @@ pub(super) struct Clearing {
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses of the API server to which this process may connect. For each address, no entry of a
-/// Service redirects it, or the mode will soon remove that entry.
+/// Addresses of the API server to which this process may connect. No entry of a Service redirects
+/// such an address, or the mode is about to remove the entry.
 #[derive(Default)]
 struct ClearAddresses {
     /// Earliest time at which the process may connect to each address.

@@ -52,8 +52,7 @@ const TRIM_DELAY: Duration = Duration::from_secs(1);
 pub(super) enum LeftRules {
     /// Packets may still match rules of the earlier process.
     Armed,
-    /// Task that disables the rules, so that packets bypass them. `None` if there are no such
-    /// rules.
+    /// Task that disables the rules, so that packets bypass them. `None` if no such task is needed.
     Disarmed(Option<JoinHandle<()>>),
 }
 
@@ -69,7 +68,7 @@ pub(super) struct Daemon {
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
-    /// Pod networks of this Node for which the modes were opened, or are being opened.
+    /// Pod networks of this Node that the modes use, or that modes in preparation will use.
     pub(super) pod_networks: Vec<IpNet>,
     /// Time before which no family receives further changes.
     pub(super) not_before: Instant,
@@ -221,8 +220,8 @@ impl Daemon {
         self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
-        // Reads the clock again, because two steps took time: booking Services without writes, and
-        // waiting for short writes.
+        // Reads the clock again, because two steps took time: handling Services that need no write,
+        // and waiting for short writes.
         let now = Instant::now().max(now);
         if self.book(now).await? {
             self.follow_node_ports();
@@ -281,7 +280,8 @@ impl Daemon {
         }
     }
 
-    /// Books finished kernel work. Returns true if any work has finished.
+    /// Collects the results of finished kernel work from each family. Returns true if any work has
+    /// finished.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
@@ -321,7 +321,7 @@ impl Daemon {
         }
     }
 
-    /// Passes the addresses that serve NodePorts to the model, once all families know them.
+    /// Updates the model's NodePort addresses, once every family knows its own addresses.
     fn follow_node_ports(&mut self) {
         let all = self.families.iter().map(Family::node_port_addresses);
         if let Some(all) = all.collect::<Option<Vec<_>>>() {

@@ -18,7 +18,7 @@ pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 impl Daemon {
     /// Waits for the current jobs of the worker threads (kernel I/O), for a limited time. Without
     /// this wait, an iptables program could still write rules while the next kube-proxy already
-    /// runs. Does not wait longer for a program that hangs.
+    /// runs. The time limit also ends the wait for a program that hangs.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {

@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Subscription to SIGTERM and SIGINT. A signal that arrives before the wait is not lost.
+/// Subscription to SIGTERM and SIGINT. A signal that arrives before the daemon waits for it is
+/// kept.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,

@@ -13,7 +13,8 @@
 //! | `/ui/`          | a page with that state, on loopback only: see `ui`               |
 //! | `/`             | redirects to `/ui/`, on loopback only                            |
 //!
-//! All other pages ignore the method and the body of a request, as upstream does.
+//! Except for `DELETE /metrics/slis`, the pages that upstream also has ignore a request's method
+//! and body, as in upstream.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

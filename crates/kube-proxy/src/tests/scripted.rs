@@ -11,13 +11,13 @@ use proxy::{Changes, IpFamily, Mode, Model, NodePorts, Notice, Report, Standing}
 /// A mode that follows a [`Script`].
 pub(crate) struct Scripted(Arc<Script>);
 
-/// Script of a mode, and the recorded calls.
+/// Script of a test mode: the state that the mode reports, and the calls that it has received.
 pub(crate) struct Script {
     family: IpFamily,
     state: Mutex<State>,
 }
 
-/// Reports that the mode returns, and recorded calls.
+/// State that the scripted mode reports, and the calls that it has received.
 pub(crate) struct State {
     pub(crate) is_ready: bool,
     pub(crate) is_idle: bool,

@@ -34,7 +34,8 @@ impl Line {
     }
 
     /// Restores the mark that [`Self::mark_by`] replaced. The rule matches only packets of other
-    /// hosts whose old mark was not 0, and whose current mark is not 0 and has only bits of `bits`.
+    /// hosts. Their old mark must not be 0. Their current mark must have at least one bit, and only
+    /// bits of `bits`.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);

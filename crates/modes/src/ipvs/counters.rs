@@ -1,7 +1,8 @@
 //! Reads the 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! One dump returns all virtual servers. Only a further dump for each virtual server returns its
-//! destinations. A socket handles one dump at a time, and each dump takes three system calls.
+//! One dump returns all virtual servers, without their destinations. To read destinations, this
+//! module requests a further dump for each virtual server. A socket handles one dump at a time, and
+//! each dump takes three system calls.
 //!
 //! In the lab, where system calls are slow, a read of 50,000 virtual servers with two destinations
 //! each takes 1.2 s. The dump of all virtual servers takes 0.8 s of this time (`cargo run -p
@@ -27,8 +28,8 @@ pub(super) struct IpvsCounters {
 }
 
 impl IpvsCounters {
-    /// Creates a reader that also counts connections to the virtual servers of packet marks. Such
-    /// connections count at the service address to which `marks` assigns the mark.
+    /// Creates a reader that also reads the virtual servers of packet marks. The reader adds their
+    /// connections to the service address that `marks` has for the mark.
     pub(super) fn with_marks(marks: MarkAddresses) -> Self {
         Self { ipvs: None, marks }
     }
@@ -121,9 +122,9 @@ fn tell(
     Ok(())
 }
 
-/// Passes the counters of a service address, and then of its destinations, to `take`. Each count is
-/// the sum over all virtual servers of this address. If several virtual servers have the same
-/// destination, `take` gets one sample for this destination.
+/// Passes the counters of each destination of a service address, and then the counters of the
+/// address itself, to `take`. Each count is the sum over all virtual servers of this address. If
+/// several virtual servers have the same destination, `take` gets one sample for this destination.
 fn tell_place(
     ipvs: &mut Ipvs,
     at: At,

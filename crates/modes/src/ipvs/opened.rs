@@ -28,9 +28,9 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// Interval between counts of virtual servers. A count shows whether `ipvsadm -C` has deleted all
-/// virtual servers, because the kernel sends no notification about this. A count takes one system
-/// call (docs/operating.md).
+/// Interval between counts of virtual servers. The daemon counts, because the kernel sends no
+/// notification if `ipvsadm -C` deletes all virtual servers. A count takes one system call
+/// (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel's IPVS and the rules of the shim, opened for IPVS mode.

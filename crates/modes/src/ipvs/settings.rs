@@ -84,7 +84,8 @@ impl Settings {
             service_cidrs: nets("ipvs-service-cidrs", &flags.ipvs_service_cidrs)?,
             vip_mode: match word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)? {
                 // Exact semantics need routes. If a service address were an address of the node,
-                // the node's own packets to this address would also have it as their source.
+                // the node's own packets to this address would also have this address as their
+                // source.
                 VipMode::Address if is_exact => VipMode::Route,
                 vip_mode => vip_mode,
             },

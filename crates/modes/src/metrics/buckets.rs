@@ -24,8 +24,8 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
-                // The bound of the first bucket is 0, as in upstream. This bucket contains only
-                // latencies between two machines whose clocks differ.
+                // The upper bound of the first bucket is 0, as in upstream. This bucket counts
+                // negative latencies, which occur if the clocks of two machines differ.
                 let buckets = std::iter::once(0.0)
                     .chain(linear_buckets(0.25, 0.25, 2))
                     .chain(linear_buckets(1.0, 1.0, 59))

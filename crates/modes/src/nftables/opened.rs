@@ -35,10 +35,10 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// First kernel version that upstream accepts. Upstream takes an older kernel as a sign that the
 /// host has an old `nft`.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
-/// First kernel version that accepts `reject` in the chains of the layout `flat` that packets pass
-/// before routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). The program
-/// compares versions, because a trial transaction cannot detect this: the kernel checks `reject` at
-/// the end of a transaction, and a trial has no end.
+/// First kernel version that accepts `reject` in prerouting chains, as in the layout `flat` (Linux,
+/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The program compares versions, because a
+/// trial transaction cannot detect this feature. The kernel checks `reject` at the end of a
+/// transaction, and a trial omits the message that ends it.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
 /// Environment variable that, unless empty, makes upstream skip its check of the kernel version.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
@@ -240,7 +240,8 @@ fn limits() -> Limits {
     }
 }
 
-/// Returns an error for a kernel that would accept a trial but reject the first transaction.
+/// Returns an error if a flag requires the layout `flat` and the kernel is too old for it. Such a
+/// kernel would accept a trial transaction, but reject the first real transaction.
 fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(

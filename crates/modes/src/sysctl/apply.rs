@@ -119,7 +119,7 @@ pub fn apply(root: &Path, wanted: &[WantedSetting], origins: &mut Origins) -> Ap
                 );
             }
             Err(source) => {
-                // This process did not write the setting, so it has no old value to restore.
+                // This process did not write the setting, so there is no old value to restore.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,

@@ -18,8 +18,8 @@ static ROWS: &Rows<Context> = &[
     // new connections. All network namespaces share one limit, which only the initial namespace may
     // change.
     //
-    // The daemon never lowers the limit, even if an earlier kube-proxy raised it: an operator may
-    // have raised it instead (k/k#142035), and the kernel does not record who did.
+    // The daemon never lowers the limit, even if an earlier kube-proxy raised it. The kernel does
+    // not record who raised the limit, and an operator may have done so (k/k#142035).
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,

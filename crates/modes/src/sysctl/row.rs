@@ -8,19 +8,19 @@ use std::path::Path;
 pub struct SysctlRow {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
-    /// Rule for the values that need no write.
+    /// Current values that the daemon leaves unchanged.
     pub enough: AcceptableValue,
     /// Effect of a failed write on a read-only file system.
     pub on_read_only: OnReadOnly,
     /// Flag and value with which the daemon leaves the setting unchanged, if such a flag exists.
     pub off: Option<&'static str>,
-    /// Work that needs the setting.
+    /// Purpose of the setting.
     pub need: Need,
     /// Treatment of the setting when the mode no longer needs it.
     pub end: End,
 }
 
-/// Rule for the values of a setting that need no write.
+/// Current values of a setting that the daemon leaves unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptableValue {
     /// Only the wanted value.
@@ -39,16 +39,17 @@ pub enum OnReadOnly {
     Warns,
 }
 
-/// Work that needs a setting. More important work comes first.
+/// Purpose of a setting, from the most important to the least important.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Correct service, without harm to other hosts. If the daemon cannot write the setting, the
-    /// start fails, and the entries of another mode continue to serve.
+    /// Correct service without harm to other hosts: the mode needs the setting for both. If the
+    /// daemon cannot write the setting, the start fails, and the entries of another mode continue
+    /// to serve.
     ///
-    /// If this mode has served on this node before, the start continues, because it makes nothing
-    /// worse.
+    /// If this mode has served on this node before, the start continues without the setting,
+    /// because the mode then serves as before.
     Mode,
-    /// A feature, which the daemon disables without the setting.
+    /// A single feature. Without the setting, the daemon disables this feature.
     Part {
         /// Consequence of the missing setting, for the operator.
         then: &'static str,

@@ -18,8 +18,8 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Number of decoded attribute kinds for an expression. Supported expressions have fewer kinds, and
-/// newer kernels may add a few.
+/// Number of attribute kinds that [`Fields`] can hold. Supported expressions have fewer kinds, and
+/// newer kernels may add a few. [`Fields`] ignores higher kinds.
 const MOST: usize = 16;
 
 /// Attributes of an expression, by kind.
@@ -60,8 +60,9 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// Returns the register of a range that this crate supports only with a single value. For a
-    /// single value, the kernel reports the same register as lower and upper bound.
+    /// Returns the register of a range's lower bound, if the upper bound is absent or in the same
+    /// register. This crate supports only ranges of a single value, for which the kernel reports
+    /// the same register twice.
     fn single(&self, least: u16, greatest: u16) -> PairContent {
         let register = match self.get(least) {
             None => PairContent::Absent,
@@ -371,7 +372,7 @@ enum PairContent {
 }
 
 impl PairContent {
-    /// Returns true if this crate can represent the expression.
+    /// Returns true if this crate can represent the pair.
     fn is_known(self) -> bool {
         self != Self::Other
     }

@@ -35,8 +35,8 @@ fn transaction(changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Decodes the changes of a transaction from its own messages. The kernel would return the objects
-/// in the same form.
+/// Decodes the messages of a transaction back into its changes. The kernel would return the objects
+/// in messages of the same format.
 fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();

@@ -275,7 +275,8 @@ pub(crate) fn type_of(
     Some(payload_field(protocol, field))
 }
 
-/// Returns true if this expression writes the register and is not a payload load.
+/// Returns true if this expression writes the register. Ignores payload loads, which the caller
+/// handles itself.
 fn writes(expression: &Expression, register: Register) -> bool {
     match expression {
         Expression::Meta { to, .. }

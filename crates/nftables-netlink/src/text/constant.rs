@@ -117,7 +117,8 @@ const ICMPV6_TYPES: &[(u8, &str)] = &[
     (143, "mld2-listener-report"),
 ];
 
-/// Returns the field of the message type and its format, if the protocol is ICMP or ICMPv6.
+/// Returns the name and the format of the field that contains the message type, if the protocol is
+/// ICMP or ICMPv6.
 pub(super) fn icmp_type(protocol: &str) -> Option<(&'static str, Kind)> {
     match protocol {
         "icmp" => Some(("icmp type", Kind::IcmpType(ICMP_TYPES))),

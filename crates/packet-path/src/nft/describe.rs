@@ -142,12 +142,12 @@ fn quoted(chain: &ObjectId, rule: &Rule) -> String {
     format!("{}: `{text}`", place(chain))
 }
 
-/// Describes a rule with unknown outcome, because the rule tests unknown data of the packet.
+/// Describes a rule whose outcome is unknown, because the rule tests unknown data of the packet.
 pub(super) fn open(chain: &ObjectId, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
-/// Describes a rule with unknown outcome, because the rule has an unsupported expression.
+/// Describes a rule whose outcome is unknown, because the rule has an unsupported expression.
 pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()

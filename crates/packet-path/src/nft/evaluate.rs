@@ -16,7 +16,8 @@ const DEPTH: usize = 16;
 /// rules and choices for each endpoint. Beyond this number, for example after many rules with
 /// unknown outcome, the rest of the path is unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Largest number of branches that are compared with each other in order to join equal branches.
+/// Largest number of branches among which equal branches are joined. A longer list is not joined,
+/// because each branch would be compared with all others.
 const JOINED: usize = 256;
 
 /// Point at which a path continues after a chain or a rule.
@@ -26,7 +27,8 @@ enum Exit {
     On,
     /// The path returns to the calling chain.
     Return,
-    /// The path leaves the base chain. `Branch::end` is set if the packet's path ends there.
+    /// The path leaves the base chain. `Branch::end` is set if the packet's path ends in this
+    /// chain.
     Out,
 }
 
@@ -142,7 +144,8 @@ impl<R: Reader> Evaluation<'_, R> {
                 RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // The loop ends the paths in reverse order. Restores the order of the rule's alternatives.
+        // The loop has collected the paths in reverse order. Restores the order of the rule's
+        // alternatives.
         stopped.reverse();
         Ok(stopped)
     }
@@ -215,8 +218,8 @@ fn settled(
             Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Joins this path with an equal path. Only paths on which the rule has no effect can be
-        // equal.
+        // Joins this path with an equal earlier path. This is possible only if the rule has no
+        // effect on the path.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
@@ -265,7 +268,7 @@ fn is_like(one: &Branch, other: &Branch) -> bool {
         && one.doubts == other.doubts
 }
 
-/// Joins equal branches.
+/// Joins branches that are equal except for their probabilities, and adds the probabilities.
 fn joined(branches: Vec<Branch>) -> Vec<Branch> {
     if branches.len() > JOINED {
         return branches;

@@ -121,7 +121,8 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // The packet is for this host, and is not traced.
+            // The value 0 means that the packet is for this host (`PACKET_HOST`), or that it is not
+            // traced.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::SkUid

@@ -21,8 +21,8 @@ pub struct InMemoryTables {
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of queries.
     pub asked: usize,
-    /// Number of further changes to the ruleset. Each query of the generation makes one change,
-    /// until no change is left.
+    /// Number of ruleset changes that the next queries simulate. Each query of the generation
+    /// simulates one change, until this number is 0.
     pub changes: usize,
 }
 
@@ -143,7 +143,7 @@ impl Reader for InMemoryTables {
         Ok(match contents {
             Contents::Single(all) => {
                 let found = all.get(key);
-                // Returns the catch-all element, whose key is empty.
+                // Falls back to the catch-all element, whose key is empty.
                 found.or_else(|| all.get([].as_slice())).cloned()
             }
             Contents::Ranges(all) => sets::find(all, key).cloned(),

@@ -7,7 +7,7 @@ use nftables_netlink::{
     Element, Error, Family, Generation, HookedChain, KernelRule, KernelSet, Name, Nftables, Table,
 };
 
-/// Address of a chain or set.
+/// Identity of a chain or set: its family, its table and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectId {
     /// Family of the table.

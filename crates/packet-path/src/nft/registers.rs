@@ -1,4 +1,4 @@
-//! Registers of a rule, byte by byte. An unknown byte stays unknown when a rule copies or masks it.
+//! Registers of a rule, byte by byte. A rule that copies an unknown byte gets an unknown byte.
 //! Unknown bytes matter only if the rule's outcome depends on them.
 
 use nftables_netlink::{Bytes, Comparison, Register};
@@ -69,7 +69,8 @@ pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialByt
         .collect()
 }
 
-/// Swaps the bytes of each number of `size` bytes.
+/// Reverses the bytes of each `size`-byte number on a little-endian machine. On a big-endian
+/// machine, returns the bytes unchanged.
 pub(super) fn turned(from: &[Option<u8>], size: usize) -> PartialBytes {
     let size = if cfg!(target_endian = "little") {
         size.max(1)

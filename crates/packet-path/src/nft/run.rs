@@ -48,8 +48,8 @@ pub(super) enum Effect {
     Destination(IpAddr, u16),
     /// Decision that the destination stays. Later rules cannot change it.
     Kept,
-    /// Redirection to this node: the node's address on the input interface, or `None` if it has no
-    /// address there, and the port.
+    /// Redirection to this node: the node's address on the input interface, and the port. The
+    /// address is `None` if the interface has no address.
     Redirected(Option<IpAddr>, u16),
     /// New source of the packet.
     Source(SourceNat),

@@ -196,8 +196,8 @@ fn is_port(
 
 /// Lowest port that a client may choose.
 const EPHEMERAL: u16 = 1024;
-/// Lowest default ephemeral port on Linux (`ip_local_port_range`). Other systems begin at 49152.
-/// Replies have such ports as their destination.
+/// Lowest port that a reply is assumed to have as its destination: Linux's default for ephemeral
+/// ports (`ip_local_port_range`). Other systems begin at 49152.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: ConntrackState, packet: &Packet) -> bool {

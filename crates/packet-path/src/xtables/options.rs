@@ -69,8 +69,8 @@ struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Options of the match `ipvs`, which form one test. The same applies to the options of
-    /// `recent`.
+    /// Options of the match `ipvs` so far. Together, they form one test. The field `recent`
+    /// collects the options of the match `recent` in this way, too.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
@@ -95,7 +95,7 @@ impl RuleParser {
         }
     }
 
-    /// Completes a match whose options form one test.
+    /// Ends a match: adds the tests that its options form together.
     fn end(&mut self) {
         if let Some(ipvs) = self.ipvs.take() {
             self.push(Property::Ipvs(ipvs));

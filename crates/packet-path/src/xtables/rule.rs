@@ -135,7 +135,7 @@ pub(super) enum Target {
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// Redirection to this node. If a port is given, also to this port.
+    /// Redirection to this node, and to this port if one is given.
     Redirect(Option<u16>),
     NoTrack,
     /// Named target that has no effect on the packet's path.

@@ -71,7 +71,8 @@ pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // Such a rule sets a helper, a zone or a timeout, which do not affect the packet's path.
+        // A rule without `--notrack` sets a helper, a zone or a timeout, which do not affect the
+        // packet's path.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");

@@ -18,7 +18,7 @@ use crate::ruleset::Hook;
 /// contain loops.
 const DEEPEST: usize = 256;
 
-/// Moves a branch through the built-in chain of a hook.
+/// Moves a packet through a table's built-in chain at a hook. Returns its possible paths.
 pub(super) fn through(
     table: &Table,
     hook: Hook,
@@ -91,7 +91,7 @@ enum Next<'r> {
 }
 
 impl<'a> TableWalk<'a> {
-    /// Advances a branch until it leaves the table or splits.
+    /// Advances a branch (one possible path of the packet) until it leaves the table or splits.
     fn advance(&mut self, mut at: Position<'a>) {
         loop {
             let Some(frame) = at.frames.last_mut() else {

@@ -212,9 +212,9 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // If a plan has written a foreign virtual server's key since the dump began, the
-                // dump may be outdated. The tables then keep their foreign virtual servers, and a
-                // worker thread reads this virtual server again.
+                // If a plan has written to the key of a foreign virtual server since the dump
+                // began, the dump may be outdated. The tables then keep their foreign virtual
+                // servers, and a worker thread reads this virtual server again.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));

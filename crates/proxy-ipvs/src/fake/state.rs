@@ -48,13 +48,13 @@ pub struct State {
     pub shim: ShimStyle,
     /// Set members of the former shim. The first read returns them.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
-    /// Entries that a dump shows.
+    /// Content of the kernel: the entries that a dump returns.
     pub snapshot: Snapshot,
     /// Schedulers of this kernel.
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Reasons for refused writes, by the text of the write.
+    /// Writes that the kernel refuses: the text of each write, with the reason.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.

@@ -18,7 +18,7 @@ pub(crate) struct Content {
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// Service addresses to which this node must not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
-    /// State that decides whether packets reach the base chains.
+    /// State of the table: in a dormant table, packets reach no base chain.
     pub(crate) activity: Activity,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
 }
 
 impl Content {
-    /// Returns true if the table is empty.
+    /// Returns true if there are no chains and no forbidden addresses. Ignores sets.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.forbidden.is_empty()
     }
@@ -167,8 +167,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family whose syntax prints a rule. Only the code of a reject differs between the
-/// families.
+/// Returns the IP family in whose syntax a rule is printed. The syntax differs only in the code of
+/// a reject.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {

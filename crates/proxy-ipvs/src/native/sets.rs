@@ -77,8 +77,8 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set that an nftables set stores. The nftables set contains all members of the set,
-/// or only the members with one prefix length.
+/// Returns our set to which the nftables set with this name belongs, if any. The nftables set
+/// contains all members of our set, or only the members with one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }

@@ -10,8 +10,8 @@
 //! - IPv6 routes need a link that is up. The kernel removes IPv4 routes together with the link's
 //!   last IPv4 address. So the link keeps one address for this purpose ([`ANCHOR`]).
 //! - The kernel acknowledges an IPv6 address before it creates the address's route. A bound address
-//!   counts as done only with its route. Until then, the address is tentative. Otherwise the kernel
-//!   would use it as the source of the node's packets to it, and replies would not arrive.
+//!   counts as done only with its route. Until then, the address is tentative, so the kernel does
+//!   not use it as the source of packets. (Replies to these packets would not arrive.)
 //! - With very many addresses, the link gets one more local route ([`LANDMARK`]). The route spares
 //!   the kernel a search through a long chain of addresses for each incoming packet.
 //!
@@ -232,9 +232,9 @@ impl Addresses {
         Ok(routes)
     }
 
-    /// Returns the route that makes a network local. A route without a source address gives the
-    /// node's own packets the same source as an address on the link does. Over IPv4, that source is
-    /// the destination itself.
+    /// Returns the route that makes a network local. With upstream's semantics, the route has no
+    /// source address. The kernel then chooses the source of the node's own packets as if the link
+    /// had the destination's address: over IPv4, the source is the destination itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,
@@ -257,7 +257,7 @@ impl Addresses {
     }
 
     /// Waits until new IPv6 addresses have their routes. Until an address has its route, the node
-    /// forwards the packets to this address, even if no rule of another mode handles them any more.
+    /// forwards packets to this address, unless rules of another mode still handle them.
     fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
         let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
         let reason = match waited {

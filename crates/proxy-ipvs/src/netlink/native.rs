@@ -94,8 +94,9 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // A set for one prefix length need not exist yet: the write that adds its first members
-            // creates it. So the set counts as existing.
+            // The set of source ranges counts as existing, even if no nftables set for a prefix
+            // length exists yet. The write that adds the first members of a prefix length creates
+            // its nftables set.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -214,7 +215,7 @@ impl Native {
     ///
     /// - It writes the rules of our chains again.
     /// - It removes the rules of all other chains, which are drift.
-    /// - It removes a rule that the kernel refuses with the new set.
+    /// - If the kernel refuses it, a second transaction omits the rules that match a replaced set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;

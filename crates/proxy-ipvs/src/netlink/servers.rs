@@ -87,8 +87,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns the number of active and inactive connections, without persistence templates.
-    /// Upstream kube-proxy also drains a destination until this number is 0.
+    /// Returns each destination's number of active and inactive connections, without persistence
+    /// templates. Upstream kube-proxy also drains a destination until this number is 0.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],

@@ -336,8 +336,8 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // Reads an entry whose mark has a wrong mask as a member without a mark, which no Service
-        // wants. So the proxy removes it, and the removal ignores the mark.
+        // Treats an entry with a wrong mark mask as a member without a mark. No Service wants such
+        // a member, so the proxy removes it. The removal ignores the mark.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

@@ -89,8 +89,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// Returns true if the proxy can remove the route of an unwanted range: every wanted address in the
-/// range is already local by another route. If the kernel refuses the other route, the range stays.
+/// Returns true if the proxy can remove the route of an unwanted range: all wanted addresses in the
+/// range are local without this route. If the kernel refuses one of them, the range stays.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {

@@ -248,8 +248,9 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Returns true if a virtual server must keep its endpoints for now. Until packets from outside get
-/// their mark, they would also reach endpoints that only clients in the cluster may use.
+/// Returns true if a virtual server must keep its endpoints until rules mark packets from outside.
+/// Unmarked packets from outside would also reach new endpoints, which only clients in the cluster
+/// may use.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,

@@ -6,8 +6,8 @@
 //!   endpoint (k/k#121591).
 //! - Each node therefore has its own order, by a hash of node and endpoint.
 //!
-//! Only additions have an order, so a restart does not change the list. A single new endpoint is at
-//! the head of the list on each node.
+//! The order applies only to additions, so a restart does not change the list. A single new
+//! endpoint is at the head of the list on each node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

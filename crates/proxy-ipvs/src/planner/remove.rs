@@ -91,10 +91,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     }
     // Ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of unwanted virtual servers for which the kernel refused the set member with
-    // address and port. The set of addresses keeps these addresses, because no other set proves
-    // ownership of these virtual servers. All other unwanted addresses are removed from the set of
-    // addresses now: rules reject packets to its members, and the node may own the address.
+    // Addresses of unwanted virtual servers that are in no set together with their port, because
+    // the kernel refused that member. Such an address stays in the set of addresses, as the only
+    // proof of ownership. All other unwanted addresses are removed from that set now: rules reject
+    // packets to its members, and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // Reports whether a member still proves ownership of an unwanted virtual server that exists.
@@ -154,8 +154,9 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// Returns true if a member must stay until another set or source range covers its virtual server.
-/// Otherwise, the rules would reject or drop clients in the meantime.
+/// Returns true if a member must stay until another set has taken over its virtual server: until
+/// the other set contains the address and port, and rules match that set. Otherwise, the rules
+/// would reject or drop clients in the meantime.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // Keeps no member of the firewall set: it admits no client, and without source ranges it would
     // drop every client.

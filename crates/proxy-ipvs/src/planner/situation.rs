@@ -44,9 +44,9 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the order of a virtual server's writes in a plan, by the shares of its Service and
-/// namespace. No share limits the writes of an unwanted virtual server, because it belongs to no
-/// Service.
+/// Returns the priority of a virtual server's writes in a plan. The priority is lower once the
+/// Service or its namespace has used up its share. An unwanted virtual server belongs to no
+/// Service, so its writes keep the highest priority.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,

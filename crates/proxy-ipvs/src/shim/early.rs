@@ -83,9 +83,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules as chains of iptables, without empty chains. Also adds the source ranges
-    /// for the node's own packets. The chains are in table mangle, which comes before IPVS at both
-    /// hooks. Table filter comes after IPVS at hook output.
+    /// Renders the rules as chains of iptables, without empty chains. The chain for the node's own
+    /// packets begins with the rules for source ranges. The chains are in table mangle, which comes
+    /// before IPVS at both hooks. Table filter comes after IPVS at hook output.
     pub(super) fn early_chains(
         &self,
         config: &Config,

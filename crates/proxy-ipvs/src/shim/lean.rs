@@ -10,7 +10,8 @@
 //! - Rules do not look up empty sets. They use the routing table (`addrtype`) only for possible
 //!   NodePorts, and never use bridges (`physdev`).
 //!
-//! For operators, `docs/ipvs-shim.md` shows the rules and the two packets that differ.
+//! For operators, `docs/ipvs-shim.md` shows the rules, and the two kinds of packets that only
+//! upstream's rules always masquerade.
 
 use iptables::{Field, Jump, Match, Rule, Table, Target};
 use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};

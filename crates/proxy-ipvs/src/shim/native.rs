@@ -18,7 +18,8 @@
 //!   not overrule another program's drop.
 //! - **Omitted**: chains without rules, and look-ups in empty sets.
 //!
-//! For operators, `docs/ipvs-shim.md` shows the rules and the packets that differ.
+//! For operators, `docs/ipvs-shim.md` shows the rules, and the packets that they handle differently
+//! from upstream's rules.
 
 use std::collections::BTreeSet;
 
@@ -159,7 +160,7 @@ impl Shim {
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
         // With `--ipvs-semantics=exact`, the node's own packets may use all endpoints under any
-        // traffic policy. So rules mark all of them for masquerading.
+        // traffic policy. So rules mark all these packets for masquerading.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();

@@ -522,7 +522,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A random history: API objects, and a node that gets each change of them.
+/// State during a random sequence of steps: the API objects, and a node that gets each change.
 struct Story {
     world: World,
     exists: [bool; 2],

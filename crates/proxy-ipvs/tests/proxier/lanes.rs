@@ -53,7 +53,7 @@ const SOON: Duration = Duration::from_millis(500);
 fn slow_rules_and_addresses_do_not_delay_endpoints() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
-    // The first external address of the node needs changed rules.
+    // This Service is the first with an external address, so the rules must change.
     world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
     world.slice(slice("default/out", &PAIR));
     world.until("the cluster's address", serves("10.96.0.11:80", 2));
@@ -200,7 +200,7 @@ fn a_part_that_cannot_be_read_at_the_start_blocks_only_entries_that_need_it() {
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // Waits as long as virtual servers wait for the rules.
+        // Waits 500 ms, the longest time that new virtual servers wait for rules.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();

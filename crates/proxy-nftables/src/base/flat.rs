@@ -37,8 +37,8 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
     rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
-    // Adds one rule for each map of endpoints. A packet without an element in the map continues
-    // with the next rule.
+    // Adds one rule for each map of endpoints. If the map has no element for a packet, the packet
+    // continues with the next rule.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
             rules.extend(choose(base, Chooser { protocol, count }));

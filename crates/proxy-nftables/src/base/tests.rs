@@ -32,8 +32,7 @@ fn names_of_base_chains_and_sets_parse_to_their_keys() {
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }
 
-/// The kernel evaluates the matches of a rule from left to right. If a rule compares the source
-/// first, many packets need no look-up in a set.
+/// Base chains of type `nat` see only the first packet of each connection.
 #[test]
 fn the_flat_layout_has_only_nat_base_chains() {
     let config = Config {

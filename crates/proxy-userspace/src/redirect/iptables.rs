@@ -369,8 +369,8 @@ impl<'a> SaveReader<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// Returns the base for which this mode would write exactly the jumps that the kernel has.
-    /// Returns `None` if there is no such base.
+    /// Returns the addresses for NodePorts and the mark for which this mode would write exactly the
+    /// jumps that the kernel has. Returns `None` if no addresses fit.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;

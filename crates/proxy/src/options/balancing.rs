@@ -110,8 +110,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Largest weight. The table of the scheduler `mh` can represent this ratio, so every endpoint
-    /// still gets clients.
+    /// Largest weight. The table of the scheduler `mh` can represent the ratio of this weight to 1,
+    /// so every endpoint still gets clients.
     const MAX: u8 = 100;
     /// Schedulers that distribute connections in proportion to weights. Other schedulers are
     /// unsuitable:

@@ -6,15 +6,15 @@
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! The model refuses these addresses to Services. A Service with such an address would cut the node
-//! off from the API server. The correction of the Service would then never arrive.
+//! The model serves no Service at these addresses. Otherwise the Service would cut the node off
+//! from the API server, and a correction of the Service could never arrive.
 //!
 //! - The model receives each address before the first connection to it. The program can also remove
 //!   Services from the address first ([`ConnectHooks`]).
 //! - Each new connection resolves the name. The name is also resolved every [`RESOLVE_PERIOD`],
 //!   because a connection lives for hours and the addresses may change meanwhile.
-//! - An address stays for [`KEPT`] after the name has lost it. Many names rotate through more
-//!   addresses than one response contains.
+//! - An address stays for [`KEPT`] after its name no longer resolves to it. Many names rotate
+//!   through more addresses than one DNS response contains.
 //! - If the resolver fails, the last addresses stay valid.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,8 @@ const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
 /// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started together do
 /// not resolve the name together.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time for which an address stays after the name has lost it and its last connection was closed.
+/// Time for which an address stays after the last lookup that returned it. An address with an open
+/// connection stays in any case.
 const KEPT: Duration = Duration::from_mins(15);
 
 /// Function that looks up the addresses of a name.
@@ -160,7 +161,7 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Reasons why an address stays known.
+/// Reasons to keep an address. The address is removed once none of them applies.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
@@ -226,7 +227,8 @@ impl Addresses {
         receiver
     }
 
-    /// Changes the entries, and publishes the addresses if they changed.
+    /// Calls `change` with the entries. If the addresses have changed, sends them to the
+    /// subscribers.
     fn change(&self, now: Instant, change: impl FnOnce(&mut BTreeMap<SocketAddr, Entry>)) {
         let mut known = self.known();
         let before: Vec<SocketAddr> = known.entries.keys().copied().collect();
@@ -399,7 +401,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// Connection whose peer counts as an address of the server while it is open.
+/// Connection whose peer counts as an address of the server while the connection is open.
 pub(super) struct DialledConnection {
     stream: TokioIo<TcpStream>,
     #[allow(dead_code, reason = "it counts while it lives")]

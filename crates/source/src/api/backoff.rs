@@ -6,22 +6,23 @@
 //! | a connected server: refuses (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
 //! | a server that does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! - **Random**: each wait is between half and all of the listed time. So nodes that lost the
-//!   server together do not return together.
-//! - **Counting**: each row counts its own failures, because a server that has just started may
-//!   refuse requests for a moment.
+//! - **Random**: each wait is between half of the time in the table and the whole time. So nodes
+//!   that lost the server together do not return together.
+//! - **Counting**: each row counts its own failures. So failed connections during an outage do not
+//!   lengthen the waits after it, when a server that has just started may refuse requests.
 //! - **Reset**: a row begins again with its first wait after a success, or after two minutes
 //!   without a failure of this row.
 //!
 //! **Why refused connections have short waits.** They cost the server nothing. Once the server
-//! accepts connections again, each of the three watches sends a request within 5 s. If packets were
-//! lost, the limit is 8 s: the kernel repeats the first packet after 1, 3 and 7 s, and connecting
-//! ends after 10 s. 1,000 nodes then send 600 requests a second, for one object each.
+//! accepts connections again, each of the three watches sends a request within 5 s. If the network
+//! drops packets, the limit is 8 s: the kernel resends the SYN after 1, 3 and 7 s, connecting ends
+//! after 10 s, and the next attempt follows within 5 s. 1,000 nodes then send 600 requests a
+//! second, for one object each.
 //!
 //! **Why refused requests have longer waits.** A response costs the server some work. So the server
 //! gets the next request within 30 s, or later if its `Retry-After` says so.
 //!
-//! client-go waits for 30 to 60 s in either case.
+//! client-go waits for 30 to 60 s after a refused connection, and also after a refused request.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;

@@ -3,8 +3,8 @@
 //! **Files.** Requests are few, so this module reads a kubeconfig's files before each request, like
 //! the token.
 //!
-//! - If a file changed, new requests use new connections with the new content. An open watch ends
-//!   within minutes in any case.
+//! - If a file changed, new requests use new connections with the new content. An open watch keeps
+//!   its connection, but ends within minutes.
 //! - If the content is invalid (a certificate without its key, a missing file), the log reports
 //!   this, and the previous content stays in use.
 //! - client-go checks its files every five minutes, and then closes open connections.
@@ -43,9 +43,8 @@ use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
-/// Time limit for connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
-/// after 15 s. If the server returned in that last interval, a longer limit would delay the
-/// connection.
+/// Time limit for connecting. The kernel resends the SYN after 1, 3, 7 and 15 s. If the server
+/// returns after 8 s, a longer limit would delay the connection until 15 s.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
@@ -228,8 +227,8 @@ where
     })
 }
 
-/// Reports whether TLS needs no certificates, so that the system's authorities need not be loaded.
-/// Configured certificates are always loaded, because their errors must be reported.
+/// Reports whether the server's URL is plain HTTP and no certificates are configured, so that TLS
+/// is not needed. Configured certificates are always loaded, because their errors must be reported.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [

@@ -17,12 +17,13 @@
 //!
 //! So the first list may be stale, as in upstream. Later lists never go back in time.
 //!
-//! After its storage was restored from a backup, a server continues with smaller resource versions.
-//! A watch from a version in the future stays silent until the server reaches that version, and
-//! misses all changes before it. So:
+//! A server whose storage was restored from a backup continues with smaller resource versions. A
+//! watch from a version in the future stays silent until the server reaches that version, and
+//! misses all changes before that version. So:
 //!
 //! 1. After a failure, the first request asks whether the server has reached the last seen version.
-//! 2. If the server has not reached it, or has lost later changes, a list follows at once.
+//! 2. If the server has not reached this version, or has lost later changes, a list follows at
+//!    once.
 //! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
 //!
 //! No other failure causes a list. After a refusal (429, 5xx), a timeout or a broken connection,
@@ -81,8 +82,8 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before the next request on a connection. The connection's
-/// other tasks (the reader, the waiter for the end, the owner) must each run in turn.
+/// Number of times that this task yields before a request, so that the tasks of the previous
+/// connection (the reader, the waiter for the end, the owner) each run in turn.
 const HANDOVER: usize = 4;
 /// Number of consecutive times that a watch may break at an unreadable event without progress. Then
 /// a list replaces the watch, because a list skips the unreadable event.
@@ -94,8 +95,7 @@ const REFUSALS_MAX: u32 = 2;
 /// only after its response has been read.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// Constraint on the resource version of the objects in a response. Some servers cannot read the
-/// requested version.
+/// Constraint of a request on the resource version of the objects in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionConstraint {
     /// The server must return objects of this version or of a later version.
@@ -104,7 +104,7 @@ enum VersionConstraint {
     Anything,
 }
 
-/// Lists and watches one kind of object.
+/// Task that lists and watches one kind of object.
 pub(super) struct ListWatch {
     client: Client,
     content_type: ContentType,
@@ -198,7 +198,7 @@ impl ListWatch {
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // If the watch after a list fails at once, the next list waits.
+            // Keeps the back-off if the watch after a list failed at once. So the next list waits.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
@@ -281,8 +281,8 @@ impl ListWatch {
                                 self.next_list = Age::Newest;
                             }
                         }
-                        // Before 1.38, a server returns an internal error if its storage cannot
-                        // read the version.
+                        // Before Kubernetes 1.38, a server returns an internal error if its storage
+                        // cannot read the version.
                         Failure::Refused { code: 500, .. } if self.is_unreadable().await => {
                             self.version = None;
                             self.next_list = Age::Newest;
@@ -404,7 +404,7 @@ impl ListWatch {
         if status.is_success() {
             return Ok(answer);
         }
-        // Ignores a date in `Retry-After`, because no API server sends dates there.
+        // Ignores a date in `Retry-After`, because API servers send only seconds in this header.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
@@ -519,7 +519,7 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // While a list is incomplete, an object's version says nothing about later objects.
+        // While the list is incomplete, objects with lower versions may still follow.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());

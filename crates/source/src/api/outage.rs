@@ -20,7 +20,7 @@ pub(super) enum Failure {
     Unreachable(String),
     /// The connection broke or stayed silent.
     Unanswered(String),
-    /// The proxy provides no connection.
+    /// The proxy does not connect this process to the server.
     Proxied(ProxyError),
     /// One peer does not trust the other peer's certificate.
     Untrusted(Untrusted),
@@ -176,7 +176,7 @@ impl Outage {
         format!("{what}; serving the last known state, and retrying; {advice}")
     }
 
-    /// Returns the failure and the advice.
+    /// Returns two texts: the failure, and advice for the operator.
     fn words<'a>(&self, kind: Kind, failure: &'a Failure) -> (String, &'a str) {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {

@@ -114,7 +114,7 @@ pub(crate) struct Problem {
     pub(crate) field: String,
     /// Value of the field.
     pub(crate) value: String,
-    /// Error, its consequence, and advice.
+    /// Text about the error and its consequence, with advice.
     pub(crate) advice: String,
 }
 

@@ -149,7 +149,7 @@ impl Findings {
         self.decoded(Content::Unusable)
     }
 
-    /// Adds the reason why the object cannot be decoded.
+    /// Returns an unusable object, with the reason why it cannot be decoded.
     pub(super) fn unreadable(mut self, what: &str) -> DecodedObject {
         self.value(
             "the object",
@@ -176,7 +176,7 @@ impl Findings {
         }
     }
 
-    /// Parses an address that can receive packets.
+    /// Parses an address of a single host. Loopback addresses are invalid.
     pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
         if let Some(ip) = address::ip(text) {
             return self.host(field, ip);

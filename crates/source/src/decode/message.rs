@@ -1,8 +1,8 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
-//! `prost` reads keys and numbers, and skips groups. This module does not use its derived messages:
-//! they copy every text, and would need a second type for each kind. Instead, each kind has one
-//! wire type for JSON and protobuf, which is read field by field.
+//! `prost` reads keys and numbers, and skips groups. This module does not use `prost`'s derived
+//! messages: these copy every text, and would need a second type for each kind. Instead, each kind
+//! has one wire type for JSON and protobuf, which is read field by field.
 //!
 //! Other crates do not fit:
 //!
@@ -10,7 +10,7 @@
 //! - `quick-protobuf` was last released in 2022.
 //! - `micropb` copies texts.
 //!
-//! For any input, the decoder ends, and needs no more memory than the input's elements.
+//! For any input, the decoder terminates, and allocates memory only for elements of the input.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};

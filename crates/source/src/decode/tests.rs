@@ -704,8 +704,8 @@ fn a_node_is_leaving_if_deleted_or_tainted_by_the_autoscaler() {
     ));
 }
 
-/// Checks that an added or modified object is decoded together with its event. All other events are
-/// decoded in another way.
+/// Checks that an added or modified object is decoded together with its event. All other events
+/// need a second pass.
 #[test]
 fn added_and_modified_events_are_decoded_together_with_their_objects() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});

@@ -183,7 +183,7 @@ struct Header {
     items: Option<Vec<Header>>,
 }
 
-/// Type as which an object is read.
+/// Type that a document is decoded as.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum DocumentType {
     Object(Kind),

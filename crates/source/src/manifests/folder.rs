@@ -25,7 +25,7 @@ use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// Folder of manifests at the last read.
+/// State of a folder of manifests at the last read.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -331,7 +331,8 @@ impl Folder {
 /// State of one read of the folder.
 #[derive(Debug, Default)]
 struct FolderRead {
-    /// Content that each object with changed claims had before the read.
+    /// Content before the read, for each object in the old or new version of a changed file.
+    /// `None`: no file contained the object.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,

@@ -20,7 +20,7 @@ pub(super) struct Modules {
     /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
     /// Responses of the kernel about modules that are neither loaded nor listed: true if the module
-    /// is available. A kernel with built-in modules may have no list of them.
+    /// is available. A module may be built in without being in a list.
     answered: BTreeMap<String, bool>,
 }
 
@@ -68,8 +68,8 @@ impl Modules {
     }
 }
 
-/// Tests modules by using one function of each. Omits modules that no such test can detect. Writes
-/// nothing, and does not make the kernel load a module file.
+/// Tests whether the kernel has these modules: uses one function of each module. Omits a module
+/// without such a test. Writes nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")

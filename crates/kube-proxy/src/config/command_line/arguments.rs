@@ -25,11 +25,11 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// Arguments of a command about a start. The parser removes them from the command line before it
-/// parses the flags.
+/// Arguments of a command that previews a start: `check`, `plan` or `diff`. The parser removes them
+/// from the command line before it parses the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeadingArguments {
-    /// Command about a start: a subcommand before the flags, or `--dry-run`.
+    /// Subcommand before the flags, if any. `--dry-run` is a flag, and does not set this field.
     pub(super) question: Option<Question>,
     /// Options of the command's output: `-o` and `--timeout`.
     pub(super) answer: AnswerOptions,
@@ -77,8 +77,8 @@ fn split_options(
     (options, others)
 }
 
-/// Removes the command and its output options from a command line. A command is a subcommand or
-/// `--dry-run`.
+/// Removes the subcommand and its output options from a command line. With the flag `--dry-run`
+/// instead of a subcommand, removes only the output options.
 pub(super) fn take_question(
     arguments: &mut Vec<OsString>,
 ) -> Result<LeadingArguments, UnusableFlag> {
@@ -105,8 +105,8 @@ pub(super) fn take_question(
     Ok(LeadingArguments { question, answer })
 }
 
-/// Reports whether a command line contains a command about a start. Accepts invalid command lines
-/// too.
+/// Reports whether a command line contains `check`, `plan`, `diff` or `--dry-run`. The rest of the
+/// command line may be invalid.
 pub(super) fn asks(arguments: &[OsString]) -> bool {
     let word = arguments.get(1).and_then(|word| word.to_str());
     word.and_then(Question::of).is_some() || is_dry_run(arguments)

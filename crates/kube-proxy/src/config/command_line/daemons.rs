@@ -1,8 +1,8 @@
 //! Finds the daemon's flags for a command without flags, such as a bare `kube-proxy check`. There
 //! are two origins:
 //!
-//! - In the daemon's container, process 1 has these flags.
-//! - In a shell with the variables of a unit file, `KUBE_PROXY_ARGS` has them.
+//! - In the daemon's container, the command line of process 1 contains the flags.
+//! - In a shell with the variables of a unit file, `KUBE_PROXY_ARGS` contains the flags.
 
 use std::env;
 use std::ffi::OsString;

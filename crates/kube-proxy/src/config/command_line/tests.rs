@@ -391,7 +391,7 @@ fn an_empty_proxy_mode_means_iptables_mode_with_a_warning() {
     }
 }
 
-/// A cleanup covers the entries of all modes.
+/// A cleanup covers all modes, so the command line needs no `--proxy-mode`.
 #[test]
 fn a_cleanup_does_not_warn_about_a_missing_proxy_mode() {
     let Ok(Command::Cleanup(options)) = parse(["kube-proxy", "--cleanup"]) else {
@@ -416,8 +416,8 @@ fn a_deprecated_feature_gate_causes_upstreams_warning() {
     );
 }
 
-/// From 1.40 on, upstream needs the feature gate for IPVS mode. The start also succeeds with
-/// `AllAlpha` and `AllBeta`.
+/// From 1.40 on, upstream needs the feature gate `KubeProxyIPVS` for IPVS mode. This program starts
+/// with this gate, and also with `AllAlpha` and `AllBeta`.
 #[test]
 fn feature_gates_of_later_releases_do_not_stop_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));

@@ -66,7 +66,7 @@ pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Returns the long help of a command about a start.
+/// Returns the long help of a command that previews a start (`check`, `plan` or `diff`).
 pub(super) fn question_help(question: Question) -> String {
     let mut tree = tree();
     tree.build();

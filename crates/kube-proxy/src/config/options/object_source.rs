@@ -27,7 +27,7 @@ impl OwnNode {
     }
 }
 
-/// Optional kinds of objects of a source, besides the kinds that every mode needs.
+/// Optional kinds: the kinds of objects that only some modes need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
     /// The mode needs no optional objects.
@@ -37,8 +37,8 @@ pub(crate) enum SideKinds {
 }
 
 impl SideKinds {
-    /// Returns the optional kinds of objects that a source delivers separately. A folder of
-    /// manifests delivers all kinds together.
+    /// Returns the optional kinds for which a start with this source waits. From a folder of
+    /// manifests, ServiceCIDRs arrive together with all other objects.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Api(api) if api.service_cidrs == ServiceCidrWatch::Off => Self::Nothing,

@@ -70,8 +70,8 @@ impl Sum {
     }
 }
 
-/// Updates all sums with the counts of the last read. The metrics do not report a sum without a
-/// count in this read. But a sum with past counts is kept, so that its value does not fall when the
+/// Updates all sums with the counts of the last read. The metrics omit a sum that has no count in
+/// this read. A sum with past counts stays in memory, so that its value does not fall when the
 /// count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,

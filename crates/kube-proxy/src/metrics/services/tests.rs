@@ -363,8 +363,8 @@ fn counters_of_listening_ports_are_summed_in_any_order() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         // One listening port was closed. Its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // A new listening port opens the port again. Its counter is higher than that of the closed
-        // listening port.
+        // The Service port gets a new listening port, whose counter is higher than the last counter
+        // of the closed listening port.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));

@@ -178,7 +178,7 @@ fn a_kernel_setting_is_restored_unless_another_program_wrote_it() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // A change back restores the value that preceded strict ARP.
+    // Turning strict ARP on and off again restores the value that preceded strict ARP.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);

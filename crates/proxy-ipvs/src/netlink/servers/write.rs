@@ -21,7 +21,8 @@ pub(super) struct Writing<'a, E> {
     /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
     /// reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers of other programs at our keys. They get none of our destinations.
+    /// Other programs' virtual servers with keys that Services want. They get none of our
+    /// destinations.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -477,7 +478,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // The kernel lacks the second virtual server, as the proxy's tables say.
+        // The refusals agree with the proxy's tables, which also lack the second virtual server.
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,

@@ -85,8 +85,8 @@ fn has_maps(family: IpFamily, whole: &TableDump) -> bool {
     wanted == found
 }
 
-/// Returns the base for which this mode would write exactly these chains and rules. Returns `None`
-/// if there is no such base.
+/// Returns the addresses for NodePorts and the mark for which this mode would write exactly these
+/// chains and rules. Returns `None` if no addresses fit.
 fn base(family: IpFamily, config: &Config, whole: &TableDump) -> Option<Base> {
     let of_output = whole.rules.iter().filter(|rule| &*rule.chain == "output");
     let addresses = of_output.filter_map(|found| {

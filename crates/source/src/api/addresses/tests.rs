@@ -85,7 +85,8 @@ async fn resolved_api_server_addresses_outlive_a_failing_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // An address that the name has lost stays for [`KEPT`]. Then the source removes the address.
+    // An address stays for [`KEPT`] after the name no longer resolves to it. Then the source
+    // removes the address.
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;

@@ -13,8 +13,8 @@ use super::super::end::End;
 
 /// Longest pause between two bytes of a response.
 const STILL: Duration = Duration::from_mins(1);
-/// Longest time for the whole list. After five minutes, the server no longer knows the position in
-/// a list.
+/// Longest time for one response. After five minutes, the server may no longer accept the
+/// `continue` token of a list.
 const WHOLE: Duration = Duration::from_mins(5);
 
 /// Body of a response, with the time at which reading began.

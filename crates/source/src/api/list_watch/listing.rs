@@ -24,7 +24,7 @@ impl ListWatch {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
             // A server that does not know streamed lists replies Invalid, but a proxy in front of
-            // the server may reply any status. The excluded statuses would also make a plain list
+            // the server may reply any status. Excludes statuses that would also make a plain list
             // fail.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
@@ -85,7 +85,7 @@ impl ListWatch {
         }
     }
 
-    /// Begins a list. The version of a list may be known before its objects.
+    /// Checks the list's `version`, if it is known already, and announces the list to the receiver.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
         // If this list breaks off, the next list must not be older.
