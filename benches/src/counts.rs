@@ -61,7 +61,7 @@ pub(crate) fn count(trace: &str) -> Counts {
 }
 
 /// Returns true if this `setsockopt` replaces a table of legacy iptables: option 64 of the level IP
-/// or IPv6. strace prints the option as a number, or with the name of another level's option.
+/// or IPv6. strace prints a number, or the name that option 64 has at another level.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());

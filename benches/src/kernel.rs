@@ -314,7 +314,7 @@ impl Kernel {
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Returns true if IPv6 has rules or tables, or if IPv4 has none.
+    /// Returns false if IPv4 has rules or tables but IPv6 has none.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),

@@ -45,7 +45,7 @@ impl Nat {
         })
     }
 
-    /// Returns true if IPv6 has rules, or if IPv4 has none.
+    /// Returns false if IPv4 has rules but IPv6 has none.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
         let has_rules = |tables| {
             Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))

@@ -1,5 +1,5 @@
-//! Reads nftables tables from the kernel: the endpoints of each Service in nftables mode, and the
-//! sets of IPVS mode with its rules in nftables.
+//! Reads nftables tables from the kernel: in nftables mode, the endpoints of each Service; in IPVS
+//! mode with nftables rules, the sets.
 
 mod flat;
 
@@ -92,7 +92,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Returns true if IPv6 has the table, or if IPv4 lacks it.
+    /// Returns false if IPv4 has the table but IPv6 lacks it.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {

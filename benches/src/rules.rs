@@ -90,8 +90,8 @@ const GOTO: u8 = 0x02;
 const NOT_DESTINATION: u8 = 0x10;
 const NOT_FRAGMENT: u8 = 0x20;
 const NOT_PROTOCOL: u8 = 0x40;
-/// Offsets in `struct ipt_entry`: of the field with the target's offset, of the field with the next
-/// entry's offset, and of the end of the structure.
+/// Offsets in `struct ipt_entry`: the field `target_offset`, the field `next_offset`, and the end
+/// of the structure.
 const TARGET_OFFSET: usize = 88;
 const NEXT_OFFSET: usize = 90;
 const ENTRY: usize = 112;
@@ -195,10 +195,9 @@ impl<'a> Rules<'a> {
 
     /// Visits all rules of a chain, and of the chains that it calls for all packets.
     ///
-    /// If a rule matches only one address and port, follows a packet to this address. `found` then
-    /// gets the packet's possible destinations, and true once the rules have certainly taken the
-    /// packet. Visits all later rules as well, because packets to other addresses may pass this
-    /// rule.
+    /// If a rule matches only one address and port, follows a packet to this address. Adds the
+    /// packet's possible destinations to `found`, with true once no such packet can pass the rule.
+    /// Then visits the later rules, too, because packets to other addresses may pass this rule.
     fn gather(
         &self,
         from: usize,
@@ -534,7 +533,7 @@ pub(crate) mod tests {
             targets(&table, "10.96.1.1:80"),
             ["10.128.1.2:8080", "10.128.1.3:8080"]
         );
-        // Endpoints of deleted Services, and of Services without a rule, are not reachable either.
+        // No rule leads from these service addresses to an endpoint.
         for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
             assert!(targets(&table, gone).is_empty(), "{gone}");
         }

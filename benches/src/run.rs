@@ -25,8 +25,8 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time that a cell may take in addition to its limits: booting, setting up the node, starting the
-/// API fixture, and a last read of the kernel.
+/// Time that a cell may take in addition to its limits, for booting, setting up the node, starting
+/// the API fixture and a last read of the kernel.
 const AROUND: Duration = Duration::from_mins(2);
 /// Time limit for another kube-proxy to print its version. Includes booting the VM.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
@@ -251,7 +251,7 @@ impl Run {
             kind,
         };
         // A build may lack a feature. In that case, the first cell that uses the feature reports
-        // it.
+        // the error.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -444,7 +444,7 @@ impl Run {
     }
 }
 
-/// Earlier results for which the run skips further cells.
+/// Earlier outcomes that make the run skip further cells.
 #[derive(Debug, Default)]
 struct SkippedCells {
     /// Measured programs that do not support their mode or flags, each with the reason.

@@ -161,14 +161,14 @@ pub(crate) enum SubjectKind {
         /// additional flags.
         is_ours: bool,
     },
-    /// The bare loader of IPVS mode. It sends prepared messages that lead to the same final state.
+    /// The bare loader of IPVS mode. It sends prepared messages that write the daemon's state.
     Floor,
     /// The bare loader of nftables mode, with upstream's layout.
     NftFloor,
     /// The bare loader of nftables mode, with the flat layout.
     NftFlatFloor,
-    /// The kernel's tools `ipvsadm -R`, `ipset restore` and `ip -batch`, which write the same final
-    /// state.
+    /// The kernel's tools `ipvsadm -R`, `ipset restore` and `ip -batch`, which write the daemon's
+    /// final state.
     Tools,
     /// Data plane only: IPVS virtual servers without sets and rules.
     BareIpvs,
@@ -303,8 +303,8 @@ pub(crate) enum Outcome {
     Measured(Box<CellFigures>),
     /// The cell exceeded its time limit. The report shows "over N s".
     Over {
-        /// Time limit in seconds. The JSON name differs from that of the cell's limit, which is in
-        /// the same object.
+        /// Time limit in seconds. The JSON name is `over_s`, because the same JSON object has the
+        /// cell's `limit_s`.
         #[serde(rename = "over_s")]
         limit_s: u64,
         /// Progress of the measured program when the time limit passed.

@@ -194,8 +194,8 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Makes this process use the legacy variants of the iptables programs: puts links to them first
-/// into its search path. The default variants may be those of iptables-nft, and the VM's kernel may
+/// Makes this process use the legacy variants of the iptables programs, through links in the first
+/// folder of its search path. The default variants may be iptables-nft, and the VM's kernel may
 /// lack nftables. Returns false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {

@@ -73,8 +73,8 @@ pub(crate) enum WaitEnd {
 /// Waits until the kernel has exactly the Services of `wanted`, and rules in both IP families. (A
 /// family without Services also has some rules.)
 ///
-/// Gives up `limit` after `started`. `alive` must return an error once the measured program has
-/// ended.
+/// Gives up when `limit` has passed since `started`. `alive` must return an error once the measured
+/// program has ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -295,8 +295,8 @@ fn reached(
         }
         services.pop();
     }
-    // A read at background priority may end long after the query of the length, so its end is the
-    // time of success.
+    // A read at background priority may end long after the query of the length. The time of success
+    // is then the end of the read.
     Ok(LookResult::Done(
         background.map_or(since, |_| Instant::now()),
     ))

@@ -410,8 +410,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes all objects while the measured program is stopped, then continues it. This separates the
-/// program's own work from the API server's work.
+/// Deletes all objects while the measured program is stopped, and then continues the program. This
+/// separates the program's work from the API server's work.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -497,8 +497,8 @@ fn until_served(
     }
 }
 
-/// Finishes an axis with several steps. A kernel check has already confirmed each step. Compares
-/// the kernel's whole state once more.
+/// Ends the measurement of an axis that waits for each change. Compares the kernel's whole state
+/// once more, and returns the figures.
 fn finish(
     stage: &mut Stage,
     mut subject: Process,
@@ -530,7 +530,8 @@ fn finish(
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Finishes the measurement of an axis that has only one step.
+/// Measures many changes as a whole: waits until the kernel holds the current objects, and returns
+/// the figures since `started`.
 fn whole(
     stage: &mut Stage,
     subject: &mut Process,

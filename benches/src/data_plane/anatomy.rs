@@ -1,6 +1,6 @@
 //! Measures the time that each part of a mode's rules adds to the first packet of a flow. Covers
-//! nftables mode, and the helper rules of IPVS mode (the shim): upstream's, the lean ones, and
-//! those in nftables.
+//! nftables mode, and three kinds of helper rules of IPVS mode (the shim): upstream's iptables
+//! rules, the lean iptables rules, and nftables rules.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
@@ -216,8 +216,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Starts the daemon until it has programmed the stage's node, and stops it. Returns an outcome if
-/// programming fails.
+/// Runs the daemon until the stage's node is programmed, and then stops the daemon. Returns an
+/// outcome if programming fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut CellFigures::default())? {
         Ok(subject) => {
@@ -451,9 +451,9 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     steps
 }
 
-/// Adds to `met` the rules of a chain that a pod's packet traverses. After each jump follow the
-/// rules of the called chain. The packet is not masqueraded, so jumps to `KUBE-MARK-MASQ` are not
-/// followed.
+/// Adds to `met` the rules of a chain that a pod's packet traverses. The rules of a called chain
+/// follow the jump to this chain. Skips the rules of `KUBE-MARK-MASQ`, because the packet is not
+/// masqueraded.
 fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     let rules = chains.get(&(table.to_owned(), chain.to_owned()));
     for line in rules.into_iter().flatten() {

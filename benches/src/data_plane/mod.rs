@@ -210,8 +210,8 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
 
 /// Returns the addresses of the Services in the order in which the kernel searches them.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    // Only in iptables mode does the kernel search rules one by one. Other modes use the order of
-    // creation.
+    // In iptables mode, the kernel searches the rules one by one. For other modes, this function
+    // returns the order of creation.
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)

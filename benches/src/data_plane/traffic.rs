@@ -158,7 +158,7 @@ fn keptalive(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Measures datagrams with a reply per second, all from one socket.
+/// Measures answered datagrams per second, all from one socket.
 fn datagrams(to: SocketAddr) -> io::Result<f64> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -166,7 +166,7 @@ fn datagrams(to: SocketAddr) -> io::Result<f64> {
     rate(REQUESTS, || ask(&socket))
 }
 
-/// Measures datagrams with a reply per second, each from a new socket.
+/// Measures answered datagrams per second, each from a new socket.
 fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let socket = UdpSocket::bind("0.0.0.0:0")?;

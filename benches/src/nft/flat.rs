@@ -99,8 +99,8 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements that lead to a Service, and their map. With more than three endpoints,
-    /// this is the Service's element in `service-ips`.
+    /// Returns the elements that lead to a Service, and their map. For a Service with more than
+    /// three endpoints, returns its only element in `service-ips`.
     pub(super) fn flat_elements(
         &mut self,
         at: SocketAddrV4,

@@ -1,5 +1,5 @@
 //! Adds fields that no kube-proxy reads: field managers, owners, the pods behind endpoints.
-//! Controllers and the API server write such fields. They are copied from a kubeadm cluster with
+//! Controllers and the API server write such fields. The values are from a kubeadm cluster with
 //! Kubernetes 1.36, with different names.
 
 use serde_json::{Map, Value, json};

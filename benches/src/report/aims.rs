@@ -181,8 +181,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Compares by how many nanoseconds our time and that of bare IPVS grow from one size to a larger
-/// size.
+/// Compares the growth of our time with the growth of bare IPVS's time, in nanoseconds, from one
+/// size to a larger size.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -190,16 +190,16 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns by how many milliseconds our time and the bare loader's time grow from one size to a
-/// larger size.
+/// Returns the growth of our time and of the bare loader's time, in milliseconds, from one size to
+/// a larger size.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// Compares our rate with another rate. Our rate may be lower by the spread of the repeats or by 5
-/// %.
+/// Compares our rate with another rate. Our rate may be lower by 5 %, or by the spread of the
+/// repeats if the spread is larger.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;

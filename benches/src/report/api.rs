@@ -105,9 +105,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// Compares our kube-proxy's byte count with that of other kube-proxies on each occasion, at the
-/// largest size. Also returns true if our count exceeds no other count by more than the factor
-/// [`NOISE`].
+/// Returns the ratio of our kube-proxy's byte count to that of each other kube-proxy on each
+/// occasion, at the largest size. Also returns true if no ratio exceeds [`NOISE`].
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -27,8 +27,8 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Names of the measurements with which the report compares our daemon. It also compares with all
-/// other kube-proxies.
+/// Names of the measurements with which the report compares our daemon. The report also compares
+/// our daemon with all other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the column names.

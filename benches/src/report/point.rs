@@ -29,7 +29,7 @@ pub(super) enum Unit {
     MillisecondsPerMinute,
     /// Number of events. A higher number is better.
     Count,
-    /// Ratio of a figure to that of the direct connection in the same VM. A higher ratio is better.
+    /// Ratio to the direct connection's figure in the same VM. A higher ratio is better.
     Share,
 }
 

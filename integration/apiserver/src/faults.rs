@@ -36,8 +36,8 @@ pub enum Fault {
     /// Error for a compacted version. A list gets the status 410, and a watch gets an `ERROR`
     /// event.
     Expire,
-    /// Error for a version in the future. A list gets the status 504 with this cause, and a watch
-    /// gets an `ERROR` event.
+    /// Error for a version in the future. A list gets the status 504 with the cause
+    /// `ResourceVersionTooLarge`, and a watch gets an `ERROR` event.
     Ahead,
     /// Timeout for any requested resource version. A list gets the status 504, and a watch gets an
     /// `ERROR` event.

@@ -16,13 +16,13 @@ pub(crate) struct MeteredStream<S> {
     meter: Meter,
 }
 
-/// The request whose byte count includes the bytes that a connection sends now. Clones refer to the
-/// same request.
+/// Log entry of the request that a connection now serves. The bytes that the connection sends count
+/// for this request. Clones share the entry.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Adds all further bytes of the connection to this request's byte count, or to none.
+    /// Counts all further bytes of the connection for this request, or for no request.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

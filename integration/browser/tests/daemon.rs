@@ -133,7 +133,7 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
         "the ends of both ways",
         "return document.querySelectorAll('article .end.good').length === 2",
     )?;
-    // This text also contains the folded branches.
+    // `textContent` also contains the text of folded branches.
     let drawn = browser.run("return document.querySelector('article').textContent", &[])?;
     let drawn = drawn.as_str().unwrap_or_default();
     let ends = ["10.244.1.10:8080", "10.244.2.10:8080", "50 %", "delivered"];

@@ -9,7 +9,7 @@ pub fn short(value: f64) -> String {
     if magnitude >= 99.95 {
         return grouped(value);
     }
-    // Upper bounds of the values, from the largest: 99.9, 9.99, 0.999, 0.0999, ...
+    // A value below 9.995 gets two decimals, a value below 0.9995 three decimals, and so on.
     let mut decimals = 1;
     let mut bound = 9.995;
     while magnitude < bound && decimals < 6 {

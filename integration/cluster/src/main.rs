@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The user provides Kubernetes' programs in a folder (`KUBERNETES=DIR`). If programs are missing,
-//! `make cluster` lists them and the places to get them.
+//! `make cluster` lists each with the download that contains it.
 
 mod binaries;
 mod control_plane;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell};
 
-/// Number of samples per figure.
+/// Number of measurements per result.
 const TIMES: usize = 10;
 /// Pause after which the daemon reads the kernel's counters again.
 const FRESH: Duration = Duration::from_millis(1100);

@@ -268,9 +268,9 @@ impl<'a> Panels<'a> {
         })
     }
 
-    /// Checks the queries of all panels. Skips queries that contain a text from `but`.
+    /// Checks the queries of all panels:
     ///
-    /// - The query returns data.
+    /// - The query returns data. Only queries that contain a text from `but` may return no data.
     /// - The series have the labels of the legend.
     /// - The panel's unit is the unit of the metric.
     fn have_data(&self, but: &[&str]) -> Result<()> {

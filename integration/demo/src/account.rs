@@ -181,7 +181,7 @@ pub(crate) fn start(
         manifests.into(),
         format!("--hostname-override={name}").into(),
         "--proxy-mode=ipvs".into(),
-        // Only the initial network namespace may set the size of the connection tracking table.
+        // Only the initial network namespace may set this size, but the daemon runs in another.
         "--conntrack-max-per-core=0".into(),
     ];
     argv.extend(flags.iter().map(Into::into));

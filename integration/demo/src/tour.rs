@@ -34,7 +34,7 @@ const COUNTED_AFTER: Duration = Duration::from_secs(5);
 /// the damage before `diff` sees it.
 const BREAKS: usize = 3;
 
-/// Prints the page. Fails if the exit status of a command differs from the template.
+/// Prints the page. Fails if an exit status or the result of a request differs from the template.
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
     let clients = traffic(&stage);

@@ -59,8 +59,8 @@ impl Churn {
         })
     }
 
-    /// Starts changes at a high rate by replaying recorded changes ([`record_crowd`]) in batches of
-    /// a hundred. At this rate, the test could not encode each change.
+    /// Starts changes at a high rate. Replays recorded changes ([`record_crowd`]) in batches of a
+    /// hundred, because the test could not encode so many changes in time.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
         let chunks = recorded.len().div_ceil(AT_ONCE).max(1);

@@ -72,7 +72,8 @@ fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
 
-/// Returns a table with a line for each fault. Modes without loss share a line.
+/// Returns a table with a line for each fault and mode. Modes in which a fault causes no loss share
+/// a line.
 fn table(rows: &[Row]) -> String {
     let mut text = "| fault | modes | time until repaired | requests | failed requests | lost connections |\n|---|---|--:|--:|--:|--:|\n".to_owned();
     for group in

@@ -13,8 +13,8 @@
 //! - `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save`: commands to run and state to
 //!   load before the daemon starts.
 //! - One file for each [`Table`]: kernel state at the end. A table without a file is not compared.
-//! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. Without a file, equal to the
-//!   state at the end.
+//! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. If the file is missing, the
+//!   expected state is the state at the end of the case.
 //! - `writes`: in a recording, the number of writes that a start on this state must make. Without a
 //!   file, 0.
 

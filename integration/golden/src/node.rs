@@ -38,9 +38,8 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Like [`QUIET`], for upstream's kube-proxy. Upstream pauses for at least 1 s between two syncs.
 /// Upstream's sync deletes stale entries only if they are at least 1 s old.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Head start of `ServiceCIDR`s before Services, if the API server sends them to upstream's
-/// kube-proxy. Upstream does not wait for `ServiceCIDR`s, but had received them first when the
-/// dumps were made.
+/// Head start of `ServiceCIDR`s before Services in runs of upstream's kube-proxy, which does not
+/// wait for `ServiceCIDR`s. When the dumps were made, it had received `ServiceCIDR`s first.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
 /// Timeout for the daemon to listen on a health-check node port after its first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
@@ -57,7 +56,7 @@ const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
 ];
-/// Settings that a namespace may inherit from the machine. A case's node starts with 0 for each.
+/// Settings that a namespace may inherit from the machine. Each case starts with the value 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
 /// Arguments of `ip route` that select the local routes of a proxy.
@@ -69,8 +68,8 @@ pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// True for Kubernetes' own kube-proxy. Its kube-proxy lacks our additional flags, and does not
-    /// log the end of a sync.
+    /// True for Kubernetes' own kube-proxy, which lacks our additional flags and does not log the
+    /// end of a sync.
     pub(crate) is_upstream: bool,
 }
 
@@ -215,7 +214,7 @@ impl<'a> Node<'a> {
             .feed(&format!("{tables}-{backend}-restore"), dump)
     }
 
-    /// Loads upstream's kernel state of a case, with an operator's tools.
+    /// Loads the kernel state that upstream left for a case, with an operator's tools.
     pub(crate) fn load(&self, case: &Case) -> Result<InitialState> {
         let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
         let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
@@ -361,7 +360,7 @@ impl<'a> Node<'a> {
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
             // Only processes in the kernel's initial network namespace can write this setting. In
-            // another namespace, a change of it comes from another program.
+            // another namespace, another program has changed the setting.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
         };

@@ -181,7 +181,8 @@ fn without_seeds(line: &str) -> String {
 
 /// Returns the rules and the chains of each table.
 ///
-/// - A rule is `nat -A KUBE-SERVICES …`. Rules keep their order.
+/// - A rule is `nat -A KUBE-SERVICES …`. Rules keep their order, except in the chains of
+///   `ANY_ORDER`.
 /// - A chain is `nat :KUBE-SERVICES -`. Chains with the policy ACCEPT are omitted, but their rules
 ///   are not.
 fn rules(dump: &str) -> Vec<String> {

@@ -210,8 +210,9 @@ impl Pod {
     }
 }
 
-/// Returns a read-only folder of kernel modules that replaces the lab's link. The folder is outside
-/// the test's folder, because a removal of the test's folder would descend into the mounts.
+/// Returns a folder with read-only mounts of the kernel modules, for the pod's `/lib/modules`. The
+/// folder is outside of the test's folder, because a removal of the test's folder would descend
+/// into the mounts.
 fn modules() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
     fs::create_dir_all(&folder)?;

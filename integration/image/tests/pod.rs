@@ -90,7 +90,7 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
             document["clusters"][0]["cluster"]["server"] = json!(SERVER);
         } else {
             document["clusterCIDR"] = json!("10.244.0.0/16,fd44::/16");
-            // Only the initial network namespace may set the size of the connection tracking table.
+            // Only the initial network namespace may set this size, but the daemon runs in another.
             document["conntrack"]["maxPerCore"] = json!(0);
         }
         found.insert(name.clone(), document.to_string());

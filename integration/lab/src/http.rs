@@ -65,7 +65,7 @@ pub fn get(socket: &mut TcpStream, path: &str, is_last: bool) -> io::Result<(Str
     socket.write_all(request.as_bytes())?;
     let (answer, is_last) = read_answer(socket)?;
     // Waits until the server has closed the connection. The side that closes first keeps its port
-    // for a minute, so the client must not be first.
+    // in TIME_WAIT for a minute, so the client must not close first.
     if is_last && socket.read(&mut [0])? > 0 {
         return Err(io::Error::other("more than the answer came"));
     }

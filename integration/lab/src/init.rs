@@ -6,9 +6,9 @@
 //! overlay. The VM therefore sees the host's files, but its writes stay in the VM. Only writes to
 //! the kept folders reach the host.
 //!
-//! This protects from accidents, but not from a malicious command, which can mount hostfs again. So
-//! run the lab as an unprivileged user. In the host lane, init is PID 1 of fresh namespaces, and
-//! the files are the host's.
+//! The overlay protects the host's files from accidents, but not from a malicious command, which
+//! can mount hostfs again. So run the lab as an unprivileged user. In the host lane, init is PID 1
+//! of fresh namespaces, and the command uses the host's files without an overlay.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
@@ -56,8 +56,8 @@ pub fn maybe_init() {
     }
 }
 
-/// Raises the open file limit to the limit that a container has. The kernel limits its first
-/// process to 4,096 open files.
+/// Raises the open file limit to the limit that a container has. The kernel starts PID 1 with a
+/// limit of 4,096 open files.
 fn allow_files() {
     const FILES: u64 = 1 << 20;
     let Rlimit { current, .. } = getrlimit(Resource::Nofile);
@@ -197,8 +197,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root under the new root, and detaches the old root. Only the open files of the
-    // report still use the old root.
+    // Stacks the old root on top of the new root, and detaches the old root. Only the open files of
+    // the report still use the old root.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -266,7 +266,7 @@ fn load_overlay(modules: Option<&Path>) -> Result<()> {
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
         .filter(|file| file.is_file())
     else {
-        return Ok(()); // built in, or the mount says that it is not
+        return Ok(()); // built in; otherwise the mount fails
     };
     let module = File::open(&file).with_context(|| file.display().to_string())?;
     match finit_module(&module, c"", 0) {
@@ -356,7 +356,7 @@ fn execute(job: &Job, report: &Report) -> i32 {
         scope.spawn(|| stderr.map(|from| pump(from, &report.stderr)));
         let status = reap_until(pid);
         kill_all_others();
-        // Waits until no process is left, because only then the pipes end.
+        // Waits until no process is left, because processes keep the pipes open until they end.
         while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
         status
     })
@@ -372,7 +372,7 @@ fn reap_until(pid: Pid) -> i32 {
                     .unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0));
             }
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return 125, // no child left, and the command's end not seen: cannot be
+            Err(_) => return 125, // impossible: init reaps the command itself
         }
     }
 }

@@ -44,7 +44,7 @@ impl Job {
     }
 }
 
-/// Returns `path` with the default folders that it lacks.
+/// Returns `path`, extended by the default folders that it lacks.
 pub(crate) fn sane_path(path: Option<&OsStr>) -> OsString {
     let given: Vec<PathBuf> = path
         .map(|path| std::env::split_paths(path).collect())

@@ -429,8 +429,8 @@ impl Guest {
         if std::mem::replace(&mut self.killed, true) {
             return None;
         }
-        // The group still has its number, because this process has not reaped the leader. The
-        // signal cannot reach another group.
+        // This process has not reaped the leader, so no other group can have the group's number.
+        // The signal reaches only this group.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
         // Waits at most two seconds: a process that hangs in the host's kernel never ends.

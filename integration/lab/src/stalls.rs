@@ -8,7 +8,7 @@ use crate::{Crew, StopSignal};
 
 /// Interval between two readings of the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Minimum delay of a clock reading that counts as a stall.
+/// Delay of a clock reading above which the delay counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
 /// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
@@ -44,8 +44,8 @@ impl Meter {
         }
     }
 
-    /// Returns the sum of all stalls, including a stall that is just ending. If two calls return
-    /// different sums, a stall occurred between them.
+    /// Returns the sum of all stalls, including a stall that the measuring thread has not noted
+    /// yet. If two calls return different sums, a stall occurred between them.
     pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }

@@ -19,7 +19,8 @@ use crate::{Crew, Failure, Place, StopSignal};
 /// Maximum number of distinct failures that an account shows when it is printed.
 const SHOWN: usize = 10;
 
-/// A client: its account, its pause, and the requests that count. [`Traffic`] runs the client.
+/// A client: the name of its account, its pause, and the requests that the account counts.
+/// [`Traffic`] runs the client.
 #[derive(Debug, Clone)]
 pub struct Client {
     /// Name of the account that counts the client's results. Several clients may have the same
@@ -66,8 +67,7 @@ pub struct Account {
     pub requests: u64,
     /// Number of failed requests.
     pub failed: u64,
-    /// Number of requests that timed out during a stall of the VM. They count neither as answered
-    /// nor as failed.
+    /// Number of requests whose result is unknown, because they timed out during a stall of the VM.
     pub unjudged: u64,
     /// Longest time from a request to its reply.
     pub longest: Duration,
@@ -87,7 +87,7 @@ impl Account {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if at most one of 20 requests is unjudged.
+    /// Returns true if at most one of 20 requests timed out during a stall of the VM.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }

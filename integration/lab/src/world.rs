@@ -120,17 +120,17 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// The fabric and all places on it. Dropping this value removes the namespaces, links, servers and
-/// processes.
+/// The fabric, and all nodes, pods and hosts on it. Dropping this value removes the namespaces,
+/// links, servers and processes.
 #[derive(Debug)]
 pub struct World {
     /// Prefix of every namespace's name. It is unique to this world.
     prefix: String,
-    /// Namespaces created so far, including those of incomplete places.
+    /// Namespaces created so far, including those of nodes and pods whose setup has failed.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// Number of cables so far. The names of a cable's ports contain this number.
+    /// Number of veth pairs so far. The name of a pair's bridge port contains this number.
     cables: u32,
     servers: Arc<Servers>,
 }
@@ -162,7 +162,7 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // The fabric is a plain wire, so iptables does not process its packets.
+        // Keeps the fabric's packets out of iptables, because the fabric stands for a plain wire.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -248,8 +248,8 @@ impl World {
         from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
     }
 
-    /// Removes a place with its servers, processes and links. The handles of this place then no
-    /// longer work.
+    /// Removes a node, pod or host with its servers, processes and links. The other handles of this
+    /// node, pod or host then no longer work.
     pub fn remove(&mut self, place: &Place) {
         self.servers.stop_at(place.netns().name());
         netns::remove(std::slice::from_ref(place.netns()));
@@ -257,7 +257,7 @@ impl World {
         self.nodes.retain(|node| node.netns() != place.netns());
     }
 
-    /// Creates a place, and a cable from its `eth0` to `bridge` in `switch`.
+    /// Creates a node, pod or host. A veth pair connects its `eth0` to `bridge` in `switch`.
     fn connect(
         &mut self,
         name: &str,
@@ -307,7 +307,7 @@ impl Drop for World {
 }
 
 /// A node, an external host or a pod: a network namespace with a name and addresses. Clones refer
-/// to the same place. A place exists as long as its world.
+/// to the same network namespace, which exists as long as its world.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Inner>);
 
@@ -320,17 +320,17 @@ struct Inner {
 }
 
 impl Place {
-    /// Returns the name of this place. Servers in this place reply with this name.
+    /// Returns the name of this node, pod or host. Its servers reply with this name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the addresses of this place's `eth0`, as the test gave them.
+    /// Returns the addresses of `eth0` in this network namespace, as the test gave them.
     pub fn addresses(&self) -> &[IpNet] {
         &self.0.addresses
     }
 
-    /// Returns the name of this place's network namespace in `ip netns`.
+    /// Returns the name of this network namespace in `ip netns`.
     pub fn netns_name(&self) -> &str {
         self.netns().name()
     }
@@ -339,7 +339,7 @@ impl Place {
         &self.0.netns
     }
 
-    /// Returns the first address of this place in the family of `net`.
+    /// Returns the first address of `eth0` in the family of `net`.
     fn ip_like(&self, net: &IpNet) -> Option<IpAddr> {
         self.addresses()
             .iter()
@@ -347,19 +347,19 @@ impl Place {
             .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
     }
 
-    /// Serves a TCP port on every present and future address of this place.
+    /// Serves a TCP port on every present and future address of this node, pod or host.
     pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::TCP)
     }
 
-    /// Serves an SCTP port on every present and future address of this place. Fails if the kernel
-    /// has no SCTP.
+    /// Serves an SCTP port on every present and future address of this node, pod or host. Fails if
+    /// the kernel has no SCTP.
     pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
         self.serve_stream(port, ipproto::SCTP)
     }
 
-    /// Serves a UDP port on each address of this place and on loopback. Each address has its own
-    /// socket, so that a reply comes from the address that received the request.
+    /// Serves a UDP port on loopback, and on each address of this node, pod or host. Each address
+    /// has its own socket, so that a reply comes from the address that received the request.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -417,8 +417,8 @@ impl Place {
         self.netns().enter(inside)
     }
 
-    /// Returns a connection from this place. The caller can configure the connection, and then open
-    /// it.
+    /// Returns a connection from this node, pod or host. The caller can configure the connection,
+    /// and then open it.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
     }
@@ -443,8 +443,9 @@ impl Place {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// Returns a command that runs in this network namespace, with a matching `/sys`. The started
-    /// process has the program's process ID, because `ip netns exec` becomes the program.
+    /// Returns a command that runs in this network namespace, with a matching `/sys`. The process
+    /// ID of the started command is that of the program, because `ip netns exec` executes the
+    /// program in its own process.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -453,7 +454,7 @@ impl Place {
         command
     }
 
-    /// Starts a program in this place and collects its output.
+    /// Starts a program in this network namespace and collects its output.
     pub fn spawn<S: AsRef<OsStr>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -465,7 +466,7 @@ impl Place {
         Running::start(command)
     }
 
-    /// Runs a program in this place until it exits, for at most one minute.
+    /// Runs a program in this network namespace until it exits, for at most one minute.
     pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
         self.spawn(argv)?.wait(RUN_LIMIT)
     }
@@ -487,7 +488,7 @@ impl Place {
     }
 }
 
-/// A place that forwards packets, with a pod bridge `cni0`.
+/// A node: a network namespace that forwards packets, with a bridge `cni0` for its pods.
 #[derive(Debug, Clone)]
 pub struct Node {
     place: Place,
@@ -500,8 +501,8 @@ impl Node {
         self.gateways.iter().map(IpNet::trunc)
     }
 
-    /// Returns `ip` commands that add routes from `from` to this node's pods, in the families that
-    /// both places have.
+    /// Returns `ip` commands that add routes from `from` to this node's pods, in the families of
+    /// the addresses of `from`.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()

@@ -75,7 +75,7 @@ fn main() {
 }
 
 /// A world with two nodes and an external host. The first node has two pods, the second node has
-/// one pod. All places are dual-stack.
+/// one pod. All of them have IPv4 and IPv6 addresses.
 struct Small {
     world: World,
     node1: Node,

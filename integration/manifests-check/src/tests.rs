@@ -198,7 +198,7 @@ fn parse_files(object: &mut Value) {
 }
 
 /// The chart renders the same objects as the base manifests. In addition, the chart has a test, and
-/// a checksum that restarts the pods.
+/// a checksum that restarts the pods if the configuration changes.
 #[test]
 fn the_chart_renders_the_objects_of_the_base_manifests() {
     for folder in FOLDERS {

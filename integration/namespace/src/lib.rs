@@ -1,8 +1,7 @@
 //! Network namespaces for single threads, for kernel tests that need at most one node.
 //!
-//! Only the calling thread moves into the new namespace. Programs that this thread starts also run
-//! there. Other threads stay in their namespace. For nodes with pods and external hosts, see
-//! `lab::world`.
+//! Only the calling thread, with the programs that it starts, moves into the new namespace. Other
+//! threads stay in their namespace. For nodes with pods and external hosts, see `lab::world`.
 
 use std::process::Command;
 use std::{io, panic, thread};

@@ -63,7 +63,7 @@ verbs! {
     Forbid "forbid" 2,
     /// The daemon does not receive the kernel's next reply to a write.
     Lose "lose" 3,
-    /// The daemon cannot read one part of the kernel's state from now on.
+    /// From now on, the daemon cannot read one part of the kernel's state.
     Unreadable "unreadable" 2,
     /// The daemon's next read of the kernel misses an entry.
     PassOver "pass-over" 1,

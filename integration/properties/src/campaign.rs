@@ -12,8 +12,8 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// One of this many sequences runs twice on the fake kernels, so that the campaign can compare both
-/// runs.
+/// Interval of repeated sequences. On the fake kernels, one sequence in this many runs twice, and
+/// the campaign compares both runs.
 const TWICE: u64 = 20;
 
 /// Settings of a campaign, which runs many event sequences.
@@ -25,7 +25,7 @@ pub struct Campaign {
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// Forms of the modes. A form is a mode with a certain shim or layout. The sequences use the
+    /// Forms of the modes to test, such as IPVS mode with `--ipvs-shim=lean`. The sequences use the
     /// forms in turn.
     pub forms: Vec<&'static Form>,
     /// Kernel on which the sequences run.
@@ -69,8 +69,8 @@ impl Ground {
     }
 }
 
-/// Returns the forms of modes that this machine's kernel supports in a family. For each unsupported
-/// form, also returns the reason.
+/// Returns the mode variants that this machine's kernel supports in a family. For each unsupported
+/// variant, also returns the reason.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {
@@ -101,7 +101,7 @@ pub struct Account {
     pub failed: Option<FailedSequence>,
 }
 
-/// A failed sequence, without the actions that the failure does not need.
+/// A failed sequence, shortened to the actions that the failure needs.
 #[derive(Debug)]
 pub struct FailedSequence {
     /// Seed of the sequence.

@@ -32,8 +32,8 @@ pub const SERVICES: u8 = 6;
 /// First cluster IP. Sometimes an endpoint has this address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Reports whether an endpoint's address is the cluster IP of another Service. A mode may reject
-/// packets to such an endpoint, because nftables layouts see the address before or after
+/// Reports whether an endpoint's address is the cluster IP of another Service. nftables mode may
+/// reject packets to such an endpoint: its layouts match the address either before or after
 /// translation.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
@@ -208,10 +208,9 @@ impl Cluster {
         barred.map(|service| service.name.to_string()).collect()
     }
 
-    /// Returns the endpoints that the daemon may use because an object is unreadable: all serving
-    /// endpoints. Returns no endpoints if all objects are readable. The unreadable object may have
-    /// ready endpoints, and then the serving endpoints should get no traffic. The daemon cannot
-    /// know this.
+    /// Returns all serving endpoints if an object is unreadable, and otherwise no endpoints. The
+    /// daemon may then use endpoints that are serving but not ready, because it cannot know whether
+    /// the unreadable object has ready endpoints.
     pub fn makeshift(&self) -> BTreeSet<Target> {
         let mut all = BTreeSet::new();
         if self.garbled.is_empty() {

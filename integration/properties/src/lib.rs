@@ -10,7 +10,7 @@
 //! ```text
 //!   seed ─▶ action::history ─▶ run ─┬─▶ cluster: objects, and the events of their source
 //!                                   ├─▶ subject: a mode on its strict fake (modes/)
-//!                                   ├─▶ turnstile: its kernel threads, step by step
+//!                                   ├─▶ turnstile: its reads and writes of the kernel, one by one
 //!                                   └─▶ watch: the endpoints of each frontend, after each step
 //!            shrink ◀─ a failure ───┘
 //! ```
@@ -26,12 +26,14 @@
 //!
 //! # Checked properties
 //!
-//! - After each step of a kernel thread: the properties of [`watch`].
-//! - Whenever no event and no work is left: if the kernel has reported the removal of a service
-//!   address, the daemon has restored the address.
+//! - After each read or write of the kernel by one of the daemon's threads: the properties of
+//!   [`watch`].
+//! - Whenever no event and no work is left: the daemon has restored each service address whose
+//!   removal the kernel has reported.
 //! - At the end, after all faults, all events and two checks, the state is compared with a start on
 //!   an empty kernel. This start has the same objects, and a node with the same addresses.
-//! - Our entries are equal, and entries of other programs are unchanged.
+//! - The daemon's entries equal the entries of that start, and entries of other programs are
+//!   unchanged.
 //! - No more entries are pending than after that start.
 //! - Each address and port has the same endpoints.
 //!

@@ -169,8 +169,8 @@ fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
         if ground == Ground::Kernel {
-            // Skips kept failures on a real kernel, because they depend on the order of the fake's
-            // entries.
+            // Skips saved sequences on a real kernel, because their failures depend on the order in
+            // which the fake kernel returns entries.
             continue;
         }
         let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);

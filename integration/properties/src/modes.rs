@@ -9,14 +9,14 @@ use proxy::IpFamily;
 
 use crate::subject::Subject;
 
-/// A form of a mode: the mode with a shim, a layout or other settings.
+/// A variant of a mode: the mode with a certain shim, layout or other settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// Name of the form: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
+    /// Name of the variant: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
     make: Make,
     /// Function that creates the test subject on this machine's kernel. `None` if only the fake
-    /// kernel supports the form.
+    /// kernel supports the variant.
     on_the_kernel: Option<OnTheKernel>,
 }
 
@@ -38,7 +38,7 @@ const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> For
 type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
-/// All forms of modes that event sequences test.
+/// All mode variants that event sequences test.
 pub const FORMS: &[Form] = &[
     on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
     on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),
@@ -75,7 +75,7 @@ impl Form {
         (self.make)(family, self.name)
     }
 
-    /// Returns true if this form of the mode can run on a real kernel.
+    /// Returns true if this variant can run on a real kernel.
     pub fn has_kernel(&self) -> bool {
         self.on_the_kernel.is_some()
     }

@@ -71,8 +71,8 @@ fn furnish(family: IpFamily) -> Result<(), String> {
     let mut links = || {
         rtnetlink.set_link_state("lo", LinkState::Up)?;
         for link in [LINK, BRIDGE] {
-            // Ignores the error: a kernel without IPv6 rejects this request, but also creates no
-            // link-local addresses.
+            // Ignores the error: it means that the kernel has no IPv6, and so creates no link-local
+            // addresses.
             drop(rtnetlink.set_address_generation(link, AddressGeneration::None));
             rtnetlink.set_link_state(link, LinkState::Up)?;
         }

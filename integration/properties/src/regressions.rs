@@ -1,5 +1,5 @@
-//! Saved event sequences that once failed, one per file. The first line has the form of the mode
-//! and the address family. Each further line is an action. Text after `#` is a comment.
+//! Saved event sequences that once failed, one per file. The first line has the mode variant and
+//! the address family. Each further line is an action. Text after `#` is a comment.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

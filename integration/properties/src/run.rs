@@ -310,10 +310,10 @@ impl<'a> World<'a> {
         }
     }
 
-    // ---- kernel threads ----
+    // ---- threads that use the kernel ----
 
     /// Lets a thread of the daemon do its next read or write of the kernel. Returns false if the
-    /// thread has none.
+    /// thread has no work.
     fn piece(&mut self, number: usize) -> Result<bool, String> {
         let Some(lane) = self.lanes.get_mut(number) else {
             return Ok(false);
@@ -441,7 +441,7 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Checks and records the state of a daemon that has no event and no work left.
+    /// Checks and records the daemon's state, if no event and no write is pending.
     ///
     /// # Errors
     ///

@@ -112,8 +112,8 @@ pub trait Subject {
     /// Returns the daemon's entries in the kernel, without irrelevant details.
     fn ours(&self) -> Entries;
 
-    /// Returns all entries of the daemon in the kernel. Includes entries that are slow to read and
-    /// that every start creates.
+    /// Returns all entries of the daemon in the kernel, including those that [`Self::ours`] omits.
+    /// Such entries are slow to read, and every start creates them.
     fn all_ours(&self) -> Entries {
         self.ours()
     }
@@ -124,21 +124,22 @@ pub trait Subject {
         false
     }
 
-    /// Returns the frontends of the daemon's entries whose ownership nothing in the kernel proves.
-    /// The daemon treats these entries as foreign. It serves no client at these frontends, and
+    /// Returns the frontends that the daemon cannot serve, because nothing in the kernel proves
+    /// that the daemon created their entries. The daemon treats these entries as foreign, and
     /// retries.
     fn unproven(&self) -> BTreeSet<ServiceAddress> {
         BTreeSet::new()
     }
 
-    /// Returns the name of an entry without the given frontends. Returns `None` if the entry
-    /// belongs only to these frontends or to their addresses, or depends on them.
+    /// Returns the name of an entry. If the name lists frontends, omits the given frontends.
+    /// Returns `None` if the entry serves only the given frontends or their addresses, or depends
+    /// on them.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }
 
-    /// Returns true if the daemon may remove a wanted entry that proves the ownership of an object,
-    /// because the daemon may treat this object as foreign.
+    /// Returns true if an entry proves the ownership of an object that the daemon may treat as
+    /// foreign. The daemon may remove such an entry, even if the entry is wanted.
     fn may_disown(&self, _entry: &str) -> bool {
         false
     }
@@ -153,10 +154,10 @@ pub trait Subject {
         Entries::new()
     }
 
-    /// Changes the daemon's entries as another program. Returns `None` if no entry is suitable.
+    /// Damages entries of the daemon, as another program might. Returns `None` if no entry fits.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
-    /// Changes the entries of another program, as this program. Returns a description.
+    /// Changes entries of another program, as that program would. Returns a description.
     fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }

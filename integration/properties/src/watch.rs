@@ -21,7 +21,7 @@
 //! - All endpoints of the front have worked at a time when all plans included them. Since then, no
 //!   other program has damaged the kernel's state, and the kernel has rejected no write for the
 //!   front.
-//! - No other program has left a changed entry that had no effect at the time of its change.
+//! - The daemon has repaired all entries that other programs changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,7 +141,7 @@ impl Watch {
         }
     }
 
-    /// Sets the verdicts and entries that the objects want since the event `since`. Endpoints in
+    /// Sets the verdicts and entries that the objects require since the event `since`. Endpoints in
     /// `makeshift` are good, too, but not wanted.
     pub fn want(
         &mut self,
@@ -204,7 +204,7 @@ impl Watch {
         }
     }
 
-    /// Returns the given frontends whose verdicts before the next step are unknown.
+    /// Returns the frontends whose present verdicts the test has not recorded yet.
     pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
         let fronts = fronts.iter().copied();
         fronts

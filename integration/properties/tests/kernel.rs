@@ -1,4 +1,4 @@
-//! Runs a bounded number of event sequences on the real kernel, in all forms of modes that this
+//! Runs a bounded number of event sequences on the real kernel, in all mode variants that this
 //! kernel supports.
 #![allow(clippy::panic, reason = "a test stops at the first surprise")]
 

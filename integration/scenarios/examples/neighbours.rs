@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The time of a change runs from the write at the API server to the first packet that reaches the
-//! new endpoint. The API server fixture runs on the same CPUs, so the figures include its work.
+//! new endpoint. The API server fixture runs on the same CPUs, so the times include its work.
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
 use std::net::Ipv4Addr;
@@ -27,7 +27,7 @@ use scenarios::{
 };
 use serde_json::{Value, json};
 
-/// Minimum number of changes for a figure.
+/// Minimum number of changes that the program measures for a result.
 const CHANGES: usize = 20;
 /// Time limit of a phase.
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -71,7 +71,7 @@ impl Tenant {
         ..Self::WIDE
     };
 
-    /// Services that together claim 2,000 addresses and ports 200,000 times.
+    /// 100 Services that all claim the same 2,000 pairs of address and port.
     const CONTENDING: Self = Self {
         services: 100,
         ports: 10,
@@ -230,8 +230,8 @@ fn resident() -> Service {
         .endpoints("10.244.1.10")
 }
 
-/// Measurement of changes of the other user's Service, and of responses of `/livez`, during an
-/// action.
+/// Measurement while the tenant acts: changes of the other user's Service, and responses of
+/// `/livez`.
 struct Watch<'a> {
     c: &'a Cluster,
     api: &'a ApiServer,
@@ -259,9 +259,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background, and measures changes in the meantime. Ends when both are
-    /// done: the daemon has programmed the objects of `beside`, and the program has measured
-    /// `CHANGES` changes.
+    /// Runs `beside` in the background, and measures changes in the meantime. Ends when the daemon
+    /// has programmed the objects of `beside` and the program has measured `CHANGES` changes.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());

@@ -103,8 +103,8 @@ impl ApiServer {
         self.objects.compact();
     }
 
-    /// Makes the server lose its storage at the next start. The storage then holds only the first
-    /// objects, and resource versions begin again.
+    /// Makes the server lose its storage. From its next start on, the server has only the first
+    /// objects, and its resource versions begin again.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())
@@ -161,8 +161,8 @@ impl ApiServer {
         )
     }
 
-    /// Starts a server on the API server's port, which returns these bodies in turn, as JSON. The
-    /// API server must be stopped.
+    /// Starts a server with invalid responses on the API server's port. It returns these bodies as
+    /// JSON, one after another. The API server must be stopped.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
         InvalidApiServer::start(self.listen()?, bodies)
     }

@@ -67,7 +67,7 @@ const COMMON: [&str; 6] = [
     // The daemon's default mode. A test may override it with a later flag.
     "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
-    // Only the initial network namespace may set the size of the connection tracking table.
+    // The daemon runs in node1's network namespace. Only the initial namespace may set this size.
     "--conntrack-max-per-core=0",
     "--ipvs-min-sync-period=0s",
     "--v=4",
@@ -198,8 +198,8 @@ impl Cluster {
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests, and waits for its first sync. Returns the daemon to the
-    /// test, which can still use the cluster.
+    /// Starts a daemon with the manifests, and waits for its first sync. The test owns the returned
+    /// daemon, so it can use the cluster while the daemon runs.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -377,8 +377,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1 serves exactly this Service: its addresses, its virtual servers, and its
-    /// endpoints with weight 1. Other destinations may drain with weight 0.
+    /// Waits until node1's kernel has exactly this Service's entries: addresses, virtual servers,
+    /// and endpoints with weight 1. Other destinations may drain with weight 0.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);

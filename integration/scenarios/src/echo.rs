@@ -12,8 +12,8 @@ const AT_MOST: Duration = Duration::from_secs(2);
 /// Timeout if the test expects no reply. Replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends an echo request from a place, through the kernel's ping sockets (icmp(7)). `expected`
-/// selects the timeout. Returns one of these results:
+/// Sends an echo request from a node, pod or host, through the kernel's ping sockets (icmp(7)).
+/// `expected` selects the timeout. Returns one of these results:
 ///
 /// - `answered`;
 /// - `refused` (port unreachable);
@@ -46,8 +46,8 @@ pub fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
     outcome(from.enter(exchange).map(|_| "answered"))
 }
 
-/// Sends a timestamp request from a place. Returns `answered`, `refused` (port unreachable),
-/// `timeout`, or the error.
+/// Sends a timestamp request from a node, pod or host. Returns `answered`, `refused` (port
+/// unreachable), `timeout`, or the error.
 pub fn request_timestamp(from: &Place, to: Ipv4Addr) -> String {
     /// Header, identifier 0x6b, sequence number 0, and three empty timestamps. The checksum is the
     /// complement of type and identifier.

@@ -22,7 +22,7 @@ pub struct Faults(PathBuf);
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Lock on the fault's file. A hanging program waits until this lock is released.
+    /// Lock on the fault's script. The script of a hanging program waits for this lock.
     _held: File,
 }
 

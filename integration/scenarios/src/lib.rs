@@ -11,9 +11,9 @@
 //!                 172.35.0.101                  10.244.2.10
 //! ```
 //!
-//! All places also have IPv6 addresses (see `cluster.rs`). The external host routes Service
-//! addresses through node1. The daemon reads objects from the cluster's manifest folder, or from
-//! the API server fixture on the external host.
+//! All nodes, pods and hosts also have IPv6 addresses (see `cluster.rs`). The external host routes
+//! Service addresses through node1. The daemon reads objects from the cluster's manifest folder, or
+//! from the API server fixture on the external host.
 
 mod api;
 mod asking;

@@ -6,8 +6,8 @@ use std::process::Command;
 
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
-/// Saved path of the kernel's module loader. The kernel has an invalid path until this guard is
-/// dropped.
+/// Saved value of the kernel setting `kernel.modprobe`, the path of the module loader. Until this
+/// guard is dropped, the setting has an invalid path.
 #[derive(Debug)]
 #[must_use]
 pub struct Modprobe(String);
@@ -27,8 +27,8 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the lab has booted this kernel, and if `name` is a module that the kernel loads
-/// from a file.
+/// Returns true if the tests run in a VM of the lab, and if `name` is a module that the VM's kernel
+/// loads from a file.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

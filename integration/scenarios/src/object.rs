@@ -154,8 +154,8 @@ impl Service {
         &self.name
     }
 
-    /// Returns the virtual servers that a node with these addresses needs (`TCP 10.96.0.10:80`).
-    /// Each virtual server has its destinations (`10.244.1.10:8080`).
+    /// Returns the virtual servers (`TCP 10.96.0.10:80`) that this Service needs on a node with
+    /// these addresses, each with its destinations (`10.244.1.10:8080`).
     pub(crate) fn wanted(&self, node: &[IpAddr]) -> Vec<(String, Vec<String>)> {
         let vips: Vec<IpAddr> = self.vips().collect();
         let mut wanted = Vec::new();

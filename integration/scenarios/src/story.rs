@@ -51,8 +51,7 @@ const LONGEST: Duration = Duration::from_mins(2);
 /// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests
 /// together.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In a guest, the kernel starts this program again. The program is then init, and has other
-    // arguments.
+    // In a VM of the lab, this program also runs as init. Init has other arguments than the test.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list

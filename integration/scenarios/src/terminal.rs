@@ -78,7 +78,7 @@ fn settings(terminal: &OwnedFd) -> Result<String> {
 }
 
 impl Terminal {
-    /// Starts a program in a place.
+    /// Starts a program on a node, or in a pod.
     ///
     /// # Errors
     ///

@@ -16,11 +16,11 @@ use crate::cluster::{ANSWERED_WITHIN, SOON, at};
 /// Pause between two requests on one path.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Timeout for a request, shorter than TCP's first retransmission (1 s). A request that loses a
-/// packet fails.
+/// Timeout for a request. It is shorter than TCP's first retransmission (after 1 s), so a lost
+/// packet makes the request fail.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Shortest stall that excuses a timeout. Here, any stall excuses a timeout.
+/// Shortest stall of the VM that excuses the timeout of a request. This value accepts any stall.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
 /// Number of source ports per path that earlier traffic has used. New traffic uses the next ports,
@@ -42,7 +42,7 @@ pub type Tally = BTreeMap<String, usize>;
 /// Fails if a request gets no reply.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
-    // Keeps all sockets open, so that their source ports stay in use. If two requests had the same
+    // Keeps UDP sockets open, so that their source ports stay in use. If two requests had the same
     // port, IPVS would send both to the same pod.
     let mut flows = Vec::new();
     for number in 1..=times {

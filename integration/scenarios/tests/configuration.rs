@@ -327,9 +327,9 @@ fn crash(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The file has a pending change of the mode. After a crash, a restarted container does not apply
-/// this change, because no init container runs before it. Changes of other fields in the same file
-/// have no effect either. An invalid file does not end the daemon.
+/// The file has a pending change of the mode. A container that restarts after a crash does not
+/// apply this change, because no init container runs again. Changes of other fields in the same
+/// file have no effect either. An invalid file does not end the daemon.
 fn a_restarted_container_keeps_its_pods_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
@@ -512,8 +512,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
     c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
     ensure!(arp(c)? == ["0", "0"]);
 
-    // Another program changes one of the two settings of strict ARP. Later, it resets the other
-    // setting.
+    // Another program changes `arp_ignore`, first to 8 and later to 1, the value of strict ARP. The
+    // daemon resets only `arp_announce`.
     map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
     c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
     c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
@@ -563,8 +563,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(cleaned.contains(part), "{cleaned}");
     }
     ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
-    // Both settings have the values of strict ARP, which another program may have written. The
-    // daemon therefore logs them at level info, and not as a warning.
+    // If both settings have the values of strict ARP, another program may have written them. The
+    // daemon then logs them at level info, and not as a warning.
     let is_told = |c: &Cluster| {
         let said = c.said();
         let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
@@ -579,7 +579,7 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // The same change of the mode also takes effect while the daemon runs.
+    // If the file disables node ports at 127.0.0.1, a running daemon resets `route_localnet`.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -624,7 +624,7 @@ fn a_configuration_without_a_mode_means_iptables(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// Runs the script `before`, and then `kube-proxy --init-only` on a node with a default route.
+/// Runs `before`, and then `kube-proxy --init-only`. Returns true on success, and the output.
 fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
         "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 \
@@ -665,7 +665,7 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
 /// The node cannot run the mode. The init container fails with the same error as the serving
 /// container would. The serving container then does not start.
 fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
-    // All iptables programs are links to two binaries. This hides each binary behind a device node.
+    // All iptables programs are links to two binaries. The script mounts a device node over each.
     let no_iptables =
         "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";

@@ -93,7 +93,7 @@ fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Out
         ["Normal Node node1 node1 kube-proxy starts to carry Services in ipvs mode"]
     );
 
-    // Neither another change nor a restart repeats the event.
+    // After another change and after a restart, the daemon does not post the event again.
     let other = Service::new("other", "10.96.0.12").port(tcp(80, 8080));
     api.apply(&other)?;
     c.until_served(&other)?;

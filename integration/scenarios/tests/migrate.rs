@@ -85,7 +85,7 @@ fn main() {
 /// The node of the golden cases, programmed by upstream. The tests use this node instead of the
 /// cluster's node1.
 struct Programmed {
-    /// World of the lab. Dropping the world would remove the places.
+    /// World of the lab. Dropping the world would remove the node, the pods and the host.
     _world: World,
     node: Node,
     /// A server pod on the node: 10.244.1.5.
@@ -522,8 +522,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
         (Some(0), ""),
         "{mended:?}"
     );
-    // While an object is unreadable, the daemon keeps leftover entries, because they may belong to
-    // this object.
+    // While an object is unreadable, the daemon keeps entries without a known Service, because they
+    // may belong to this object.
     c.write(
         "broken",
         "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",

@@ -20,7 +20,7 @@ use scenarios::{
 
 /// A mode with its flags, such as IPVS mode with one shim, and the kernel state that identifies it.
 struct ModeForm {
-    /// Name of the form, which is part of the names of tests.
+    /// Name of this mode with its flags, which is part of the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
     /// Texts in the output of [`held`] while this mode is active with these flags. With any other
@@ -237,7 +237,7 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// Returns pairs of a sender and an address.
+/// Returns the paths of the traffic: pairs of a client and an address of the Service.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -319,8 +319,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
         // mark.
         asked.extend(LOCAL.map(|to| (&c.outside, to)));
     } else {
-        // Adds requests of the node itself. If the Service's address is local to the node, the
-        // kernel chooses another source address for these packets.
+        // Adds requests of the node itself. In modes that make the Service's address local to the
+        // node, the kernel chooses another source address for these packets.
         asked.extend(["10.96.0.10:80", "[fd96::10]:80"].map(|to| (&*c.node1, to)));
     }
     for (from, to) in [(one, other), (other, one)] {
@@ -408,8 +408,8 @@ fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
     Ok(())
 }
 
-/// Checks the node ports in the output of `services`. An address on `kube-ipvs0` counts as an
-/// address of the node only while this link exists.
+/// Waits until `services` reports no node port at a Service address. While `kube-ipvs0` exists, its
+/// addresses count as addresses of the node.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {

@@ -1,6 +1,6 @@
 //! Tests that a mode removes all state of the previous mode. Also tests iptables mode alone.
 //!
-//! `migrate` covers requests during the change.
+//! The tests in `mode_changes` and `migrate` send requests during the change of the mode.
 
 use std::time::Duration;
 
@@ -115,8 +115,8 @@ fn a_flushed_table_is_rewritten(c: &mut Cluster) -> Outcome {
     is_served(c)
 }
 
-/// An operator makes a table dormant that other programs also use. The daemon leaves the table
-/// dormant. The log and the subcommands report the table.
+/// An operator sets the flag `dormant` on a table that other programs also use. The daemon does not
+/// remove the flag. The log and the subcommands report the table.
 fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.start(&IPTABLES_MODE)?;
@@ -217,8 +217,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service of any age may claim the node's address as an external IP. The Service gets each of
-/// its ports there, unless the port is a node port of another Service. This holds in every mode.
+/// A Service of any age may claim the node's address as an external IP. At this address, the
+/// Service gets each of its ports, except a node port of another Service. This holds in every mode.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

@@ -1,6 +1,6 @@
-//! Tests UDP clients that send without pause, like DNS clients. When the endpoint of a client is
-//! removed, the kernel must send its packets to another endpoint. Flows of other clients must not
-//! move.
+//! Tests UDP clients that send without pause, like DNS clients. When the daemon removes a client's
+//! endpoint, the kernel must send the client's packets to another endpoint. Flows of other clients
+//! must not move.
 //!
 //! The tests check the replies, and the tracked flows in `conntrack`.
 
@@ -222,8 +222,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // Three kinds of flows must stay: flows to another Service, flows of a pod to another host at
-    // the node port's number, and flows of the node itself to this host.
+    // Three kinds of flows must stay: flows to another Service, and flows from a pod and from the
+    // node to another host, at the port number of the node port.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -340,7 +340,7 @@ fn busy_udp_flows_recover_after_a_repair(c: &mut Cluster) -> Outcome {
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
-        // Stops the daemon, because it could repair the damage before the test sees the damage.
+        // Pauses the daemon, because it could repair the damage before the test sees the damage.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         ask_in_vain(&mut clients)?;
@@ -517,7 +517,7 @@ fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> 
     Ok(())
 }
 
-/// Waits until `daemons` daemons have compared the flows of both families.
+/// Waits until the log shows that `daemons` daemons have checked the flows of both families.
 fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     let count = || {
         c.said()

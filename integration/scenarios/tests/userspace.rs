@@ -1,9 +1,9 @@
 //! Tests userspace mode: its specific features, and switches between userspace mode and other
 //! modes.
 //!
-//! In userspace mode, the daemon relays connections, so connections end with the daemon. After its
-//! end, requests fail until the next mode works. The tests check that requests then succeed again.
-//! They also check that no state of the previous mode redirects packets.
+//! In userspace mode, the daemon relays connections, so connections end with the daemon. After the
+//! daemon's end, requests fail until the next mode works. The tests check that requests then
+//! succeed again. They also check that no state of the previous mode redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -190,8 +190,8 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
     c.stop()
 }
 
-/// After a change from userspace mode, redirects still lead to the ended process. The daemon must
-/// disable these redirects even before it knows all objects.
+/// After a change from userspace mode, redirects still lead to the ended daemon. The new daemon
+/// must disable these redirects even before it knows all objects.
 fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -359,7 +359,7 @@ fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
     c.apply(&old)?;
     c.apply(&new.external(SHARED))?;
     let took = c.until("it goes with the address", || {
-        // The first Service keeps its cluster IP. The client at this address loses no reply.
+        // The first Service keeps its cluster IP. The client of this cluster IP loses no reply.
         ensure!(kept.ask()?.who == "near", "who stays was moved, too");
         Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
     })?;

@@ -16,9 +16,9 @@ const REPLACED: u32 = 3;
 const CHANGED: u32 = 5;
 /// Number of rounds from one restart of the pod to the next.
 const POD_LIVES: u32 = 4;
-/// Number of addresses that the successive Services of one slot use in turn.
+/// Number of addresses of one slot. Each new Service of the slot uses the next address.
 const ADDRESSES: u32 = 3;
-/// Number of addresses that the pod uses in turn.
+/// Number of addresses of the pod. After each restart, the pod uses the next address.
 const POD_ADDRESSES: u32 = 60;
 
 /// Address of the Service that always has an endpoint: `10.96.255.1`, TCP and UDP port 80. Clients
@@ -131,8 +131,8 @@ impl Churn {
     /// Returns an address that a changing Service has at some time during the run.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Ignores how often the Service was replaced. At present, some of the returned addresses
-        // therefore belong to no Service.
+        // Does not look up the present address of the slot's Service. At some times, the returned
+        // address therefore belongs to no Service.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)

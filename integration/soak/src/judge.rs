@@ -1,4 +1,4 @@
-//! Judges whether a figure grows.
+//! Judges whether a measured value, such as the daemon's memory, grows.
 //!
 //! The judgement skips the first part of a run, because memory and the kernel's caches fill up
 //! once. It fits a line to the remaining samples. The slope of this line is the median of the
@@ -11,7 +11,7 @@
 /// Fraction of a run, from its start, that the judgement skips.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// A sampled figure: its name and its unit, and the growth that it may have (absolute and
+/// A measured value: its name and its unit, and the growth that it may have (absolute and
 /// relative).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
@@ -24,7 +24,7 @@ pub(crate) struct Figure {
     pub(crate) share: f64,
 }
 
-/// Verdict about a figure: its values, its growth, and the allowed growth.
+/// Result of a judgement: the figure's first and last values, its growth, and the allowed growth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     /// Median of the first tenth of the judged samples.

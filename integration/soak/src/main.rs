@@ -1,4 +1,5 @@
-//! `make soak`: changes Services under traffic in the lab, for hours. Reports figures that grow.
+//! `make soak`: changes Services under traffic in the lab, for hours. Reports measured values that
+//! grow, such as the daemon's memory.
 //!
 //! ```text
 //!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ daemon on node1 ─▶ kernel

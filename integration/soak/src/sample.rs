@@ -10,8 +10,8 @@ use crate::judge::Figure;
 
 /// Sampled figures with their allowed growth.
 ///
-/// - Service entries: except during a change, the kernel has a constant number of entries. If a few
-///   rounds leak only one entry, the growth exceeds the tolerance.
+/// - Service entries: except during a change, the kernel has a constant number of entries. A leak
+///   of only one entry in a few rounds exceeds the tolerance.
 /// - Connections: the number follows the traffic. Clients open tens of connections per second, and
 ///   the kernel keeps each for ten seconds. In a short run, the number still rises during the
 ///   judged part.

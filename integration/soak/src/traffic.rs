@@ -14,7 +14,7 @@ use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Timeout for the reply of a Service that may have no endpoint.
 const BRIEF: Duration = Duration::from_millis(300);
-/// Shortest stall that excuses a timeout: half of [`PATIENCE`].
+/// Shortest stall of the VM that excuses the timeout of a request: half of [`PATIENCE`].
 const EXCUSE: Duration = Duration::from_millis(2_500);
 const STEADILY: &str = "steady";
 const ELSEWHERE: &str = "elsewhere";

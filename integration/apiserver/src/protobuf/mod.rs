@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(decode(Kind::Event, &gzip), Err(Error::Encoding));
     }
 
-    /// Generates a message as JSON as a server writes it: without empty fields.
+    /// Generates the JSON of a message. As in a server's JSON, no field is empty.
     fn value(schema: Schema) -> BoxedStrategy<Value> {
         let fields = schema.iter().map(|(_, name, presence, shape)| {
             let content = match presence {

@@ -3,8 +3,8 @@
 //!
 //! Numbers and names come from `generated.proto` of
 //! `k8s.io/api/{core,discovery,events,networking}/v1` and of
-//! `k8s.io/apimachinery/pkg/apis/meta/v1`. The encoding of empty fields follows `types.go` there: a
-//! field that is not a pointer is always on the wire.
+//! `k8s.io/apimachinery/pkg/apis/meta/v1`. The encoding of empty fields follows `types.go` of the
+//! same packages: a field that is not a pointer is always on the wire.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -67,7 +67,7 @@ impl Page<'_> {
         Ok(is_so)
     }
 
-    /// Fails if the exit status of a command differed from the template.
+    /// Fails if the exit status of a command or the result of a request differed from the template.
     pub(super) fn close(self) -> Result<()> {
         let what = self.unexpected.join("\n");
         ensure!(what.is_empty(), "not as the page says:\n{what}");

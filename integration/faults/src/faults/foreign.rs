@@ -29,7 +29,7 @@ struct Damage<'a> {
     is_harmless: bool,
 }
 
-/// Default values of the fields. A fault overrides some of them with `..DAMAGE`.
+/// Default values of the fields. A fault sets some fields, and takes the others from `..DAMAGE`.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",
@@ -114,8 +114,8 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // A flush creates missing tables. The test lists all tables first, which also creates missing
-    // tables. The damage itself then creates none.
+    // A flush would create missing tables. This command creates them first, so that the damage only
+    // removes entries.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;

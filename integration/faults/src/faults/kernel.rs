@@ -20,8 +20,8 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // The script causes more messages than a socket buffer holds. A message in the middle reports a
-    // deleted address, which needs a repair.
+    // The script causes more kernel messages than the daemon's socket buffer holds. A message in
+    // the middle reports a deleted Service address, which the daemon must restore.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -86,8 +86,7 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
     // Sets the socket buffer sizes to the minimum that Linux accepts. Only the initial network
-    // namespace has these settings. The daemon also runs in this namespace. Its sockets have the
-    // kernel's default size, so the settings affect these sockets.
+    // namespace has these settings, but they also apply to the daemon's sockets.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;
@@ -184,7 +183,8 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// Adds a Service that needs rules while a program is faulty. Checks how the daemon reacts.
+/// Adds a Service that needs new rules while an iptables program is faulty. Checks that the daemon
+/// logs the failure, and that it writes the rules after the fault.
 fn with_external_ip(
     s: &mut Stage<'_>,
     restore: impl FnOnce() -> Result<()>,

@@ -1,4 +1,4 @@
-//! Missing resources: disk space, writable files, file descriptors, memory.
+//! Faults in which the daemon lacks disk space, writable files, file descriptors or memory.
 
 use std::ffi::OsString;
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ use crate::stage::{Promise, Stage, crowd_of_ipv4};
 /// Restarts the daemon through the command `prefix`, under traffic. Then changes endpoints, and
 /// checks that the daemon applies the changes.
 ///
-/// - `until_ready` waits until the daemon is ready. It returns the duration, and a value that lives
-///   until the end of the changes.
-/// - `ending` turns this value into the end of the sentence in the row.
+/// - `until_ready` waits until the daemon is ready. It returns the duration of the wait, and a
+///   value to keep until the changes are over.
+/// - `ending` formats this value. Its text ends the row's sentence about the daemon.
 fn restart_behind<T>(
     s: &mut Stage<'_>,
     prefix: &[&str],

@@ -43,7 +43,7 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
     api.lose_all()?;
     api.start()?;
     let damaged = Instant::now();
-    // The daemon accepts the new list as complete. The list lacks the Service.
+    // The new list lacks the Service. The daemon accepts this list as complete.
     s.c.until("the Service is gone", || {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())

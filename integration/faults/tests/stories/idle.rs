@@ -10,7 +10,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Maximum CPU time that an idle daemon may use during the check.
 const MOST: Duration = Duration::from_millis(150);
 /// Maximum CPU time of a daemon that retries a refused restore with back-off: one or two attempts,
-/// each with its own processes. A retry without pauses would use seconds.
+/// each of which starts programs. A retry without pauses would use seconds.
 const MOST_WITH_RETRIES: Duration = Duration::from_millis(500);
 
 /// Returns the CPU time of the daemon and of its child processes that have ended.
@@ -35,7 +35,7 @@ fn uses_at_most(c: &Cluster, about: &str, most: Duration) -> Outcome {
 
 /// An unreadable object blocks the deletion of two kinds of entries:
 ///
-/// - leftovers of another mode. Rejected rules of the present mode also block their deletion;
+/// - entries of another mode. Rejected rules of the present mode also block this deletion;
 /// - routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
 ///
 /// The daemon does not bind an address that another program has bound.
@@ -85,7 +85,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // The daemon now deletes leftovers only after it has written the new rules.
+    // The daemon deletes the other mode's entries only after it has written the new rules.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;

@@ -1,5 +1,6 @@
-//! Tests faults around the daemon. A fault delays only the work that needs the missing part. The
-//! daemon reports the fault and recovers without help. Each test prints the time of the repair.
+//! Tests faults outside of the daemon, such as a hanging iptables program. A fault delays only the
+//! work that needs the faulty program or kernel feature. The daemon reports the fault and recovers
+//! without help. Each test prints the time of the repair.
 
 mod families;
 mod idle;

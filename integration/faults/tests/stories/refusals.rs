@@ -1,5 +1,5 @@
-//! Tests a kernel that accepts the entries that all Services share, but rejects all entries of
-//! single Services. The daemon then serves no Service, and must report this.
+//! Tests a kernel that accepts the entries that all Services share, but rejects the entries of each
+//! single Service. The daemon then serves no Service, and must report this.
 
 use std::thread::sleep;
 use std::time::Duration;

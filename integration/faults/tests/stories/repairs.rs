@@ -175,7 +175,7 @@ pub(crate) fn each_repair_is_logged_once_with_a_count(c: &mut Cluster) -> Outcom
             }
         }
         let said = c.said().lines().count();
-        // Stops the daemon during the damage, because it could otherwise report the damage in
+        // Pauses the daemon during the damage, because it could otherwise report the damage in
         // several parts.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;

@@ -100,9 +100,9 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service gets an external IP, which needs rules in both families. The daemon can write them in
-/// neither family. In IPv4, another process holds the iptables lock (legacy iptables only). In
-/// IPv6, `ip6tables-restore` hangs.
+/// A Service gets an external IP, which needs rules in both families. The daemon cannot write these
+/// rules. In IPv4, another process holds the iptables lock (legacy iptables only). In IPv6,
+/// `ip6tables-restore` hangs.
 pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
     /// Limit for the time from a change at the API server to the kernel. The aim is 100 ms, but the

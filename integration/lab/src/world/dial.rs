@@ -1,4 +1,4 @@
-//! Sends requests from any place to servers, with a timeout and typed results.
+//! Sends requests from a node, pod or host to servers, with a timeout and typed results.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ pub enum Transport {
 /// Reply of a lab server to one request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// Name of the server's place.
+    /// Name of the node, pod or host on which the server runs.
     pub who: String,
     /// Client address that the server saw.
     pub seen_source: SocketAddr,
@@ -117,7 +117,7 @@ impl<'a> Dial<'a> {
         Self { from_port, ..self }
     }
 
-    /// Sets the source address, which the place must have.
+    /// Sets the source address, which must be an address of the sender.
     pub fn from_ip(self, from_ip: IpAddr) -> Self {
         Self {
             from_ip: Some(from_ip),

@@ -1,5 +1,5 @@
-//! Programs that run in a place. A thread collects the output of a program. Dropping the handle
-//! ends the program.
+//! Programs that run on a node, in a pod or on a host. A thread collects the output of a program.
+//! Dropping the handle ends the program.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};

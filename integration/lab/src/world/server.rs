@@ -20,8 +20,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 /// Maximum length of a line, in bytes. The server closes a connection that sends a longer line.
 const LONGEST_LINE: usize = 8192;
 
-/// Handle of one server of a [`crate::Place`]. The server runs until [`stop`](Self::stop) or until
-/// the end of its place. Dropping the handle does not stop the server.
+/// Handle of one server on a [`crate::Place`]. The server runs until [`stop`](Self::stop), or until
+/// the removal of its node, pod or host. Dropping the handle does not stop the server.
 #[derive(Debug, Clone)]
 pub struct Server {
     id: u64,
@@ -124,7 +124,7 @@ struct Orders {
     wake: Arc<OwnedFd>,
 }
 
-/// Channel whose closing reports that an order is complete.
+/// Sender that the serving thread drops when an order is complete.
 type CompletionSender = mpsc::Sender<()>;
 
 impl Orders {

@@ -197,8 +197,8 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // The chain may stay if a rule still jumps to it. Another Service's rule should have
-        // replaced this jump, but the kernel has rejected that rule.
+        // If the kernel has rejected a rule that replaces a jump to this chain, the old jump stays,
+        // and the chain must stay, too.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
         let state = self.kernel.state();

@@ -34,13 +34,13 @@ use marks::{mark_at, marked, marked_address};
 use real::RealKernel;
 use switch::EXACT;
 
-/// Creates the test subject on the fake kernel: IPVS mode with the settings of the given form.
+/// Creates the test subject on the fake kernel: IPVS mode with the settings of this variant.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the test subject on this machine's kernel: IPVS mode with the settings of the given
-/// form, in the calling thread's network namespace.
+/// Creates the test subject on this machine's kernel: IPVS mode with the settings of this variant,
+/// in the calling thread's network namespace.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
-/// Start of the name of an fwmark virtual server, before the addresses with its mark.
+/// Start of the name of an fwmark virtual server. The addresses whose packets get this mark follow.
 const BY_MARK: &str = "server by mark ";
 
 /// Name of the shim's rules.
@@ -181,7 +181,7 @@ impl Ipvs {
     }
 
     /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
-    /// permanently rejects a destination. The draining destinations would then stay until another
+    /// permanently rejects a destination. In this state, draining destinations stay until another
     /// destination works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
@@ -447,8 +447,8 @@ impl Subject for Ipvs {
             let left: BTreeSet<&str> = all.filter(|at| !unproven.contains(*at)).collect();
             return (!left.is_empty()).then(|| format!("{BY_MARK}{left:?}"));
         }
-        // The rules depend on which sets have members. Their effect is compared at the other
-        // frontends.
+        // The rules depend on which sets have members, so this comparison skips the rules. The test
+        // compares the effect of the rules at all other frontends.
         let is_of = |at: &ServiceAddress| entry == RULES || is_at(&entry, *at);
         (!unproven.iter().any(is_of)).then_some(entry)
     }
@@ -552,8 +552,8 @@ impl Subject for Ipvs {
     }
 }
 
-/// Reports whether an entry is a virtual server, or proves the ownership of one: its address, or a
-/// set member that contains its address or its port.
+/// Reports whether an entry is the virtual server at this address, or helps to prove its ownership.
+/// Such entries are the address itself, and set members with its address or port.
 fn is_at(entry: &str, at: ServiceAddress) -> bool {
     let (ip, plain) = (at.address.to_string(), Member::from(at).to_string());
     let Some((kind, name)) = entry.rsplit_once(' ') else {

@@ -38,13 +38,13 @@ const SIZES: LayoutSizes = LayoutSizes {
     upstream_below: 5,
 };
 
-/// Creates the test subject on the fake kernel: nftables mode with the flags of the given form.
+/// Creates the test subject on the fake kernel: nftables mode with the flags of this variant.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
 
-/// Creates the test subject on this machine's kernel: nftables mode with the flags of the given
-/// form, in the calling thread's network namespace.
+/// Creates the test subject on this machine's kernel: nftables mode with the flags of this variant,
+/// in the calling thread's network namespace.
 ///
 /// # Errors
 ///
@@ -110,8 +110,8 @@ struct Nftables {
     barred: Vec<RejectedPart>,
     /// True if the layout has changed or may change at any time.
     has_switched: bool,
-    /// True for the form in which the number of Service ports determines the layout. A switch may
-    /// configure a fixed layout until the next switch.
+    /// True for the variant in which the number of Service ports determines the layout. A switch
+    /// may configure a fixed layout until the next switch.
     is_auto: bool,
     real: Option<RefCell<RealKernel>>,
 }

@@ -39,8 +39,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        // The daemon tries the credentials of every user at the reachable server. At each other
-        // server, it tries only the credentials of the first user.
+        // The test uses the credentials of every user at the first server. At each other server, it
+        // uses only the credentials of the first user.
         let count = if server == "http://172.35.0.9:6443" {
             users.len()
         } else {

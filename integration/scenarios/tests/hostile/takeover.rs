@@ -58,7 +58,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     c.until_answered(&c.client, VICTIM)?;
     answers(&c.client, VICTIM, "near")?;
     answers(&c.outside, VICTIM, "near")?;
-    // Each Service keeps its own addresses, which no other owner has.
+    // The Service `a-thief` works at its own cluster IP, and at the unused address that it claims.
     for to in ["10.96.0.66:80", "192.0.2.20:80"] {
         c.until_answered(&c.outside, to)?;
         answers(&c.outside, to, "far")?;

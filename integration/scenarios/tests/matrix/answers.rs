@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::clients::{Mode, answers_come_back, place, policies, start};
 
-/// Timeout for a reply if explain expects no reply. All places are on one machine, where replies
-/// take milliseconds.
+/// Timeout for a reply if explain expects no reply. All nodes and pods are on one machine, where
+/// replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Requests with their senders: a pod of this node, this node, and an external host. The requests
@@ -39,8 +39,7 @@ struct Fault {
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True to test this obstacle in all modes, whose requests also traverse FORWARD. False to test
-    /// it only in IPVS mode.
+    /// True to test this obstacle in every mode. False to test it only in IPVS mode.
     is_for_all: bool,
 }
 
@@ -231,7 +230,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares explain's verdict on a path with packets. Returns the difference, if any.
+    /// Compares explain's prediction for a path with packets. Returns the difference, if any.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };
@@ -284,7 +283,7 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<ExplainOutpu
 }
 
 impl ExplainOutput {
-    /// Returns explain's verdict on the replies of one path. Returns `None` if explain does not
+    /// Returns explain's prediction for the replies of one path. Returns `None` if explain does not
     /// mention the path.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();

@@ -7,7 +7,7 @@ use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
 /// Kinds of addresses that a Service from [`service`] has.
 pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
-/// Places from which clients send requests.
+/// Names of the clients that send requests: a pod, the node, and an external host.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
 /// Returns a LoadBalancer Service with external IPs, on port 80 of TCP, UDP and SCTP in both
@@ -185,7 +185,7 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// Returns the place with this name, which is one of [`PLACES`].
+/// Returns the pod, node or host with this name, which is one of [`PLACES`].
 pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     match name {
         "pod" => &c.client,

@@ -1,5 +1,5 @@
-//! Tests cases that the table does not have: no endpoints, unexposed ports, a pod that calls
-//! itself, the last endpoints, source ranges, `ping`.
+//! Tests cases that are not in the table: no endpoints, unexposed ports, a pod that calls itself, a
+//! Service that loses its last endpoints, source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +35,8 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 ///   client waits a second for the next error. With polling over IPv6, this happens sometimes on
 ///   Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
-    // Limits no ICMP messages over IPv4. Over IPv6, limits only type 128 (echo request), which is
-    // no error.
+    // Over IPv4, the kernel then limits no ICMP messages. Over IPv6, it limits only echo requests
+    // (type 128), which are no errors.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
@@ -109,8 +109,8 @@ fn each<'a>(
 }
 
 /// Returns the argument for `explain`: the Service that exposes an address and port, or the address
-/// itself if no Service exposes it. For unexposed ports, only the addresses of Service 0 have an
-/// argument, because one Service is enough.
+/// itself if no Service exposes this port. Returns `None` for unexposed ports of Services other
+/// than Service 0, because one Service is enough.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -202,8 +202,8 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
         .collect()
 }
 
-/// A process listens on all addresses of the node. Clients cannot reach this process through a
-/// Service address (k/k#72236), nor can they reach a node port at a Service address.
+/// A process listens on all addresses of the node. At a Service address, clients must not reach
+/// this process (k/k#72236), and must not reach a node port.
 pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -252,7 +252,7 @@ pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outco
     )
 }
 
-/// Cases with the last endpoints of a Service:
+/// Cases with the last endpoints of a Service. Each case has five values:
 ///
 /// 1. the endpoint on this node: ready, serving (and terminating) or gone;
 /// 2. the endpoint on another node: ready, serving (and terminating) or gone;
@@ -278,7 +278,7 @@ pub(crate) fn terminating_endpoints_serve_only_without_ready_endpoints(c: &mut C
         _ => "{ready: false, serving: false, terminating: true}",
     };
     for (number, (here, elsewhere, is_local, ..)) in LAST_ENDPOINTS.iter().enumerate() {
-        // Service itself has no endpoints. The second EndpointSlice has the endpoints.
+        // `service` has no endpoints. The EndpointSlice `slice` adds two endpoints to it.
         let service = service(number).spec(&policies(*is_local, *is_local));
         let slice = format!(
             "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -365,7 +365,7 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
 }
 
 /// `ping` to a Service address has the same result as a request to an unexposed port. If the
-/// address is an address of the node, the node replies.
+/// Service address is also an address of the node, the node replies.
 pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;

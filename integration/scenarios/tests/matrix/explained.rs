@@ -118,7 +118,7 @@ impl ExplainOutputs {
     }
 }
 
-/// Returns the addresses in a text.
+/// Returns the IP addresses that a text contains.
 fn words(text: &str) -> impl Iterator<Item = IpAddr> {
     text.split([' ', ',']).filter_map(|word| word.parse().ok())
 }
@@ -157,7 +157,7 @@ fn is_unsure(journey: &Value) -> bool {
     walks.iter().any(|walk| walk["unsure"].is_string())
 }
 
-/// Returns explain's result for one path, in the words of the table.
+/// Returns explain's result for one path, in the terms of the table (`both kept`, `timeout`).
 fn word(journey: &Value, is_node: bool) -> String {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     let words: BTreeSet<String> = walks.iter().map(|walk| walk_word(walk, is_node)).collect();

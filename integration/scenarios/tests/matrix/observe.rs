@@ -8,11 +8,11 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// Timeout if the test expects no reply. All places are on one machine, where replies take
+/// Timeout if the test expects no reply. All nodes and pods are on one machine, where replies take
 /// milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Sends requests until each endpoint has replied in its turn. `expected` selects the timeout.
+/// Sends two requests, one for each endpoint of the Service. `expected` selects the timeout.
 /// Returns the result: `both kept`, `local masq`, `remote vip`, `timeout`. The document explains
 /// these terms.
 ///
@@ -41,7 +41,7 @@ pub(crate) fn see_by_chance(
     expected: &str,
 ) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
-        // After 31 requests, one of two endpoints has got no request with a probability of 2⁻³⁰.
+        // With a probability of 2⁻³⁰, all 31 requests go to the same one of two endpoints.
         Some(source) => (
             31,
             ["local", "remote"]

@@ -13,7 +13,8 @@ pub(crate) struct Section {
     pub(crate) external_local: bool,
     /// True if the Services have `internalTrafficPolicy: Local`.
     pub(crate) internal_local: bool,
-    /// True if one endpoint is on this node and the other endpoint is on another node.
+    /// True if one endpoint is on this node and another endpoint is on another node. False if the
+    /// only endpoint is on another node.
     pub(crate) is_here: bool,
     rows: &'static str,
 }

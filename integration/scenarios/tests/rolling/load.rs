@@ -24,8 +24,8 @@ pub(crate) enum ClientBehaviour {
     Slow,
 }
 
-/// A client: its behaviour, the Service's address, the source ports that it uses in turn, and its
-/// pause between two requests.
+/// A client: its behaviour, the Service's address, the source ports that it uses one after another,
+/// and its pause between two requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: ClientBehaviour,

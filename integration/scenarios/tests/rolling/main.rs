@@ -1,5 +1,5 @@
-//! Tests that no request fails while endpoints are removed and added under load. Further tests
-//! cover the aspects of draining one by one. [`scenarios::Cluster`] describes the places.
+//! Tests that no request fails while endpoints are removed and added under load. Further tests each
+//! cover one aspect of draining. [`scenarios::Cluster`] describes the nodes and pods.
 
 mod load;
 mod stories;

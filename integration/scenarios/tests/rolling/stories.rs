@@ -49,7 +49,7 @@ pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) 
     c.until_reals(SERVER, &format!("{NEAR}*1 {FAR}*0"))?;
     c.stop()?;
 
-    // In this case, upstream left the destination at weight 0 (k/k#92019, k/k#108319).
+    // The endpoint returns. Upstream left its destination at weight 0 (k/k#92019, k/k#108319).
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;

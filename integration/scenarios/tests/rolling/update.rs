@@ -31,7 +31,7 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods. A new pod reuses the address of the pod that was removed first.
+/// The Service `web` and its pods. A new pod gets the address that has been free for longest.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,

@@ -63,8 +63,8 @@ pub(crate) fn added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outc
         assert_eq!((pods(&c.outside)?, pods(&c.client)?), (1, 2), "{to}");
         asked += 2 * times;
     }
-    // If a client reaches a Service by a firewall mark, the connection also counts for the Service.
-    // The kernel updates its counters every two seconds.
+    // IPVS counts connections by a firewall mark separately, but the daemon adds them to the
+    // Service's number. The kernel updates its counters every two seconds.
     c.until("all connections are counted", || {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         let count = one.pointer("/ports/0/counters/connections");
@@ -89,8 +89,8 @@ pub(crate) fn node_ports_at_a_moved_address_are_removed(c: &mut Cluster) -> Outc
         assert_eq!(servers_at(c, address)?, 3, "node ports at {address}");
     }
     c.stop()?;
-    // The addresses move to another node. A third program has virtual servers with two of the
-    // ports.
+    // The addresses move to another node. Another program has virtual servers with the ports 30080
+    // (TCP) and 30053 (UDP).
     c.sh(
         "ip address del 172.35.0.150/24 dev eth0; ip address del fd35::150/64 dev eth0
         ipvsadm -A -t 198.51.100.7:30080 -s rr; ipvsadm -a -t 198.51.100.7:30080 -r 10.244.1.10:8080 -m

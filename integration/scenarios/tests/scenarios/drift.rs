@@ -30,7 +30,7 @@ pub(crate) fn a_resync_repairs_each_kind_of_damage(c: &mut Cluster) -> Outcome {
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {
-        // Stops the daemon, because it could repair the damage before the test sees the damage.
+        // Pauses the daemon, because it could repair the damage before the test sees the damage.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         // Measures the time of a read of the state. A read starts a dozen programs, which is slow

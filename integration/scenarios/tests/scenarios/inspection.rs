@@ -159,7 +159,7 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// A load balancer probes a node port. Its source address is the address of the Service. In IPVS
+/// A load balancer probes a node port, with the Service's address as its source address. In IPVS
 /// mode, this address is local to the node, so the kernel drops the probes.
 pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -> Outcome {
     const BALANCER: &str = "198.51.100.134";
@@ -212,8 +212,8 @@ pub(crate) fn explain_follows_a_sender_with_a_service_address(c: &mut Cluster) -
     c.stop()
 }
 
-/// A Service claims another node's address as its external IP. The remaining ports of the other
-/// node become unreachable, and the output must explain the reason.
+/// A Service claims another node's address as its external IP. At this address, the other node's
+/// own ports become unreachable. The output of `explain` must give the reason.
 pub(crate) fn explain_names_an_address_taken_from_another_node(c: &mut Cluster) -> Outcome {
     let nginx = Service::new("nginx", "10.96.0.18")
         .port(tcp(8088, 8080))

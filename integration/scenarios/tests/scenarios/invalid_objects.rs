@@ -121,8 +121,8 @@ pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outc
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
-    // The operator removes the other program's set and its rule. The daemon then completes its own
-    // state without a restart.
+    // The operator removes the rules of the chain, and the other program's set. The daemon then
+    // completes its state without a restart.
     c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))

@@ -1,5 +1,5 @@
-//! Tests the daemon with real packets in a real kernel. [`scenarios::Cluster`] describes the
-//! places.
+//! Tests the daemon with real packets in a real kernel. [`scenarios::Cluster`] describes the nodes,
+//! pods and hosts.
 
 mod addresses;
 mod api;

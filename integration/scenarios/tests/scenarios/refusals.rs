@@ -108,8 +108,8 @@ pub(crate) fn a_missing_scheduler_stops_the_start(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(c.state()?, before);
 
-    // The kernel loads an existing module on demand. The daemon also removes a leftover: a virtual
-    // server that an earlier daemon created for a test, and could not delete because it crashed.
+    // The kernel loads an existing module on demand. The daemon also removes the virtual server
+    // that an earlier daemon created for a test, and could not delete because it crashed.
     c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
     c.start(&["--ipvs-scheduler=mh"])?;
     c.until_served(&web)?;

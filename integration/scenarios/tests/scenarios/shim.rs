@@ -237,7 +237,7 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
 }
 
 /// Without the iptables programs, the daemon cannot remove the rules of upstream's shim. Each start
-/// logs these rules, until a daemon with the programs removes them.
+/// logs these rules, until a daemon that has the programs removes the rules.
 pub(crate) fn leftover_rules_without_iptables_are_logged_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))

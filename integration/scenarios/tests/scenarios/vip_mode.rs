@@ -128,7 +128,7 @@ pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Ou
 
 /// `--ipvs-vip-mode=range` makes the networks of ServiceCIDRs local:
 ///
-/// - Networks of the node's other interfaces and routes keep their routes.
+/// - Packets to networks of other interfaces and of static routes still take those routes.
 /// - A Service address outside of the ServiceCIDRs has its own route.
 /// - The node's processes are unreachable at all addresses of a ServiceCIDR.
 pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster) -> Outcome {

@@ -1,5 +1,5 @@
-//! Tests every path to a Service from every place. The tests check which pod replies, and which
-//! client address this pod sees.
+//! Tests every path to a Service from two pods, from the node, and from an external host. The tests
+//! check which pod replies, and which client address this pod sees.
 
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, udp};

@@ -49,7 +49,7 @@ impl RealKernel {
         there.state().addresses = self.addresses();
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program would.
     pub(super) fn follow(&mut self, before: &FakeState, after: &FakeKernel) {
         set_addresses(&before.addresses, &after.state().addresses);
         if before.tables == after.state().tables {

@@ -22,7 +22,7 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // Damage for which the test sends no notification to the daemon. The kernel itself reports
+        // Returns damage that the test does not report to the daemon. The kernel itself reports
         // changes of addresses and links.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {

@@ -102,8 +102,8 @@ impl RealKernel {
 
     /// Reads the kernel's present state into `there`.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
-        // A reader searches for leftovers only once. If the rules are needed, `eyes` therefore
-        // returns a new reader at each call.
+        // A `NetlinkKernel` searches for leftovers of another shim only once. If the rules are
+        // needed, `eyes` therefore returns a new `NetlinkKernel` at each call.
         let eyes = self.eyes(config, takes_in_rules);
         there.servers = eyes.read_servers().expect("the virtual servers");
         let sets = eyes.read_sets().expect("the sets");
@@ -122,7 +122,7 @@ impl RealKernel {
         }
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program would.
     pub(super) fn follow(&mut self, config: &Config, before: &Snapshot, after: &Snapshot) {
         set_addresses(&before.interface_addresses, &after.interface_addresses);
         let mut ops = Vec::new();

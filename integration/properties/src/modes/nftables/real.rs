@@ -70,7 +70,7 @@ impl RealKernel {
         state.table = there;
     }
 
-    /// Changes the kernel from the state `before` to the state `after`, as another program.
+    /// Changes the kernel from the state `before` to the state `after`, as another program would.
     pub(super) fn follow(
         &mut self,
         before: &(BTreeSet<IpAddr>, Option<Content>),
