@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Backend, Iptables, IptablesError, SourcePort, Table};
+use nftables_netlink::Nftables;
 use proxy::IpFamily;
 use proxy_ipvs::{Carrier, OpenError, ProbeError, ShimStyle};
 use tracing::info;
@@ -33,8 +34,10 @@ pub(super) struct ChosenShim {
 /// rules need this match.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
-/// Chain in which Calico's Felix changes packet marks at hook input.
+/// Chain in which Calico's Felix changes packet marks at hook input, in its iptables data plane.
 const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
+/// Table and chain in which Felix does so in its nftables data plane.
+const FELIX_IN_NFTABLES: (&str, &str) = ("calico", "filter-INPUT");
 
 impl ChosenShim {
     /// Chooses the shim. Blocks. Loads the modules of IPVS together with those of iptables.
@@ -165,17 +168,33 @@ impl ChosenShim {
 /// Returns a warning if Calico's Felix changes the marks of exact semantics before IPVS compares
 /// them. In iptables, only the table mangle can set these marks, and Felix changes marks later, in
 /// the table filter. The shim in nftables sets its marks after the table filter.
-pub fn mark_conflict(settings: &Settings) -> Option<&'static str> {
-    let sets_marks_first = settings.ipvs.semantics.is_exact() && !is_in_nftables(settings);
+pub fn mark_conflict(settings: &Settings) -> Option<String> {
+    if !settings.ipvs.semantics.is_exact() || is_in_nftables(settings) {
+        return None;
+    }
+    let chain = chain_of_felix()?;
+    Some(format!(
+        "Calico's Felix changes packet marks ({chain}): requests from outside the cluster to \
+         Services with externalTrafficPolicy: Local time out with --ipvs-semantics=exact and rules \
+         in iptables; set --ipvs-shim=nftables, or --ipvs-semantics=upstream"
+    ))
+}
+
+/// Returns the chain in which Felix changes packet marks, or `None` if Felix is not here.
+fn chain_of_felix() -> Option<String> {
     let is_there = |backend: Backend| {
         let mut families = IpFamily::ALL.into_iter();
         families.any(|family| has_felix(&backend.chains(family).unwrap_or_default()))
     };
-    (sets_marks_first && Backend::ALL.into_iter().any(is_there)).then_some(
-        "Calico's Felix changes packet marks (chain cali-INPUT): requests from outside the cluster \
-         to Services with externalTrafficPolicy: Local time out with --ipvs-semantics=exact and \
-         rules in iptables; set --ipvs-shim=nftables, or --ipvs-semantics=upstream",
-    )
+    if Backend::ALL.into_iter().any(is_there) {
+        return Some(format!("chain {}", FELIX.1));
+    }
+    let (table, chain) = FELIX_IN_NFTABLES;
+    let hooked = Nftables::open().and_then(|mut nftables| nftables.base_chains());
+    let mut hooked = hooked.unwrap_or_default().into_iter();
+    hooked
+        .any(|it| &*it.table == table && &*it.chain == chain)
+        .then(|| format!("chain {chain} of the nftables table {table}"))
 }
 
 fn has_felix(chains: &[(Table, String)]) -> bool {

@@ -1,4 +1,4 @@
-//! Tests a node with Calico, whose data plane uses iptables and ipsets.
+//! Tests a node with Calico, whose data plane uses iptables and ipsets, or nftables.
 //!
 //! A packet that IPVS forwards passes INPUT and OUTPUT instead of FORWARD. If the link `kube-ipvs0`
 //! exists, Felix (Calico's agent) therefore handles such packets in two steps:
@@ -13,9 +13,8 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 use super::{EXACT, Form, in_modes, policed_services, policies_hold};
 
 /// Script that turns the pods `near`, `client` and `other` into Calico's pods. Such a pod has no
-/// bridge, but its own route and interface `cali…`. The script then adds Felix's rules. Pod `near`
-/// admits only `client`.
-const CALICO: &str = "
+/// bridge, but its own route and interface `cali…`.
+const PODS: &str = "
     for pair in port2:near:10 port4:client:99 port6:other:98; do
         IFS=: read -r port pod last <<.
 $pair
@@ -30,6 +29,10 @@ $pair
             [ $at = fd44:1::$last ] || ip -6 neigh add proxy $at dev cali$pod
         done
     done
+";
+
+/// Script that adds the rules of Felix's iptables data plane. Pod `near` admits only `client`.
+const IPTABLES: &str = "
     ipset create cali40this-host hash:ip; ipset add cali40this-host 172.35.0.100; ipset add cali40this-host 10.244.1.1
     ipset add cali40this-host 127.0.0.1
     ipset create cali60this-host hash:ip family inet6; ipset add cali60this-host fd35::100; ipset add cali60this-host fd44:1::1
@@ -133,15 +136,162 @@ const FIRST: &str = "
         $t -t nat -S POSTROUTING 1
     done";
 
+/// Script that adds the rules of Felix's nftables data plane. Pod `near` admits only `client`.
+const NFTABLES: &str = "
+    while read -r f v allowed pool hosts; do nft -f - <<.
+table $f calico {
+    set cali${v}0this-host { type ipv${v}_addr; elements = { $hosts } }
+    set cali${v}0all-ipam-pools { type ipv${v}_addr; flags interval; elements = { $pool } }
+    set cali${v}0masq-ipam-pools { type ipv${v}_addr; flags interval; elements = { $pool } }
+    map filter-cali-fw-dispatch {
+        type ifname : verdict
+        elements = { \"calinear\" : goto filter-cali-fw-near, \"caliclient\" : goto filter-cali-fw-client,
+            \"caliother\" : goto filter-cali-fw-other }
+    }
+    map filter-cali-tw-dispatch {
+        type ifname : verdict
+        elements = { \"calinear\" : goto filter-cali-tw-near, \"caliclient\" : goto filter-cali-tw-client,
+            \"caliother\" : goto filter-cali-tw-other }
+    }
+    chain filter-INPUT { type filter hook input priority 0; jump filter-cali-INPUT; }
+    chain filter-OUTPUT { type filter hook output priority 0; jump filter-cali-OUTPUT; }
+    chain filter-FORWARD {
+        type filter hook forward priority 0
+        jump filter-cali-FORWARD
+        meta mark & 0x10000 == 0x10000 accept
+        meta mark set meta mark | 0x10000
+    }
+    chain nat-POSTROUTING { type nat hook postrouting priority 110; jump nat-cali-POSTROUTING; }
+    chain raw-PREROUTING { type filter hook prerouting priority -300; jump raw-cali-PREROUTING; }
+    chain filter-cali-INPUT {
+        meta mark set meta mark & 0x000fffff
+        jump filter-cali-forward-check
+        meta mark & 0xfff00000 != 0 return
+        iifname \"cali*\" goto filter-cali-wl-to-host
+        meta mark & 0x10000 == 0x10000 accept
+        meta mark set meta mark & 0xfff0ffff
+    }
+    chain filter-cali-wl-to-host { jump filter-cali-from-wl-dispatch; return; }
+    chain filter-cali-forward-check {
+        ct state established,related return
+        meta l4proto { tcp, udp } th dport 30000-32767 $f daddr @cali${v}0this-host goto filter-cali-set-endpoint-mark
+        $f daddr != @cali${v}0this-host jump filter-cali-set-endpoint-mark
+    }
+    chain filter-cali-set-endpoint-mark {
+        iifname \"calinear\" goto filter-cali-sm-near
+        iifname \"caliclient\" goto filter-cali-sm-client
+        iifname \"caliother\" goto filter-cali-sm-other
+        iifname \"cali*\" drop
+        meta mark set meta mark & 0x000fffff | 0x00100000
+    }
+    chain filter-cali-sm-near { meta mark set meta mark & 0x000fffff | 0x00200000; }
+    chain filter-cali-sm-client { meta mark set meta mark & 0x000fffff | 0x00300000; }
+    chain filter-cali-sm-other { meta mark set meta mark & 0x000fffff | 0x00400000; }
+    chain filter-cali-OUTPUT {
+        meta mark & 0x10000 == 0x10000 accept
+        meta mark & 0xfff00000 != 0 goto filter-cali-forward-endpoint-mark
+        oifname \"cali*\" return
+        meta mark set meta mark & 0xfff0ffff
+    }
+    chain filter-cali-forward-endpoint-mark {
+        meta mark & 0xfff00000 != 0x00100000 jump filter-cali-from-endpoint-mark
+        oifname \"cali*\" jump filter-cali-to-wl-dispatch
+        meta mark set meta mark & 0x000fffff
+        meta mark & 0x10000 == 0x10000 accept
+    }
+    chain filter-cali-from-endpoint-mark {
+        meta mark & 0xfff00000 == 0x00200000 goto filter-cali-fw-near
+        meta mark & 0xfff00000 == 0x00300000 goto filter-cali-fw-client
+        meta mark & 0xfff00000 == 0x00400000 goto filter-cali-fw-other
+        drop
+    }
+    chain filter-cali-FORWARD {
+        meta mark set meta mark & 0xfff1ffff
+        iifname \"cali*\" jump filter-cali-from-wl-dispatch
+        oifname \"cali*\" jump filter-cali-to-wl-dispatch
+    }
+    chain filter-cali-from-wl-dispatch { iifname vmap @filter-cali-fw-dispatch; drop; }
+    chain filter-cali-to-wl-dispatch { oifname vmap @filter-cali-tw-dispatch; drop; }
+    chain nat-cali-POSTROUTING { $f saddr @cali${v}0masq-ipam-pools $f daddr != @cali${v}0all-ipam-pools masquerade; }
+    chain raw-cali-PREROUTING {
+        meta mark set meta mark & 0xfff0ffff
+        iifname \"cali*\" meta mark set meta mark | 0x40000
+        meta mark & 0x40000 == 0x40000 fib saddr . mark . iif oif 0 drop
+        meta mark & 0x40000 == 0 return
+    }
+$(
+    for pod in near client other; do for kind in tw fw; do
+        admitted=
+        [ $kind-$pod != tw-near ] || admitted=\"$f saddr $allowed\"
+        cat <<,
+    chain filter-cali-$kind-$pod {
+        ct state established,related accept
+        ct state invalid drop
+        meta mark set meta mark & 0xfffeffff
+        $admitted meta mark set meta mark | 0x10000
+        meta mark & 0x10000 == 0x10000 return
+        drop
+    }
+,
+    done; done
+)
+}
+.
+    done <<.
+ip 4 10.244.1.99 10.244.0.0/16 172.35.0.100, 10.244.1.1, 127.0.0.1
+ip6 6 fd44:1::99 fd44::/16 fd35::100, fd44:1::1
+.
+";
+
+/// A data plane of Felix.
+struct DataPlane {
+    /// Script that adds the rules.
+    rules: &'static str,
+    /// Chain that the warning of exact semantics names.
+    chain: &'static str,
+    /// Script that runs after each start of kube-proxy.
+    refresh: &'static str,
+    /// Script that prints the first rule of each chain that Felix shares with others.
+    first: &'static str,
+}
+
+const IN_IPTABLES: DataPlane = DataPlane {
+    rules: IPTABLES,
+    chain: "cali-INPUT",
+    refresh: REFRESH,
+    first: FIRST,
+};
+
+/// Felix' nftables data plane shares no chain.
+const IN_NFTABLES: DataPlane = DataPlane {
+    rules: NFTABLES,
+    chain: "filter-INPUT",
+    refresh: "true",
+    first: "true",
+};
+
 pub(crate) fn network_policies_of_calico_apply_to_services(c: &mut Cluster) -> Outcome {
-    policies_apply(c, |form| form.name != EXACT)?;
-    // At its start, the daemon logs the same warning as `kube-proxy check`.
+    policies_apply(c, &IN_IPTABLES, |form| form.name != EXACT)?;
+    is_warned(c, &IN_IPTABLES)
+}
+
+pub(crate) fn network_policies_of_calico_apply_with_exact_semantics(c: &mut Cluster) -> Outcome {
+    policies_apply(c, &IN_IPTABLES, |form| form.name == EXACT)
+}
+
+pub(crate) fn network_policies_of_calico_in_nftables_apply_to_services(c: &mut Cluster) -> Outcome {
+    policies_apply(c, &IN_NFTABLES, |_| true)?;
+    is_warned(c, &IN_NFTABLES)
+}
+
+/// Checks that the daemon logs the same warning at its start as `kube-proxy check`.
+fn is_warned(c: &mut Cluster, felix: &DataPlane) -> Outcome {
     c.launch(&[
         "--proxy-mode=ipvs",
         "--ipvs-semantics=exact",
         "--ipvs-shim=lean",
     ])?;
-    let line = c.await_line("cali-INPUT")?;
+    let line = c.await_line(felix.chain)?;
     ensure!(
         line.starts_with('W') && line.contains("set --ipvs-shim=nftables"),
         "{line}"
@@ -149,14 +299,11 @@ pub(crate) fn network_policies_of_calico_apply_to_services(c: &mut Cluster) -> O
     c.stop()
 }
 
-pub(crate) fn network_policies_of_calico_apply_with_exact_semantics(c: &mut Cluster) -> Outcome {
-    policies_apply(c, |form| form.name == EXACT)
-}
-
-fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
+fn policies_apply(c: &mut Cluster, felix: &DataPlane, is_chosen: fn(&Form) -> bool) -> Outcome {
     let node1 = c.node1.clone();
     let other = c.world.pod(&node1, "other", "10.244.1.98 fd44:1::98")?;
-    c.sh(CALICO)?;
+    c.sh(PODS)?;
+    c.sh(felix.rules)?;
     policed_services(c)?;
     // Adds a Service whose endpoints admit every client.
     c.client.serve_tcp(8080)?;
@@ -166,9 +313,9 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
         .spec("externalTrafficPolicy: Local")
         .endpoints("10.244.1.99 10.244.2.10");
     c.apply(&open)?;
-    in_modes(c, is_chosen, REFRESH, |c, form: &Form| {
+    in_modes(c, is_chosen, felix.refresh, |c, form: &Form| {
         policies_hold(c, &other)?;
-        let first = c.sh(FIRST)?;
+        let first = c.sh(felix.first)?;
         ensure!(
             first.lines().all(|line| line.contains("-j cali-")),
             "{first}"
@@ -178,7 +325,7 @@ fn policies_apply(c: &mut Cluster, is_chosen: fn(&Form) -> bool) -> Outcome {
         // (docs/neighbours.md).
         let has_conflict = form.name == "ipvs, exact, lean shim";
         let checked = c.check(form.flags)?;
-        ensure!(checked.contains("cali-INPUT") == has_conflict, "{checked}");
+        ensure!(checked.contains(felix.chain) == has_conflict, "{checked}");
         if !has_conflict {
             // Clients outside the cluster reach only the endpoint on this node. The endpoint sees
             // the client's own address.

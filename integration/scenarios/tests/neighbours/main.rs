@@ -27,7 +27,8 @@ const LIMIT: Duration = Duration::from_mins(10);
 fn main() {
     let stories = stories! {
         announcers: services_are_reached_by_announced_addresses;
-        calico: network_policies_of_calico_apply_to_services, network_policies_of_calico_apply_with_exact_semantics if has_nft();
+        calico: network_policies_of_calico_apply_to_services, network_policies_of_calico_apply_with_exact_semantics if has_nft(),
+            network_policies_of_calico_in_nftables_apply_to_services if has_nft();
         node: services_work_beside_programs_of_the_node, services_work_beside_cilium_without_kube_proxy_replacement if has_nft();
         kube_router: network_policies_of_kube_router_apply_to_services if has_nft();
     };
@@ -118,6 +119,7 @@ const STATE: &str = "
         ip $f route show table all
     done
     ip -brief link | sed 's/@[^ ]*//'
+    for f in ip ip6; do nft list table $f calico 2>/dev/null || true; done
     ip neigh show nud permanent; bridge fdb show dev flannel.1 2>/dev/null || true
 ";
 
