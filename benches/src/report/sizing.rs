@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::axes::SHOWN;
 use super::point::{Cell, Metric, cell, sizes, subjects};
-use super::table::{brief, full, table};
+use super::table::{brief, table, with_spread};
 use super::{about, services};
 use crate::schema::{Axis, Report, Size, SubjectKind};
 
@@ -50,10 +50,13 @@ pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
 
 fn tables(report: &Report) -> Result<String> {
     let mut text = requests(report)?;
+    text.push_str(
+        "Each further figure is the median of its repeats, with the spread in parentheses.\n\n",
+    );
     for (heading, axis, title) in FIGURES {
         let rows = Rows::of(report, axis, title)?;
         if !rows.sizes.is_empty() {
-            let figures = rows.table("Services × endpoints", services, full);
+            let figures = rows.table("Services × endpoints", services, with_spread);
             _ = write!(text, "### {heading}\n\n{figures}");
         }
     }

@@ -51,6 +51,16 @@ pub(super) fn full(cell: &Cell) -> String {
     text
 }
 
+/// Formats the median of a point, and the spread of several repeats, such as `24.2 (3 %)`.
+pub(super) fn with_spread(cell: &Cell) -> String {
+    match cell {
+        Cell::Point(point) if point.repeats > 1 => {
+            format!("{} ({:.0} %)", brief(cell), point.spread * 100.0)
+        }
+        _ => brief(cell),
+    }
+}
+
 /// Formats only the median of a point.
 pub(super) fn brief(cell: &Cell) -> String {
     match cell {
