@@ -27,15 +27,15 @@ pub(crate) struct Marks {
     waiting: BTreeSet<Arc<Owner>>,
     /// Last mark of each address: read from the kernel at the start, or assigned since.
     ///
-    /// `None` before the read from the kernel. Until then, no Service port gets a mark.
+    /// `None` before [`take_news`](Self::take_news) opens the table. Until then, no Service port
+    /// gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
+    /// Marks that the proxy has read from the kernel, before `take_news` opens the table.
+    read: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
     /// Smallest mark number that may be free.
     next: u32,
-    /// True if the proxy has read the kernel's marks, but has not yet compiled the Services that
-    /// may need a mark.
-    is_news: bool,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
     /// Service ports that have begun to wait for a mark, and that the log has not reported yet.
@@ -53,29 +53,34 @@ impl Marks {
             taken: HashMap::new(),
             waiting: BTreeSet::new(),
             last: None,
+            read: None,
             addresses: HashMap::new(),
             next: 1,
-            is_news: false,
             freed: 0,
             unreported: Vec::new(),
             shared,
         }
     }
 
-    /// Returns true if the kernel's marks have been read, or if no marks are needed.
+    /// Returns true if the kernel's marks are known, or if no marks are needed.
     pub(crate) fn is_open(&self) -> bool {
         self.bits.is_none() || self.last.is_some()
     }
 
     /// Returns true if Services must be compiled again, because marks are available now.
     pub(crate) fn has_news(&self) -> bool {
-        self.is_news || self.freed > 0
+        self.read.is_some() || self.freed > 0
     }
 
-    /// Returns true in the first call after the read of the kernel's marks. The caller must then
-    /// compile all Services that may need a mark.
+    /// Opens the table if the proxy has read the kernel's marks. Then returns true, and the caller
+    /// must compile all Services that may need a mark.
+    ///
+    /// The caller must have compiled all Services before. So `of` knows which Service port wins an
+    /// address that several Service ports claim.
     pub(crate) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.is_news)
+        let is_news = self.read.is_some();
+        self.last = self.read.take().or_else(|| self.last.take());
+        is_news
     }
 
     /// Returns the Services that can get one of the marks that became free since the last call.
@@ -92,25 +97,26 @@ impl Marks {
 
     /// Stores the marks that the first read found in the kernel's set of marks.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
-        let Some(bits) = self.bits.filter(|_| self.last.is_none()) else {
+        let is_first = self.last.is_none() && self.read.is_none();
+        let Some(bits) = self.bits.filter(|_| is_first) else {
             return;
         };
-        let mut last = HashMap::new();
+        let mut read = HashMap::new();
         for member in members {
             if let Member::AddressPortMark(address, protocol, port, mark) = member
                 && bits.can_hold(mark)
             {
                 let at = ServiceAddress::new(address, port, protocol);
-                last.insert(at, mark);
+                read.insert(at, mark);
                 self.addresses.entry(mark).or_default().insert(at);
             }
         }
-        self.last = Some(last);
-        self.is_news = true;
+        self.read = Some(read);
     }
 
-    /// Returns a mark for a Service port with these addresses. Returns `None` if no mark is free,
-    /// or if the kernel's marks have not been read yet.
+    /// Returns a mark for a Service port with these addresses. A Service port without a mark gets
+    /// the last mark of an address, unless another Service port wins this address. Returns `None`
+    /// if no mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -119,7 +125,11 @@ impl Marks {
     ) -> Option<u32> {
         let last = self.last.as_ref()?;
         let mark = self.of_owners.get(owner).copied().or_else(|| {
-            let mut kept = at.iter().filter_map(|at| last.get(at));
+            let wins = |at: &&ServiceAddress| {
+                let winner = tables.servers.owner(&(**at).into());
+                winner.is_none_or(|winner| winner >= owner)
+            };
+            let mut kept = at.iter().filter(wins).filter_map(|at| last.get(at));
             kept.find(|mark| !self.taken.contains_key(*mark)).copied()
         });
         let Some(mark) = mark.or_else(|| self.free(tables)) else {

@@ -353,11 +353,14 @@ impl Ipvs {
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
         let heirs = self.claims.marks.take_heirs();
         let names: Vec<NamespacedName> = if self.claims.marks.take_news() {
-            let names = self.claims.services().filter(|name| {
-                let view = model.view(name);
-                view.is_some_and(|view| view.service.external_local)
+            let names = self.claims.services().filter_map(|name| {
+                let service = model.view(name)?.service;
+                let age = service.created.unwrap_or(i64::MAX);
+                service.external_local.then(|| (age, name.clone()))
             });
-            names.cloned().collect()
+            // The oldest Services get marks if there are too few.
+            let names: BTreeSet<_> = names.collect();
+            names.into_iter().map(|(_, name)| name).collect()
         } else {
             heirs.into_iter().collect()
         };

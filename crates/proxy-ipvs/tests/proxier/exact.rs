@@ -106,6 +106,34 @@ fn a_restart_keeps_packet_marks_without_a_write() {
 }
 
 #[test]
+fn a_restart_keeps_packet_marks_of_services_that_claim_the_same_address() {
+    let claiming = |name, number, created| Service {
+        created: Some(created),
+        external_ips: vec![[198, 51, 100, 7].into()],
+        ..exposed(name, number, true)
+    };
+    // The younger Service is compiled first, and loses the external IP.
+    let services = [claiming("default/a", 10, 2), claiming("default/b", 11, 1)];
+    let listed = |mut world: World| {
+        for service in &services {
+            let name = service.name.to_string();
+            world.service(service.clone());
+            world.slice(slice(&name, &PAIR));
+        }
+        let mut world = world.listed();
+        synced(&mut world);
+        world
+    };
+    let world = listed(on_a_node(config(MarkBits::DEFAULT)));
+    let before = marks(&world);
+    assert_eq!(before.len(), 3, "{before:?}");
+    world.work();
+    let world = listed(world.restarted(config(MarkBits::DEFAULT)));
+    assert_eq!(world.work().1, Vec::new());
+    assert_eq!(marks(&world), before);
+}
+
+#[test]
 fn a_virtual_server_by_mark_that_the_first_dump_lacks_is_adopted_by_its_flag() {
     let world = web();
     world.work();
