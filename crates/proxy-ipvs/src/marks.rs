@@ -78,9 +78,11 @@ impl Marks {
     /// The caller must have compiled all Services before. So `of` knows which Service port wins an
     /// address that several Service ports claim.
     pub(crate) fn take_news(&mut self) -> bool {
-        let is_news = self.read.is_some();
-        self.last = self.read.take().or_else(|| self.last.take());
-        is_news
+        let Some(read) = self.read.take() else {
+            return false;
+        };
+        self.last = Some(read);
+        true
     }
 
     /// Returns the Services that can get one of the marks that became free since the last call.
