@@ -6,6 +6,8 @@
 //! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
 //!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
+//! 3. If another Service takes over the virtual server and needs no masquerading, masquerading ends
+//!    after the virtual server has lost the former Service's endpoints.
 //!
 //! It does no harm to masquerade packets a little too long.
 
@@ -189,6 +191,16 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let mut pairs = actual.destinations.beside(&wanted.destinations);
     let serves = |real: Option<RealServer>| real.is_some_and(|real| real.weight > 0);
     !servers.is_failing(key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
+}
+
+/// Sets whose members masquerade packets to all endpoints of a virtual server.
+const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalancer];
+
+/// Returns true if a set member must stay because it masquerades packets to unwanted endpoints of a
+/// virtual server that another Service took over.
+pub(crate) fn masquerades_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
+    let at = set.service_address(member);
+    MASQUERADED.contains(&set) && at.is_some_and(|at| loses_endpoints(tables, &at.into()))
 }
 
 /// Returns true if any virtual server at an address still sends new connections to unwanted

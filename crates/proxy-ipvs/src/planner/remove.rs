@@ -126,7 +126,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             table.wanted(member).is_none()
                 && !is_evidence(set, member)
                 && !may_loop_back(member)
-                && !is_taken_over(tables, set, member, of)
+                && !masquerading::masquerades_removed_endpoints(tables, set, member)
+                && !awaits_successor(tables, set, member, of)
         });
         let left = budget.left(ops.len());
         ops.extend(
@@ -157,7 +158,7 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
 /// Returns true if a member must stay until another set has taken over its virtual server: until
 /// the other set contains the address and port, and rules match that set. Otherwise, the rules
 /// would reject or drop clients in the meantime.
-fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
+fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // Keeps no member of the firewall set: it admits no client, and without source ranges it would
     // drop every client.
     if set == Set::LoadBalancerFirewall {
