@@ -34,7 +34,7 @@ test: deps ## Run all lints, unit tests, and tests in the lab on a real kernel w
 test-full: test ## Run the tests of a release: make test, the same on lane B, and a selection on a newer kernel
 	@LANE=B integration/deps
 	LANE=B integration/test
-	LANE=A KERNEL=6.12 integration/test selected
+	LANE=A KERNEL=6.1 integration/test selected
 	integration/upgrade
 	integration/crates
 
