@@ -6,8 +6,8 @@
 //! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
 //!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
-//! 3. If another Service takes over the virtual server and needs no masquerading, masquerading ends
-//!    after the virtual server has lost the former Service's endpoints.
+//! 3. If another Service takes over the virtual server, masquerading and the firewall of source
+//!    ranges end after the virtual server has lost the former Service's endpoints.
 //!
 //! It does no harm to masquerade packets a little too long.
 
@@ -112,7 +112,8 @@ const OF_OUTSIDE: [Set; 6] = [
 
 /// Returns true if a set member must wait until its fwmark virtual server accepts new connections.
 /// Meanwhile, packets from outside use the virtual server at their destination address, and rules
-/// masquerade these packets.
+/// masquerade these packets. If neither virtual server exists, nothing waits: the member must come
+/// before the virtual servers.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -127,12 +128,19 @@ pub(crate) fn awaits_outside_server(
         return false;
     };
     let servers = &tables.servers;
+    let at = set.service_address(member);
+    // The set of a protocol's node ports names no address.
+    let is_at = |own: ServiceAddress| match *member {
+        Member::Port(port) => own.port == port && set == Set::node_port_local(own.protocol),
+        _ => Some(own) == at,
+    };
     let mut all = servers.keys_of(owner).iter();
-    let is_there = |key: &&VirtualServerKey| servers.actual(key).is_some();
     let is_its = |key: &&VirtualServerKey| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark);
     let outside = all.clone().find(is_its);
     let is_made = outside.is_none_or(|key| accepts_connections(tables, key));
-    !is_made && all.any(|key| is_there(&key))
+    let is_concerned =
+        |key: &VirtualServerKey| Some(key) == outside || key.address().is_some_and(is_at);
+    !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
 }
 
 /// Returns true if a virtual server is ready for new connections, so that other entries need not
@@ -196,11 +204,25 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
 /// Sets whose members masquerade packets to all endpoints of a virtual server.
 const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalancer];
 
-/// Returns true if a set member must stay because it masquerades packets to unwanted endpoints of a
-/// virtual server that another Service took over.
-pub(crate) fn masquerades_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
-    let at = set.service_address(member);
-    MASQUERADED.contains(&set) && at.is_some_and(|at| loses_endpoints(tables, &at.into()))
+/// Sets whose members restrict the clients of a load balancer's address.
+const FIREWALL: [Set; 3] = [
+    Set::LoadBalancerFirewall,
+    Set::LoadBalancerSourceCidr,
+    Set::LoadBalancerSourceIp,
+];
+
+/// Returns true if a set member must stay because another Service took over its virtual server,
+/// which still sends new connections to the former Service's endpoints. The member masquerades
+/// packets to these endpoints, or belongs to the firewall that protects them. If the address keeps
+/// a firewall, the member of a withdrawn source range does not stay.
+pub(crate) fn protects_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
+    let Some(at) = set.service_address(member) else {
+        return false;
+    };
+    let firewall = tables.members(Set::LoadBalancerFirewall);
+    let is_lifted = || firewall.wanted(&Member::from(at)).is_none();
+    let is_needed = MASQUERADED.contains(&set) || (FIREWALL.contains(&set) && is_lifted());
+    is_needed && loses_endpoints(tables, &at.into())
 }
 
 /// Returns true if any virtual server at an address still sends new connections to unwanted

@@ -250,7 +250,7 @@ fn goes_on_without(
 
 /// Returns true if a virtual server must keep its endpoints until rules mark packets from outside.
 /// Unmarked packets from outside would also reach new endpoints, which only clients in the cluster
-/// may use.
+/// may use. A new virtual server waits only if its mark waits for the fwmark virtual server.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -264,10 +264,15 @@ pub(super) fn waits_for_outside(
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     let table = tables.members(Set::LocalMark);
     let is_marked = table.actual(&member).is_some() || table.is_failing(&member);
-    tables.servers.actual(key).is_some()
-        && table.wanted(&member).is_some()
-        && (!is_marked || of.cover.lacks_marks)
-        && !tables.rules.is_failing(&())
+    let must_be_marked = table.wanted(&member).is_some() && !tables.rules.is_failing(&());
+    let waits = || {
+        if tables.servers.actual(key).is_some() {
+            return !is_marked || of.cover.lacks_marks;
+        }
+        let marks = &of.claims.marks;
+        !is_marked && masquerading::awaits_outside_server(tables, marks, Set::LocalMark, &member)
+    };
+    must_be_marked && waits()
 }
 
 /// Returns true if a virtual server must wait until the proxy knows which packet marks are free.

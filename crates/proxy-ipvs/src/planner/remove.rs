@@ -126,7 +126,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             table.wanted(member).is_none()
                 && !is_evidence(set, member)
                 && !may_loop_back(member)
-                && !masquerading::masquerades_removed_endpoints(tables, set, member)
+                && !masquerading::protects_removed_endpoints(tables, set, member)
                 && !awaits_successor(tables, set, member, of)
         });
         let left = budget.left(ops.len());
