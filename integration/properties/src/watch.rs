@@ -85,9 +85,14 @@ impl Period {
         of_good.any(|verdict| !self.allows(verdict, before))
     }
 
-    /// Returns true if the front has verdicts and all of them are good.
+    /// Returns true if the front has verdicts and all of them are good. If an endpoint is wanted, at
+    /// least one verdict must have an endpoint: a front that the kernel still rejects is not right,
+    /// although one of its wanted endpoints may be an address that rejects packets.
     fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
-        !verdicts.is_empty() && verdicts.iter().all(|verdict| self.allows(verdict, before))
+        let is_as_served = is_served(verdicts) || !self.is_served();
+        is_as_served
+            && !verdicts.is_empty()
+            && verdicts.iter().all(|verdict| self.allows(verdict, before))
     }
 
     /// Returns true if the last endpoint stopped getting packets between the verdicts `before` and

@@ -201,11 +201,12 @@ impl Ipvs {
                 // A fresh start may choose another mark for the virtual server. The entry's name
                 // therefore contains the marked addresses, not the mark.
                 let name = match key {
-                    VirtualServerKey::Mark { mark, .. } => marked.get(mark),
-                    VirtualServerKey::Address(_) => None,
+                    VirtualServerKey::Mark { mark, .. } => match marked.get(mark) {
+                        Some(at) => format!("{BY_MARK}{at:?}"),
+                        None => format!("server without packets {:?}", server.destinations),
+                    },
+                    VirtualServerKey::Address(_) => format!("server {key}"),
                 };
-                let by_mark = name.map(|at| format!("{BY_MARK}{at:?}"));
-                let name = by_mark.unwrap_or_else(|| format!("server {key}"));
                 ours.insert(name, format!("{server:?}"));
             }
         }
