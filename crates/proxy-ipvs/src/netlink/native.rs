@@ -26,6 +26,9 @@ use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
 use crate::shim::native::everything;
 
+/// Largest number of members in one transaction. An encoded member needs about 100 bytes.
+const MEMBERS_AT_ONCE: usize = 8_192;
+
 /// Our nftables table of one family.
 #[derive(Debug)]
 pub(super) struct Native {
@@ -242,8 +245,15 @@ impl Native {
         }
     }
 
-    /// Adds and removes members.
+    /// Adds and removes members. Divides very many writes into several transactions, which need less
+    /// memory. This is safe, because no packet needs all these members at the same time.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
+        let parts = run.chunks(MEMBERS_AT_ONCE);
+        parts.flat_map(|part| self.apply_together(part)).collect()
+    }
+
+    /// Adds and removes members in one transaction.
+    fn apply_together(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<(Direction, SetElement)> =
             run.iter().filter_map(|op| self.write(op)).collect();
         let runs = runs(&writes);
@@ -263,12 +273,11 @@ impl Native {
                 }
                 outcomes
             }
-            // Splits the transaction in two. This is safe, because no packet needs all these
-            // members at the same time.
+            // The socket's buffer is smaller than the transaction.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
-                let mut outcomes = self.apply(first);
-                outcomes.extend(self.apply(second));
+                let mut outcomes = self.apply_together(first);
+                outcomes.extend(self.apply_together(second));
                 outcomes
             }
             Err(failure) => vec![failure.outcome("members cannot be written"); run.len()],
