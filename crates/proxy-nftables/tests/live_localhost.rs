@@ -77,7 +77,9 @@ fn lives(
 
 impl World {
     fn new(family: IpFamily, layout: Layout, localhost: LocalhostNodePorts) -> Self {
-        sh("ip link set lo up; ip addr add 10.244.0.1/32 dev lo; ip addr add fd00::1/128 dev lo");
+        sh(
+            "ip link set lo up; ip addr add 10.244.0.1/32 dev lo; ip addr add fd00::1/128 dev lo nodad",
+        );
         let mut model = Model::of_node("node1");
         for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
             model.apply(Event::ListStarted(kind));
