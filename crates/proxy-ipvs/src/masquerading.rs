@@ -7,7 +7,8 @@
 //!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
 //! 3. If another Service takes over the virtual server, masquerading and the firewall of source
-//!    ranges end after the virtual server has lost the former Service's endpoints.
+//!    ranges end after the virtual server has lost the former Service's endpoints. Until then, the
+//!    firewall admits no further clients.
 //!
 //! It does no harm to masquerade packets a little too long.
 
@@ -204,25 +205,63 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
 /// Sets whose members masquerade packets to all endpoints of a virtual server.
 const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalancer];
 
-/// Sets whose members restrict the clients of a load balancer's address.
-const FIREWALL: [Set; 3] = [
-    Set::LoadBalancerFirewall,
-    Set::LoadBalancerSourceCidr,
-    Set::LoadBalancerSourceIp,
-];
+/// Sets of the clients that a load balancer's firewall admits.
+pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
 /// Returns true if a set member must stay because another Service took over its virtual server,
 /// which still sends new connections to the former Service's endpoints. The member masquerades
-/// packets to these endpoints, or belongs to the firewall that protects them. If the address keeps
-/// a firewall, the member of a withdrawn source range does not stay.
+/// packets to these endpoints, or belongs to the firewall that protects them.
 pub(crate) fn protects_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
-    let Some(at) = set.service_address(member) else {
+    let is_firewall = set == Set::LoadBalancerFirewall || GUARDS.contains(&set);
+    let at = set.service_address(member);
+    (is_firewall || MASQUERADED.contains(&set))
+        && at.is_some_and(|at| loses_endpoints(tables, &at.into()))
+}
+
+/// Returns true if a set member must wait because it would admit clients to the former Service's
+/// endpoints. Returns false if no firewall protects these endpoints.
+pub(crate) fn admits_to_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
+    let Some(at) = set
+        .service_address(member)
+        .filter(|_| GUARDS.contains(&set))
+    else {
         return false;
     };
     let firewall = tables.members(Set::LoadBalancerFirewall);
-    let is_lifted = || firewall.wanted(&Member::from(at)).is_none();
-    let is_needed = MASQUERADED.contains(&set) || (FIREWALL.contains(&set) && is_lifted());
-    is_needed && loses_endpoints(tables, &at.into())
+    firewall.actual(&at.into()).is_some() && loses_endpoints(tables, &at.into())
+}
+
+/// Returns the writes that withdraw admitted clients before a virtual server without endpoints gets
+/// endpoints. These clients may be those of a former Service.
+pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
+    let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
+    let is_idle = |at: ServiceAddress| {
+        let server = tables.servers.actual(&at.into());
+        server.is_some_and(|server| !serves(server))
+    };
+    let ended = GUARDS.into_iter().flat_map(|set| {
+        let table = tables.members(set);
+        let unwanted = table
+            .due(now)
+            .filter(|member| table.wanted(member).is_none());
+        let ended = unwanted.filter(|member| set.service_address(member).is_some_and(is_idle));
+        let ended = sorted(ended).into_iter();
+        ended.map(move |member| Op::RemoveMember(set, member))
+    });
+    ended.collect()
+}
+
+/// Returns the addresses whose firewall will admit further clients. Until then, clients that it no
+/// longer admits stay, because they may be the same clients in another form.
+pub(crate) fn awaited_guards(tables: &Tables) -> HashSet<ServiceAddress> {
+    let awaited = GUARDS.iter().flat_map(|set| {
+        let table = tables.members(*set);
+        let comes =
+            move |member: &&Member| table.wanted(member).is_some() && !table.is_failing(member);
+        let all = table.pending().filter(comes);
+        all.filter_map(|member| set.service_address(member))
+    });
+    awaited.collect()
 }
 
 /// Returns true if any virtual server at an address still sends new connections to unwanted

@@ -7,8 +7,8 @@ use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
 use super::order::Order;
-use super::situation::{GUARDS, Situation, are_rules_under_way, gone, rank, share};
-use crate::masquerading::{self, ChangingServers, EXEMPT};
+use super::situation::{Situation, are_rules_under_way, gone, rank, share};
+use crate::masquerading::{self, ChangingServers, EXEMPT, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -82,6 +82,7 @@ pub(super) fn make(
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
+                || masquerading::admits_to_removed_endpoints(tables, set, member)
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
@@ -93,6 +94,7 @@ pub(super) fn make(
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
+        ended.extend(masquerading::end_guards(tables, of.now));
         // Removes the old mark of an address before adding a new mark. The kernel would refuse a
         // second mark for the address.
         if of.knows(Part::Servers) {

@@ -9,8 +9,8 @@ use proxy::{Protocol, ServiceAddress, Shares};
 
 use super::budget::Budget;
 use super::make::makes;
-use super::situation::{GUARDS, Situation, are_rules_under_way, gone, is_left, left, share};
-use crate::masquerading;
+use super::situation::{Situation, are_rules_under_way, gone, is_left, left, share};
+use crate::masquerading::{self, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
@@ -116,6 +116,12 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             || still_served.get_or_init(|| masquerading::still_served(tables, marks));
         target.is_some_and(|target| still_served().contains(&target))
     };
+    let awaited = OnceCell::new();
+    let is_awaited = |set: Set, member: &Member| {
+        let at = set.service_address(member);
+        let awaited = awaited.get_or_init(|| masquerading::awaited_guards(tables));
+        at.is_some_and(|at| awaited.contains(&at))
+    };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
@@ -127,6 +133,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
                 && !is_evidence(set, member)
                 && !may_loop_back(member)
                 && !masquerading::protects_removed_endpoints(tables, set, member)
+                && !(GUARDS.contains(&set) && is_awaited(set, member))
                 && !awaits_successor(tables, set, member, of)
         });
         let left = budget.left(ops.len());

@@ -12,7 +12,6 @@ use crate::cover::Cover;
 use crate::kinds::State;
 use crate::part::Part;
 use crate::server::{VirtualServer, VirtualServerKey};
-use crate::sets::Set;
 use crate::tables::Tables;
 
 /// Input of a plan, in addition to the tables.
@@ -79,9 +78,6 @@ pub(super) fn gone(
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
-
-/// Sets of the clients that a load balancer's firewall admits.
-pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
 /// Returns true if an unwanted virtual server is ours, or may be ours because the reply to its
 /// creation was lost.
