@@ -124,6 +124,17 @@ pub trait Subject {
         false
     }
 
+    /// Returns true if an entry's value at the end may differ from the value that a fresh start
+    /// writes (`made`).
+    fn may_differ(&self, _made: &str) -> bool {
+        false
+    }
+
+    /// Returns true if a frontend without an endpoint may reach its former endpoints at the end.
+    fn may_serve_former(&self) -> bool {
+        false
+    }
+
     /// Returns the frontends that the daemon cannot serve, because nothing in the kernel proves
     /// that the daemon created their entries. The daemon treats these entries as foreign, and
     /// retries.

@@ -428,8 +428,21 @@ impl Subject for Ipvs {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
+        // If all wanted destinations are rejected, the members of the former destinations stay, too.
+        let is_of_former = self.has_forbidden && entry.starts_with("member LoopBack ");
         let server = entry.strip_prefix("server ");
-        server.is_some_and(|server| self.orphans.iter().any(|key| key.to_string() == server))
+        let is_orphan = |server| self.orphans.iter().any(|key| key.to_string() == server);
+        is_of_former || server.is_some_and(is_orphan)
+    }
+
+    /// If the kernel permanently rejects all wanted destinations of a virtual server, its former
+    /// destinations serve until another destination works.
+    fn may_serve_former(&self) -> bool {
+        self.has_forbidden
+    }
+
+    fn may_differ(&self, made: &str) -> bool {
+        self.may_serve_former() && made.contains("destinations: []")
     }
 
     fn unproven(&self) -> BTreeSet<ServiceAddress> {
