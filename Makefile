@@ -31,7 +31,7 @@ tour: ## Print docs/tour.md: a Service of each type, in the output of kube-proxy
 test: deps ## Run all lints, unit tests, and tests in the lab on a real kernel with IPVS (LANE=B: on a kernel with nftables, which it builds)
 	integration/test
 
-test-full: test ## Run the tests of a release: make test, the same on lane B, and a selection on a newer kernel
+test-full: test ## Run the tests of a release: make test, the same on lane B, and a selection on Linux 6.1 of Debian 12
 	@LANE=B integration/deps
 	LANE=B integration/test
 	LANE=A KERNEL=6.1 integration/test selected

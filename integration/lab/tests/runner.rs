@@ -216,8 +216,9 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert_eq!(code(&output), Some(124));
     assert_eq!(text(&output.stdout), "up\n");
     assert!(text(&output.stderr).contains("time limit of 4 s"));
+    // Less than the 100 s of the command. A busy machine boots several guests at the same time.
     assert!(
-        started.elapsed() < Duration::from_secs(10),
+        started.elapsed() < Duration::from_secs(60),
         "{:?}",
         started.elapsed()
     );
