@@ -7,8 +7,7 @@
 //!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
 //! 3. If another Service takes over the virtual server, masquerading and the firewall of source
-//!    ranges end after the virtual server has lost the former Service's endpoints. Until then, the
-//!    firewall admits no further clients.
+//!    ranges end after the virtual server has lost the former Service's endpoints.
 //!
 //! It does no harm to masquerade packets a little too long.
 
@@ -218,19 +217,6 @@ pub(crate) fn protects_removed_endpoints(tables: &Tables, set: Set, member: &Mem
         && at.is_some_and(|at| loses_endpoints(tables, &at.into()))
 }
 
-/// Returns true if a set member must wait because it would admit clients to the former Service's
-/// endpoints. Returns false if no firewall protects these endpoints.
-pub(crate) fn admits_to_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
-    let Some(at) = set
-        .service_address(member)
-        .filter(|_| GUARDS.contains(&set))
-    else {
-        return false;
-    };
-    let firewall = tables.members(Set::LoadBalancerFirewall);
-    firewall.actual(&at.into()).is_some() && loses_endpoints(tables, &at.into())
-}
-
 /// Returns the writes that withdraw admitted clients before a virtual server without endpoints gets
 /// endpoints. These clients may be those of a former Service.
 pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
@@ -249,19 +235,6 @@ pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
         ended.map(move |member| Op::RemoveMember(set, member))
     });
     ended.collect()
-}
-
-/// Returns the addresses whose firewall will admit further clients. Until then, clients that it no
-/// longer admits stay, because they may be the same clients in another form.
-pub(crate) fn awaited_guards(tables: &Tables) -> HashSet<ServiceAddress> {
-    let awaited = GUARDS.iter().flat_map(|set| {
-        let table = tables.members(*set);
-        let comes =
-            move |member: &&Member| table.wanted(member).is_some() && !table.is_failing(member);
-        let all = table.pending().filter(comes);
-        all.filter_map(|member| set.service_address(member))
-    });
-    awaited.collect()
 }
 
 /// Returns true if any virtual server at an address still sends new connections to unwanted

@@ -82,7 +82,6 @@ pub(super) fn make(
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
-                || masquerading::admits_to_removed_endpoints(tables, set, member)
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));

@@ -116,12 +116,6 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             || still_served.get_or_init(|| masquerading::still_served(tables, marks));
         target.is_some_and(|target| still_served().contains(&target))
     };
-    let awaited = OnceCell::new();
-    let is_awaited = |set: Set, member: &Member| {
-        let at = set.service_address(member);
-        let awaited = awaited.get_or_init(|| masquerading::awaited_guards(tables));
-        at.is_some_and(|at| awaited.contains(&at))
-    };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
@@ -133,7 +127,6 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
                 && !is_evidence(set, member)
                 && !may_loop_back(member)
                 && !masquerading::protects_removed_endpoints(tables, set, member)
-                && !(GUARDS.contains(&set) && is_awaited(set, member))
                 && !awaits_successor(tables, set, member, of)
         });
         let left = budget.left(ops.len());
