@@ -143,6 +143,11 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
 }
 
+/// Returns true if a virtual server sends new connections to any endpoint.
+fn serves(server: &VirtualServer) -> bool {
+    server.destinations.iter().any(|real| real.weight > 0)
+}
+
 /// Returns true if a virtual server is ready for new connections, so that other entries need not
 /// wait for it. One of these conditions suffices:
 ///
@@ -152,7 +157,6 @@ pub(crate) fn awaits_outside_server(
 /// - The write of the virtual server fails. No entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
-    let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
     let wants_any = servers.wanted(key).is_some_and(serves);
     let actual = servers.actual(key);
     let is_made = actual.is_some_and(|actual| !wants_any || serves(actual));
@@ -210,17 +214,20 @@ pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalan
 /// Returns true if a set member must stay because another Service took over its virtual server,
 /// which still sends new connections to the former Service's endpoints. The member masquerades
 /// packets to these endpoints, or belongs to the firewall that protects them.
-pub(crate) fn protects_removed_endpoints(tables: &Tables, set: Set, member: &Member) -> bool {
+/// `losing` are all [`losing_endpoints`].
+pub(crate) fn protects_removed_endpoints(
+    losing: &HashSet<ServiceAddress>,
+    set: Set,
+    member: &Member,
+) -> bool {
     let is_firewall = set == Set::LoadBalancerFirewall || GUARDS.contains(&set);
     let at = set.service_address(member);
-    (is_firewall || MASQUERADED.contains(&set))
-        && at.is_some_and(|at| loses_endpoints(tables, &at.into()))
+    (is_firewall || MASQUERADED.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
 }
 
 /// Returns the writes that withdraw admitted clients before a virtual server without endpoints gets
 /// endpoints. These clients may be those of a former Service.
 pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
-    let serves = |server: &VirtualServer| server.destinations.iter().any(|real| real.weight > 0);
     let is_idle = |at: ServiceAddress| {
         let server = tables.servers.actual(&at.into());
         server.is_some_and(|server| !serves(server))
@@ -237,12 +244,12 @@ pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
     ended.collect()
 }
 
-/// Returns true if any virtual server at an address still sends new connections to unwanted
+/// Returns the addresses of all virtual servers that still send new connections to unwanted
 /// endpoints.
-pub(crate) fn is_losing_endpoints(tables: &Tables) -> bool {
+pub(crate) fn losing_endpoints(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let pending = tables.servers.pending();
-    let mut at = pending.filter(|key| key.address().is_some());
-    at.any(|key| loses_endpoints(tables, key))
+    let losing = pending.filter(|key| loses_endpoints(tables, key));
+    losing.filter_map(VirtualServerKey::address)
 }
 
 /// Returns true if an unwanted mark must stay, together with the rules that set marks. While the

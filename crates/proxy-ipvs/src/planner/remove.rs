@@ -116,6 +116,11 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             || still_served.get_or_init(|| masquerading::still_served(tables, marks));
         target.is_some_and(|target| still_served().contains(&target))
     };
+    let losing = OnceCell::new();
+    let protects_removed = |set, member: &Member| {
+        let losing = losing.get_or_init(|| masquerading::losing_endpoints(tables).collect());
+        masquerading::protects_removed_endpoints(losing, set, member)
+    };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
@@ -126,7 +131,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             table.wanted(member).is_none()
                 && !is_evidence(set, member)
                 && !may_loop_back(member)
-                && !masquerading::protects_removed_endpoints(tables, set, member)
+                && !protects_removed(set, member)
                 && !awaits_successor(tables, set, member, of)
         });
         let left = budget.left(ops.len());

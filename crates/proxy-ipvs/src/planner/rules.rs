@@ -53,7 +53,7 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         // The other mode's rules match packets before IPVS does. They may serve Services that IPVS
         // mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
-            is_all_made(tables, of) && !masquerading::is_losing_endpoints(tables)
+            is_all_made(tables, of) && masquerading::losing_endpoints(tables).next().is_none()
         }
         // Sets of an earlier shim prove ownership of virtual servers, until the unwanted virtual
         // servers are removed.
@@ -61,7 +61,7 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
             of.knows(Part::Servers)
                 && of.has_taken_over
                 && left(tables).next().is_none()
-                && !masquerading::is_losing_endpoints(tables)
+                && masquerading::losing_endpoints(tables).next().is_none()
         }
     }
 }
