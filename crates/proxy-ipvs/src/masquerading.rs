@@ -266,9 +266,9 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
 
 /// Returns the writes that remove unwanted members from the two sets of addresses without an
 /// endpoint. Rules drop packets to the members of these sets.
-pub(crate) fn end_drops(tables: &Tables, now: Instant) -> Vec<Op> {
+pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) -> bool) -> Vec<Op> {
     let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
-    let ended = sets.flat_map(|set| {
+    let ended = sets.filter(|set| is_ended(*set)).flat_map(|set| {
         let table = tables.members(set);
         let due = table.due(now);
         let ended = sorted(due.filter(|member| table.wanted(member).is_none()));

@@ -88,17 +88,14 @@ pub(super) fn make(
         let added = added.map(|member| (rank(table, member), set, *member));
         members.extend(added);
     }
-    let mut ended = Vec::new();
+    let (mut ended, mut unmarked) = (Vec::new(), Vec::new());
     if of.claims.may_delete {
         let is_exact = of.state.config.semantics.is_exact();
         let is_ended = |set, member: &Member| is_exact || exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
         ended.extend(masquerading::end_guards(tables, of.now));
-        // Removes the old mark of an address before adding a new mark. The kernel would refuse a
-        // second mark for the address.
         if of.knows(Part::Servers) {
-            let unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
-            ops.extend(unmarked);
+            unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
         }
     }
     // Gives urgent Services (the API server and DNS) a plan of their own, before all other
@@ -111,16 +108,26 @@ pub(super) fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
-    // Adds members that admit clients first, then members that drop all remaining clients.
-    let refuses = |set: Set| set == Set::LoadBalancerFirewall;
-    members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
+    members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
-    if of.claims.may_delete && is_quiet {
-        ended.extend(masquerading::end_drops(tables, of.now));
+    if of.claims.may_delete {
+        // Members that no rule matches yet have no effect. They must not remain until their rule
+        // is written, because the virtual servers may have endpoints by then.
+        let is_ended = |set| is_quiet || of.cover.uncovered.contains(&set);
+        ended.extend(masquerading::end_drops(tables, of.now, is_ended));
     }
-    let members = members.into_iter();
-    ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
+    let (first, later): (Vec<_>, Vec<_>) = members
+        .into_iter()
+        .map(|(_, set, member)| (set, member))
+        .partition(|(set, _)| Step::of(*set) == Step::Admit);
+    let added = |(set, member)| Op::AddMember(set, member);
+    ops.extend(first.into_iter().map(added));
+    // Packets without a mark may reach endpoints on other nodes. So masquerading begins before a
+    // mark is removed, and ends after a mark is added. The old mark of an address leaves before
+    // its new mark, because the kernel would refuse a second mark.
     ops.extend(ended);
+    ops.extend(unmarked);
+    ops.extend(later.into_iter().map(added));
     for ((rank, _), key) in servers {
         if !is_urgent(rank) && !is_made(&key) {
             continue;
@@ -131,6 +138,30 @@ pub(super) fn make(
         }
     }
     Plan { ops }
+}
+
+/// Steps in which a plan adds set members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    /// Members that admit or masquerade packets.
+    Admit,
+    /// Members that mark packets from outside.
+    Mark,
+    /// Members that exempt packets from masquerading.
+    Exempt,
+    /// Members that drop packets of all clients that are not admitted.
+    Drop,
+}
+
+impl Step {
+    fn of(set: Set) -> Self {
+        match set {
+            Set::LocalMark => Self::Mark,
+            Set::LoadBalancerFirewall => Self::Drop,
+            _ if EXEMPT.contains(&set) => Self::Exempt,
+            _ => Self::Admit,
+        }
+    }
 }
 
 /// Rotates the virtual servers of each rank, so that each rank begins after the virtual server with

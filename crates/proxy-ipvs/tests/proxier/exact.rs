@@ -406,6 +406,40 @@ fn packets_to_a_new_address_are_marked_only_once_old_endpoints_have_weight_0() {
 }
 
 #[test]
+fn packets_without_a_mark_are_masqueraded() {
+    let mut world = web();
+    let exposed = |is_local| Service {
+        external_ips: vec![[192, 0, 2, 30].into()],
+        ..exposed("default/web", 10, is_local)
+    };
+    world.service(exposed(true));
+    synced(&mut world);
+    world.work();
+    world.service(exposed(false));
+    synced(&mut world);
+    assert_eq!(marks(&world), []);
+    assert_order(
+        &world.written(),
+        &[
+            "add 192.0.2.30,tcp:80 to set KUBE-EXTERNAL-IP",
+            "remove 192.0.2.10,tcp:80 from set KUBE-LOAD-BALANCER-LOCAL",
+            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+        ],
+    );
+    world.work();
+    world.service(exposed(true));
+    synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "add 192.0.2.10,tcp:80,0x1 to set KUBE-LOCAL-MARK",
+            "add 192.0.2.10,tcp:80 to set KUBE-LOAD-BALANCER-LOCAL",
+            "remove 192.0.2.30,tcp:80 from set KUBE-EXTERNAL-IP",
+        ],
+    );
+}
+
+#[test]
 fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
     let mut world = web();
     world.work();
