@@ -44,8 +44,12 @@ pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>
     }
 }
 
-/// Returns the verdicts of these rules on packets to each frontend.
-pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Snapshot) -> Verdicts {
+/// Returns the verdicts of these rulesets on packets to each frontend.
+pub(crate) fn verdicts(
+    fronts: &BTreeSet<Front>,
+    rulesets: &[&dyn Ruleset],
+    node: &Snapshot,
+) -> Verdicts {
     let of_front = |front: &Front| {
         let family = front.family();
         let from = match front.from {
@@ -62,7 +66,7 @@ pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Sna
             to: SocketAddr::new(front.address, front.port),
             source_port: None,
         };
-        let walks = walk(&question, &[rules], node);
+        let walks = walk(&question, rulesets, node);
         (*front, walks.iter().map(Verdict::of).collect())
     };
     fronts.iter().map(of_front).collect()

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use proxy::{IpFamily, Target};
 
-use super::table::{self, NativeTable};
+use super::table;
 use crate::config::ShimStyle;
 use crate::kernel::Snapshot;
 use crate::leftovers::LeftoverPlace;
@@ -75,12 +75,6 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the table of `--ipvs-shim=nftables`.
-    pub fn native(&self) -> NativeTable {
-        let rules = self.snapshot.rules.clone().unwrap_or_default();
-        NativeTable::of(rules.native(), &self.snapshot.sets, self.family)
-    }
-
     pub(super) fn count(&mut self, plan: &Plan) {
         let mut run: Option<(Set, bool, usize)> = None;
         for op in &plan.ops {

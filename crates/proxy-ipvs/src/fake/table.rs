@@ -9,6 +9,7 @@ use proxy::IpFamily;
 use crate::native::{
     Content, FORBIDDEN, HeldChain, TABLE, definition_of, forbidden_key, forbidden_of, is_of, place,
 };
+use crate::rules::Rules;
 use crate::sets::{Member, Set};
 
 /// The shim's nftables table with its sets, as the kernel stores it.
@@ -23,12 +24,9 @@ pub struct NativeTable {
 }
 
 impl NativeTable {
-    /// Builds the table of a shim whose sets contain these members.
-    pub(super) fn of(
-        content: &Content,
-        sets: &BTreeMap<Set, BTreeSet<Member>>,
-        family: IpFamily,
-    ) -> Self {
+    /// Builds the table of `--ipvs-shim=nftables` from these rules and sets.
+    pub fn of(rules: &Rules, sets: &BTreeMap<Set, BTreeSet<Member>>, family: IpFamily) -> Self {
+        let content = rules.native();
         let mut elements: BTreeMap<Name, Vec<Element>> = BTreeMap::new();
         for name in content.sets_named() {
             elements.entry(name).or_default();

@@ -249,7 +249,7 @@ impl Subject for Iptables {
         let node = packets::node(self.family, self.addresses());
         // The call of `addresses` has already read the kernel's present state.
         let rules = Xtables::of(&self.kernel.saved());
-        packets::verdicts(fronts, &rules, &node)
+        packets::verdicts(fronts, &[&rules], &node)
     }
 
     fn ours(&self) -> Entries {

@@ -271,11 +271,7 @@ impl Subject for Ipvs {
         }
         {
             let mut state = self.kernel.state();
-            let leftovers = state.snapshot.leftovers.iter().flatten();
-            let mut places = leftovers.map(|(place, _)| place);
-            let is_there = places
-                .any(|place| matches!(place, LeftoverPlace::Ipsets | LeftoverPlace::OwnTable));
-            state.former = if is_there {
+            state.former = if is_former_there(&state) {
                 self.former.0.clone()
             } else {
                 BTreeMap::new()
@@ -295,7 +291,8 @@ impl Subject for Ipvs {
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let state = self.look(false);
         if self.asks_rules {
-            return verdicts::verdicts(fronts, &state);
+            let former = is_former_there(&state).then_some(&self.former);
+            return verdicts::verdicts(fronts, &state, former);
         }
         let there = &state.snapshot;
         let is_local = |address: &IpAddr| {
@@ -356,15 +353,16 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // A new virtual server works even if the kernel rejected its ownership mark.
-        let Some(made) = write.what.strip_prefix("add virtual server ") else {
+        // A new virtual server works even if the kernel rejected its ownership mark. Its address
+        // alone proves ownership until a set contains this address with another port.
+        if !write.what.starts_with("add ") {
             return;
-        };
+        }
         let state = self.look(false);
         let there = &state.snapshot;
-        let mut servers = there.servers.keys();
-        let unproven = servers.find(|key| key.to_string() == made && !there.says_ours(key));
-        let unproven = unproven.copied();
+        let ours = there.servers.keys();
+        let ours = ours.filter(|key| !self.foreign.contains_key(*key));
+        let unproven: Vec<_> = ours.filter(|key| !there.says_ours(key)).copied().collect();
         drop(state);
         self.orphans.extend(unproven);
     }
@@ -583,6 +581,13 @@ fn is_at(entry: &str, at: ServiceAddress) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns true if sets and rules of the former shim are still in the kernel.
+fn is_former_there(state: &State) -> bool {
+    let leftovers = state.snapshot.leftovers.iter().flatten();
+    let mut places = leftovers.map(|(place, _)| place);
+    places.any(|place| matches!(place, LeftoverPlace::Ipsets | LeftoverPlace::OwnTable))
 }
 
 fn rules_text(rules: &Rules) -> String {

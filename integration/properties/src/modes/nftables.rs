@@ -278,7 +278,7 @@ impl Subject for Nftables {
         drop(state);
         match Nft::read(held, self.family) {
             Ok(nft) => {
-                let mut verdicts = packets::verdicts(fronts, &nft, &node);
+                let mut verdicts = packets::verdicts(fronts, &[&nft], &node);
                 // A relay port receives the packets that rules pass to localhost.
                 for (front, verdicts) in &mut verdicts {
                     let is_tcp = front.protocol == Protocol::Tcp;

@@ -1,30 +1,64 @@
 //! Converts the kernel state of IPVS mode (rules, sets and virtual servers) into the input of a
 //! packet simulation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use ipvs_netlink::{DestinationEntry, Flags, ServiceEntry, ServiceKey, Statistics};
 use packet_path::nft::{InMemoryTables, Nft};
-use packet_path::{Interface, Server, Xtables};
-use proxy_ipvs::fake::State;
-use proxy_ipvs::{Member, Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
+use packet_path::{Interface, Ruleset, Server, Snapshot, Xtables};
+use proxy::IpFamily;
+use proxy_ipvs::fake::{NativeTable, State};
+use proxy_ipvs::{Member, Rules, Set, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
 
+use super::Former;
 use crate::packets;
 use crate::stepped_threads::Front;
 use crate::verdict::Verdicts;
 
 /// Returns the verdicts at these frontends, computed from virtual servers, addresses, sets and
-/// rules.
-pub(super) fn verdicts(fronts: &BTreeSet<Front>, state: &State) -> Verdicts {
-    let node = node(state);
-    let rules = state.snapshot.rules.clone().unwrap_or_default();
-    if state.shim != ShimStyle::Nftables {
-        return packets::verdicts(fronts, &Xtables::of(&saved(&rules)), &node);
+/// rules. `former` are the sets and rules of the former shim if they are still in the kernel.
+pub(super) fn verdicts(
+    fronts: &BTreeSet<Front>,
+    state: &State,
+    former: Option<&Former>,
+) -> Verdicts {
+    let there = &state.snapshot;
+    let none = Rules::default();
+    let present = Some((&there.sets, there.rules.as_ref().unwrap_or(&none)));
+    let former = former.map(|(sets, _, rules)| (sets, rules));
+    let (ipsets, native) = match state.shim {
+        ShimStyle::Nftables => (former, present),
+        ShimStyle::Upstream | ShimStyle::Lean => (present, former),
+    };
+    let mut node = node(state);
+    let mut rulesets: Vec<Box<dyn Ruleset>> = Vec::new();
+    if let Some((sets, rules)) = ipsets {
+        node.sets = sets
+            .iter()
+            .map(|(set, members)| saved_set(*set, members, state.family))
+            .collect();
+        rulesets.push(Box::new(Xtables::of(&saved(rules))));
     }
-    let (family, mut held) = (state.family.into(), InMemoryTables::default());
-    let table = state.native();
+    if let Some((sets, rules)) = native {
+        match Nft::read(in_memory(rules, sets, state.family), state.family) {
+            Ok(nft) => rulesets.push(Box::new(nft)),
+            Err(_) => return Verdicts::new(),
+        }
+    }
+    let rulesets: Vec<&dyn Ruleset> = rulesets.iter().map(AsRef::as_ref).collect();
+    packets::verdicts(fronts, &rulesets, &node)
+}
+
+/// Returns the table of `--ipvs-shim=nftables` in the form that a packet simulation reads.
+fn in_memory(
+    rules: &Rules,
+    sets: &BTreeMap<Set, BTreeSet<Member>>,
+    family: IpFamily,
+) -> InMemoryTables {
+    let table = NativeTable::of(rules, sets, family);
+    let (family, mut held) = (family.into(), InMemoryTables::default());
     held.add_table(family, table.name);
     for (set, elements) in table.sets {
         held.add_set(family, table.name, &set, elements);
@@ -32,13 +66,27 @@ pub(super) fn verdicts(fronts: &BTreeSet<Front>, state: &State) -> Verdicts {
     for (chain, rules) in table.chains {
         held.add_chain(family, table.name, &chain, rules);
     }
-    match Nft::read(held, state.family) {
-        Ok(nft) => packets::verdicts(fronts, &nft, &node),
-        Err(_) => Verdicts::new(),
-    }
+    held
 }
 
-fn node(state: &State) -> packet_path::Snapshot {
+/// Formats a set as `ipset save` does: its name, its type, and its members.
+fn saved_set(
+    set: Set,
+    members: &BTreeSet<Member>,
+    family: IpFamily,
+) -> (String, (String, Vec<String>)) {
+    let kind = match set.kind() {
+        SetKind::Address => "hash:ip",
+        SetKind::AddressPort | SetKind::AddressPortMark => "hash:ip,port",
+        SetKind::AddressPortAddress => "hash:ip,port,ip",
+        SetKind::AddressPortNet => "hash:ip,port,net",
+        SetKind::Port => "bitmap:port",
+    };
+    let members = members.iter().map(saved_member).collect();
+    (set.name(family), (kind.to_owned(), members))
+}
+
+fn node(state: &State) -> Snapshot {
     let there = &state.snapshot;
     let mut node = packets::node(state.family, there.interface_addresses.iter().copied());
     let link = Interface {
@@ -53,20 +101,6 @@ fn node(state: &State) -> packet_path::Snapshot {
     let bound = bound.filter(|_| there.has_link).copied();
     let bound = bound.map(|address| (link.clone(), IpNet::from(address)));
     node.addresses.extend(bound);
-    if state.shim != ShimStyle::Nftables {
-        let sets = there.sets.iter().map(|(set, members)| {
-            let kind = match set.kind() {
-                SetKind::Address => "hash:ip",
-                SetKind::AddressPort | SetKind::AddressPortMark => "hash:ip,port",
-                SetKind::AddressPortAddress => "hash:ip,port,ip",
-                SetKind::AddressPortNet => "hash:ip,port,net",
-                SetKind::Port => "bitmap:port",
-            };
-            let members = members.iter().map(saved_member).collect();
-            (set.name(state.family), (kind.to_owned(), members))
-        });
-        node.sets = sets.collect();
-    }
     let servers = there.servers.iter();
     node.servers = servers
         .filter_map(|(key, server)| entry(*key, server))
@@ -137,7 +171,6 @@ fn saved(rules: &Rules) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proxy::IpFamily;
     use proxy_ipvs::{Config, Shim};
 
     use super::*;
