@@ -6,7 +6,9 @@
 //! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
 //!    exemption from masquerading.
 //! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
-//! 3. If another Service takes over the virtual server, masquerading and the firewall of source
+//! 3. With `--ipvs-semantics=exact`, packets are exempt only while they have a mark: the exemption
+//!    begins after the mark is added, and ends before the mark is removed.
+//! 4. If another Service takes over the virtual server, masquerading and the firewall of source
 //!    ranges end after the virtual server has lost the former Service's endpoints.
 //!
 //! It does no harm to masquerade packets a little too long.
