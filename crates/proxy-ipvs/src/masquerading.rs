@@ -165,10 +165,10 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
-/// Returns the writes that remove unwanted marks. If an address gets another mark, the plan that
+/// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan that
 /// adds the new mark removes the old mark first. If an address gets no other mark, the old mark
 /// stays while the virtual server at the address still serves unwanted endpoints.
-pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op> {
+pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Member> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
     if due.peek().is_none() {
@@ -187,10 +187,7 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Op>
             None => !loses_endpoints(tables, &at.into()),
         })
     };
-    let ended = sorted(unwanted.into_iter().filter(is_free)).into_iter();
-    ended
-        .map(|member| Op::RemoveMember(Set::LocalMark, member))
-        .collect()
+    sorted(unwanted.into_iter().filter(is_free))
 }
 
 /// Returns true if a virtual server still sends new connections to unwanted endpoints. Returns

@@ -1,7 +1,7 @@
 //! Plans that add or change virtual servers and set members.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use proxy::{Rank, Share, Shares};
 
@@ -107,6 +107,13 @@ pub(super) fn make(
     if has_urgent {
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
+        // The members that masquerade packets without a mark follow in a later plan. So only a mark
+        // that this plan replaces may be removed.
+        let new = members.iter().filter(|(_, set, _)| *set == Set::LocalMark);
+        let new: HashSet<_> = new
+            .map(|(_, set, member)| set.service_address(member))
+            .collect();
+        unmarked.retain(|member| new.contains(&Set::LocalMark.service_address(member)));
     }
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
@@ -126,7 +133,8 @@ pub(super) fn make(
     // mark is removed, and ends after a mark is added. The old mark of an address leaves before
     // its new mark, because the kernel would refuse a second mark.
     ops.extend(ended);
-    ops.extend(unmarked);
+    let unmarked = unmarked.into_iter();
+    ops.extend(unmarked.map(|member| Op::RemoveMember(Set::LocalMark, member)));
     ops.extend(later.into_iter().map(added));
     for ((rank, _), key) in servers {
         if !is_urgent(rank) && !is_made(&key) {

@@ -440,6 +440,27 @@ fn packets_without_a_mark_are_masqueraded() {
 }
 
 #[test]
+fn a_mark_stays_while_urgent_services_are_planned_before_its_masquerading() {
+    let mut world = web();
+    world.work();
+    world.service(service("kube-system/kube-dns", "10.96.0.53", 53));
+    world.slice(slice("kube-system/kube-dns", &PAIR));
+    world.service(Service {
+        external_ips: vec![[192, 0, 2, 30].into()],
+        ..exposed("default/web", 10, false)
+    });
+    synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "add destination 10.244.1.5:8080 to 10.96.0.53:53",
+            "add 192.0.2.30,tcp:80 to set KUBE-EXTERNAL-IP",
+            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+        ],
+    );
+}
+
+#[test]
 fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
     let mut world = web();
     world.work();
