@@ -99,8 +99,8 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
-/// Start of the name of an fwmark virtual server. The addresses whose packets get this mark follow.
-const BY_MARK: &str = "server by mark ";
+/// Start of the names of an fwmark virtual server. An address whose packets get its mark follows.
+const BY_MARK: &str = "server by mark of ";
 
 /// Name of the shim's rules.
 const RULES: &str = "rules";
@@ -198,16 +198,18 @@ impl Ipvs {
         for (key, server) in &there.servers {
             if !self.foreign.contains_key(key) {
                 let server = self.without_stuck(server);
-                // A fresh start may choose another mark for the virtual server. The entry's name
-                // therefore contains the marked addresses, not the mark.
-                let name = match key {
+                let is = format!("{server:?}");
+                // A fresh start may choose another mark for the virtual server. So its names
+                // contain the marked addresses, not the mark. Each address has an entry, which stays
+                // when the set of addresses changes.
+                let names = match key {
                     VirtualServerKey::Mark { mark, .. } => match marked.get(mark) {
-                        Some(at) => format!("{BY_MARK}{at:?}"),
-                        None => format!("server without packets {:?}", server.destinations),
+                        Some(all) => all.iter().map(|at| format!("{BY_MARK}{at}")).collect(),
+                        None => vec![format!("server without packets {:?}", server.destinations)],
                     },
-                    VirtualServerKey::Address(_) => format!("server {key}"),
+                    VirtualServerKey::Address(_) => vec![format!("server {key}")],
                 };
-                ours.insert(name, format!("{server:?}"));
+                ours.extend(names.into_iter().map(|name| (name, is.clone())));
             }
         }
         for (set, members) in &there.sets {
@@ -453,12 +455,6 @@ impl Subject for Ipvs {
     }
 
     fn beside(&self, entry: String, unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
-        if let Some(at) = entry.strip_prefix(BY_MARK) {
-            let unproven: BTreeSet<String> = unproven.iter().map(ToString::to_string).collect();
-            let all = at.split('"').skip(1).step_by(2);
-            let left: BTreeSet<&str> = all.filter(|at| !unproven.contains(*at)).collect();
-            return (!left.is_empty()).then(|| format!("{BY_MARK}{left:?}"));
-        }
         // The rules depend on which sets have members, so this comparison skips the rules. The test
         // compares the effect of the rules at all other frontends.
         let is_of = |at: &ServiceAddress| entry == RULES || is_at(&entry, *at);
@@ -572,7 +568,7 @@ fn is_at(entry: &str, at: ServiceAddress) -> bool {
         return false;
     };
     match kind {
-        "server" => name == at.to_string(),
+        "server" | "server by mark of" => name == at.to_string(),
         "address" | "address in the other form" => name == ip,
         _ if kind.starts_with("member ") => {
             let rest = name.strip_prefix(&plain);
