@@ -23,10 +23,11 @@ pub enum Lane {
     Host,
     /// Debian's packaged User Mode Linux with modules: the fetched Linux 6.12, or the installed
     /// package. The kernel has only iptables-legacy. `--kernel` selects a kernel of another Debian
-    /// suite, with its modules in the folder `modules` next to the kernel.
+    /// suite.
     A,
-    /// A custom User Mode Linux kernel (`--kernel`) without modules. The kernel supports
-    /// iptables-nft, and boots in half a second.
+    /// A custom User Mode Linux kernel (`--kernel`) that supports iptables-nft: Debian's kernel with
+    /// further modules (`integration/kernel/modules`), or a kernel without modules
+    /// (`integration/kernel/build`), which boots in half a second.
     B,
 }
 
@@ -69,7 +70,7 @@ pub enum Missing {
     Kernel(PathBuf),
     /// Lane B was chosen without a kernel. Lane B has no default kernel.
     #[error(
-        "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/build` prints the path)"
+        "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/modules` and `integration/kernel/build` print the path)"
     )]
     NoKernel,
     /// The host's kernel was requested, but the process is not root with CAP_SYS_ADMIN.
@@ -113,7 +114,7 @@ impl Kernel {
                 if !executable(&kernel) {
                     return Err(Missing::Uml(kernel));
                 }
-                let modules = (lane == Lane::A).then(|| modules_of(&kernel)).flatten();
+                let modules = modules_of(&kernel);
                 Ok(Self::Uml {
                     lane,
                     kernel,
@@ -158,7 +159,8 @@ fn packaged() -> PathBuf {
     fetched.unwrap_or_else(|| INSTALLED.into())
 }
 
-/// Returns the folder with the modules of a packaged kernel.
+/// Returns the folder with the kernel's modules: for a kernel that is not installed, the only folder
+/// in the folder `modules` next to the kernel.
 fn modules_of(kernel: &Path) -> Option<PathBuf> {
     if kernel == Path::new(INSTALLED) {
         newest_release(Path::new(INSTALLED_MODULES))
@@ -230,24 +232,26 @@ mod tests {
     }
 
     #[test]
-    fn a_packaged_kernel_uses_the_modules_folder_beside_its_file() {
+    fn a_kernel_uses_the_modules_folder_beside_its_file() {
         let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
         let kernel = folder.join("linux");
         let release = folder.join("modules/6.12.1");
         std::fs::create_dir_all(&release).unwrap();
         std::fs::copy("/bin/true", &kernel).unwrap();
-        let chosen = Kernel::choose(Some(Lane::A), Some(&kernel));
+        let chosen = [Lane::A, Lane::B].map(|lane| Kernel::choose(Some(lane), Some(&kernel)));
         std::fs::remove_dir_all(&folder).unwrap();
-        let expected = Kernel::Uml {
-            lane: Lane::A,
-            kernel,
-            modules: Some(release),
-        };
-        assert_eq!(chosen, Ok(expected));
+        let expected = [Lane::A, Lane::B].map(|lane| {
+            Ok(Kernel::Uml {
+                lane,
+                kernel: kernel.clone(),
+                modules: Some(release.clone()),
+            })
+        });
+        assert_eq!(chosen, expected);
     }
 
     #[test]
-    fn a_kernel_given_by_path_is_lane_b_without_modules() {
+    fn a_kernel_given_by_path_is_lane_b() {
         let kernel = Path::new("/bin/sh");
         let Ok(Kernel::Uml { lane, modules, .. }) = Kernel::choose(None, Some(kernel)) else {
             panic!("not chosen")

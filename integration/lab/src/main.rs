@@ -64,7 +64,7 @@ struct GuestOptions {
     /// [default: B with --kernel, else host if it has IPVS, else A]
     #[arg(long)]
     lane: Option<Lane>,
-    /// A User Mode Linux kernel of your own, everything built in
+    /// A User Mode Linux kernel of your own; its modules, if any, are in the folder `modules` next to it
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 }

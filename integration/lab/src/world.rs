@@ -555,6 +555,8 @@ fn load_modules() -> Result<(), Error> {
     LOADED.call_once(|| {
         let _ = Command::new("modprobe")
             .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
+            // Its sysctls exist only while it is loaded.
+            .arg("nf_conntrack")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
