@@ -87,7 +87,7 @@ fn errors_name_the_missing_kernel_modules() {
     let error = Iptables::choose(Some(Backend::Nft))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("Failed to initialize nft"), "{error}");
+    assert!(error.contains("iptables-nft-restore failed"), "{error}");
 
     let open = |family| NetlinkKernel::open(family, iptables.clone());
     let error = open(IpFamily::V4).unwrap_err().to_string();

@@ -51,7 +51,7 @@ fn main() {
         top: top_restores_the_terminal_at_each_exit;
         economy: endpoint_changes_start_no_program;
         exact: marks_in_iptables_survive_and_leave_no_trace, a_missing_target_for_marks_is_reported;
-        nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft(), native_nft_rules_stay_beside_iptables_rules if has_nft();
+        nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft() && has_conntrack_zones(), native_nft_rules_stay_beside_iptables_rules if has_nft();
     };
     tell(&stories, LIMIT)
 }
@@ -68,6 +68,15 @@ fn has_both() -> bool {
             .args(["-t", "mangle", "-S"])
             .output()
             .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
+}
+
+/// Returns true if the kernel supports conntrack zones, as kernels of `integration/kernel/build` do.
+fn has_conntrack_zones() -> bool {
+    let flow = "-I -w 7 -p udp -s 192.0.2.1 --sport 1 -d 192.0.2.2 --dport 1 -t 1";
+    Command::new("conntrack")
+        .args(flow.split(' '))
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// Returns true if the lab has booted this kernel, and the kernel has not loaded the module `ip_vs`

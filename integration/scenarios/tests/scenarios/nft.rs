@@ -164,8 +164,7 @@ pub(crate) fn a_cleanup_covers_both_iptables_backends(c: &mut Cluster) -> Outcom
 }
 
 /// Flows with the same addresses in other conntrack zones must stay. Conntrack zones do not depend
-/// on nftables. The test is in this module, because only the kernel of lane B supports conntrack
-/// zones.
+/// on nftables. The test is in this module, because only kernels of lane B support conntrack zones.
 pub(crate) fn conntrack_flows_in_foreign_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))
