@@ -29,8 +29,7 @@ use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
 /// Interval between counts of virtual servers. The daemon counts, because the kernel sends no
-/// notification if `ipvsadm -C` deletes all virtual servers. A count takes one system call
-/// (docs/operating.md).
+/// notification if `ipvsadm -C` deletes all virtual servers. A count takes one system call.
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel's IPVS and the rules of the shim, opened for IPVS mode.
