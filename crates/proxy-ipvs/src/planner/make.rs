@@ -1,8 +1,9 @@
 //! Plans that add or change virtual servers and set members.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
+use hashbrown::HashSet;
 use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
