@@ -281,8 +281,7 @@ fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
 /// to the flat layout, and then removes the Services.
 fn by_number_of_services(c: &mut Cluster) -> Outcome {
     set_up(c)?;
-    // On a busy machine, a change of the layout takes longer than a minute.
-    c.patience = Duration::from_mins(2);
+    c.patience = Duration::from_mins(1);
     let mut daemon = c.start_apart(&["--proxy-mode=nftables"])?;
     is_alone(c, &NFTABLES)?;
     let mut asked = ways(c).to_vec();
