@@ -100,7 +100,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
 }
 
 /// Start of the names of an fwmark virtual server. An address whose packets get its mark follows.
-const BY_MARK: &str = "server by mark of ";
+const BY_MARK: &str = "server by mark of";
 
 /// Name of the shim's rules.
 const RULES: &str = "rules";
@@ -204,7 +204,7 @@ impl Ipvs {
                 // when the set of addresses changes.
                 let names = match key {
                     VirtualServerKey::Mark { mark, .. } => match marked.get(mark) {
-                        Some(all) => all.iter().map(|at| format!("{BY_MARK}{at}")).collect(),
+                        Some(all) => all.iter().map(|at| format!("{BY_MARK} {at}")).collect(),
                         None => vec![format!("server without packets {:?}", server.destinations)],
                     },
                     VirtualServerKey::Address(_) => vec![format!("server {key}")],
@@ -568,7 +568,7 @@ fn is_at(entry: &str, at: ServiceAddress) -> bool {
         return false;
     };
     match kind {
-        "server" | "server by mark of" => name == at.to_string(),
+        "server" | BY_MARK => name == at.to_string(),
         "address" | "address in the other form" => name == ip,
         _ if kind.starts_with("member ") => {
             let rest = name.strip_prefix(&plain);
