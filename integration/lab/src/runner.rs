@@ -337,7 +337,7 @@ impl Guest {
                 // and with dummy0 if dummy is built in.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
-                // From Linux 6.16 on, guests can enter the kernel without ptrace, in half the time.
+                // From Linux 6.16 on, guests can enter the kernel without ptrace, which takes longer.
                 command.arg("seccomp=auto");
                 command.arg("--").arg("init").arg(dir);
                 command

@@ -555,7 +555,7 @@ fn load_modules() -> Result<(), Error> {
     LOADED.call_once(|| {
         let _ = Command::new("modprobe")
             .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
-            // Its sysctls exist only while it is loaded.
+            // Stories set its sysctls, which exist only while it is loaded.
             .arg("nf_conntrack")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
