@@ -1,5 +1,7 @@
 //! A connection to IPVS in the kernel.
 
+use std::collections::HashSet;
+
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
 
 use crate::configuration::{Info, Timeouts};
@@ -79,20 +81,31 @@ impl Ipvs {
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// Returns all services of both address families. The kernel responds in parts. If another
-    /// program writes meanwhile, a service may be missing or occur twice, because the kernel does
-    /// not report such changes.
+    /// Returns all services of both address families, each once.
+    ///
+    /// The kernel responds in parts, and continues each part by the number of services in the
+    /// former parts (`ip_vs_genl_dump_services`). It does not report a change of its hash table
+    /// meanwhile. Linux 7.2 (but not 6.12) moves all services to a larger or smaller table some
+    /// time after their number changed, after which the next part repeats some services and misses
+    /// as many others. The call then repeats the dump. If another program adds or removes services
+    /// meanwhile, the result may still miss some.
     ///
     /// # Errors
     ///
-    /// See [`Ipvs::info`].
+    /// Fails if services occur twice in each of several attempts. Otherwise, see [`Ipvs::info`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
         let ask = |message: &mut Writer<'_>| message.bytes(&uapi::header(command::GET_SERVICE));
         let take = |all: &mut Vec<_>, _, payload: &[u8]| {
             all.push(ServiceEntry::decode(payload)?);
             Ok(())
         };
-        Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
+        let is_each_once = |all: &Vec<ServiceEntry>| {
+            let keys: HashSet<_> = all.iter().map(|entry| entry.service.key).collect();
+            keys.len() == all.len()
+        };
+        Ok(self
+            .connection
+            .dump_verified_into(self.family.id(), 0, ask, take, is_each_once)?)
     }
 
     /// Returns the service with this key, if it exists.

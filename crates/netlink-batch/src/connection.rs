@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 use crate::attributes::Malformed;
 use crate::batch::{Batch, Writer};
 use crate::error::Error;
-use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
+use crate::exchange::{Exchange, FIRST_SEQUENCE};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
@@ -178,13 +178,31 @@ impl Connection {
         kind: u16,
         flags: u16,
         payload: impl Fn(&mut Writer<'_>),
+        take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
+    ) -> Result<T, Error> {
+        self.dump_verified_into(kind, flags, payload, take, |_| true)
+    }
+
+    /// Dumps like [`Connection::dump_into`] a table whose concurrent changes the kernel does not
+    /// report. If `is_consistent` returns false for a result, the call repeats the dump, as after
+    /// a reported change.
+    ///
+    /// # Errors
+    ///
+    /// Fails like [`Connection::dump_into`].
+    pub fn dump_verified_into<T: Default>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: impl Fn(&mut Writer<'_>),
         mut take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
+        is_consistent: impl Fn(&T) -> bool,
     ) -> Result<T, Error> {
         self.0.dump_into(
             kind,
             flags,
             &payload,
-            WhenInterrupted::Retry,
+            &|all, interrupted| !interrupted && is_consistent(all),
             &mut |all, message| take(all, message.kind, message.payload),
         )
     }
@@ -204,12 +222,9 @@ impl Connection {
         payload: impl Fn(&mut Writer<'_>),
         mut take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
     ) -> Result<T, Error> {
-        self.0.dump_into(
-            kind,
-            flags,
-            &payload,
-            WhenInterrupted::Take,
-            &mut |all, message| take(all, message.kind, message.payload),
-        )
+        self.0
+            .dump_into(kind, flags, &payload, &|_, _| true, &mut |all, message| {
+                take(all, message.kind, message.payload)
+            })
     }
 }

@@ -47,12 +47,9 @@ const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// Reaction to a change of the table during a dump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WhenInterrupted {
-    Retry,
-    Take,
-}
+/// Returns whether the result of a dump is valid. The second argument is true if the kernel reported
+/// a concurrent change.
+pub(crate) type IsValid<'a, T> = dyn Fn(&T, bool) -> bool + 'a;
 
 /// A socket to the kernel. Tests use a scripted kernel instead of a socket.
 pub(crate) trait Link {
@@ -311,7 +308,13 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
-        self.dump_into(kind, flags, payload, WhenInterrupted::Retry, &mut keep)
+        self.dump_into(
+            kind,
+            flags,
+            payload,
+            &|_, interrupted| !interrupted,
+            &mut keep,
+        )
     }
 
     pub(crate) fn dump_into<T: Default>(
@@ -319,7 +322,7 @@ impl<L: Link> Exchange<L> {
         kind: u16,
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
-        when_interrupted: WhenInterrupted,
+        is_valid: &IsValid<'_, T>,
         take: &mut ProcessMessage<'_, T>,
     ) -> Result<T, Error> {
         let mut pause = DUMP_PAUSE;
@@ -330,11 +333,7 @@ impl<L: Link> Exchange<L> {
             // request, the requested acknowledgement marks the end of the reply.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
-                Ok(is_interrupted)
-                    if !is_interrupted || when_interrupted == WhenInterrupted::Take =>
-                {
-                    return Ok(all);
-                }
+                Ok(interrupted) if is_valid(&all, interrupted) => return Ok(all),
                 Ok(_) => Error::Interrupted {
                     attempts: DUMP_ATTEMPTS,
                 },

@@ -319,17 +319,31 @@ fn an_interrupted_streamed_dump_returns_no_partial_result() {
         ],
     ]);
     let picked: DotPayloads = exchange
-        .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
+        .dump_into(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick)
         .unwrap();
     assert_eq!(picked, (vec![b"new.".to_vec(), b"two.".to_vec()], 1));
     assert_eq!(exchange.link.sent.len(), 3);
 }
 
 #[test]
+fn a_dump_that_the_caller_finds_inconsistent_is_retried() {
+    let mut exchange = exchange([
+        vec![Ok(message(9, 2, 1, b"old.")), Ok(done(2, 1, 0))],
+        vec![Ok(message(9, 2, 2, b"new.")), Ok(done(2, 2, 0))],
+    ]);
+    let is_new = |all: &DotPayloads, _| all.0 == [b"new."];
+    let picked = exchange
+        .dump_into(8, 0, &|_| (), &is_new, &mut pick)
+        .unwrap();
+    assert_eq!(picked, (vec![b"new.".to_vec()], 0));
+    assert_eq!(exchange.link.sent.len(), 2);
+}
+
+#[test]
 fn a_caller_may_accept_an_interrupted_dump() {
     let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"one.")), Ok(done(2 | 16, 1, 0))]]);
     let picked: DotPayloads = exchange
-        .dump_into(8, 0, &|_| (), WhenInterrupted::Take, &mut pick)
+        .dump_into(8, 0, &|_| (), &|_, _| true, &mut pick)
         .unwrap();
     assert_eq!(picked, (vec![b"one.".to_vec()], 0));
     assert_eq!(exchange.link.sent.len(), 1);
@@ -344,7 +358,7 @@ fn an_invalid_message_ends_a_dump_and_discards_the_rest() {
         Ok(done(2, 1, 0)),
     ]]);
     let failed =
-        exchange.dump_into::<DotPayloads>(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick);
+        exchange.dump_into::<DotPayloads>(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick);
     assert!(matches!(failed, Err(Error::Malformed(_))));
     assert!(exchange.link.queue.is_empty());
     assert_eq!(exchange.link.sent.len(), 1);
@@ -358,7 +372,7 @@ fn a_streamed_dump_needs_the_memory_of_one_datagram() {
     let mut exchange = exchange([parts]);
     let before = exchange.datagram.capacity();
     let picked: DotPayloads = exchange
-        .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
+        .dump_into(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick)
         .unwrap();
     assert_eq!(picked, (Vec::new(), 1_000));
     assert_eq!(exchange.datagram.capacity(), before);
