@@ -37,12 +37,12 @@ const REASONS: [(&str, &str); 7] = [
     (
         "A",
         "In IPVS mode, each service address is also an address of the node. So the kernel uses it as the source of the \
-         node's own packets, and only IPVS mode must rewrite this source.",
+         node's own packets, and IPVS mode must rewrite this source.",
     ),
     (
         "B",
         "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, \
-         clients inside the cluster, too, reach only the local endpoint, as in upstream \
+         clients inside the cluster also reach only the local endpoint \
          ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, they reach any \
          endpoint.",
     ),
@@ -50,23 +50,23 @@ const REASONS: [(&str, &str); 7] = [
         "C",
         "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
          ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets of \
-         outside clients, as in upstream. iptables mode drops these packets.",
+         outside clients. iptables mode drops them.",
     ),
     (
         "D",
         "The virtual server gets the remote endpoints (C). With externalTrafficPolicy Local, IPVS mode never \
-         masquerades packets to external addresses, as in upstream.",
+         masquerades packets to external addresses.",
     ),
     (
         "E",
         "IPVS mode forwards the packet to another node with the service address as its source (A, D). That node sends \
-         no reply to a service address, so the client times out, as in upstream.",
+         no reply to a service address, so the client times out.",
     ),
     (
         "F",
         "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. \
-         Without external addresses, its virtual server has no destination, and IPVS refuses the connection at once, \
-         as in upstream. iptables mode drops the packets in both cases.",
+         Otherwise, its virtual server has no destination, and IPVS refuses the connection at once. iptables mode \
+         drops the packets in both cases.",
     ),
     (
         "G",
@@ -313,17 +313,14 @@ impl Row {
         [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
     }
 
-    /// Returns a mode's cell in the document: one result for all three columns, or one for each
-    /// column. Returns "same" if the mode has the results of IPVS mode.
+    /// Returns a mode's cell in the document: its results, or "same" if the mode has the results of
+    /// IPVS mode.
     fn cell(&self, mode: Mode) -> String {
         let all = self.results(mode);
-        let [first, ..] = all;
         if all == self.results(Mode::Ipvs) {
             "same".to_owned()
-        } else if all == [first; 3] {
-            first.to_owned()
         } else {
-            all.join(" / ")
+            in_one_cell(&all.map(str::to_owned))
         }
     }
 
@@ -347,6 +344,16 @@ impl Row {
     }
 }
 
+/// Returns a cell of the document: one result for all three configurations, or one for each.
+fn in_one_cell(results: &[String; 3]) -> String {
+    let [first, second, third] = results;
+    if first == second && first == third {
+        first.clone()
+    } else {
+        results.join(" / ")
+    }
+}
+
 const INTRODUCTION: &str = "\
 # The packet matrix
 
@@ -354,14 +361,16 @@ For operators who ask which endpoint a client reaches, and which client address 
 Find the table of the Service's traffic policies, then the row with the client (*from*) and the
 address (*to*).
 
-The first three columns of results show IPVS mode with every `--ipvs-shim`. Two more columns show
-other modes, with one result for all of the first three columns or one for each. *Same* means the
-results of IPVS mode.
+The columns of results show these modes:
 
+* **IPVS**: IPVS mode with every `--ipvs-shim`
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
-  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The [reason](#why) for a difference is
-  in the column *why*.
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* has the
+  [reason](#why) for a difference.
 * **userspace**: userspace mode, with redirects by nftables or iptables. The reason is G.
+
+A cell has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and with
+`--masquerade-all`. *Same*: as in the column IPVS.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
 `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page.
@@ -370,11 +379,9 @@ results of IPVS mode.
 |---|---|
 | from **pod** | the client is a pod on this node |
 | from **node** | the client is a process on this node |
-| from **outside** | the client is another host, whose packets and answers pass this node |
-| **detected**, **not detected** | kube-proxy runs with `--cluster-cidr`, or without |
-| **masquerade-all** | kube-proxy runs with `--masquerade-all` |
-| **local**, **remote**, **both** | the endpoint on this node answers, the endpoint on another node, or both in turn |
-| **refused**, **reset**, **timeout** | no endpoint answers: the client gets an error at once, a reset after it has connected, or nothing |
+| from **outside** | the client is another host, whose packets and replies pass this node |
+| **local**, **remote**, **both** | the endpoint on this node replies, the one on another node, or both in turn |
+| **refused**, **reset**, **timeout** | the client gets an error at once, a reset after it has connected, or no reply |
 | **kept** | the endpoint sees the client's address |
 | **masq** | the endpoint sees an address of this node |
 | **vip** | the endpoint sees the service address, the source of the node's own packets |
@@ -382,21 +389,19 @@ results of IPVS mode.
 
 /// Results outside the tables in which `--ipvs-semantics=exact` differs from iptables mode.
 const EXCEPTIONS: &str = "
-`--ipvs-semantics=exact` differs from iptables mode only for packets outside these rows
-([reasons](ipvs-shim.md#exact-semantics)):
+Outside these cases, `--ipvs-semantics=exact` differs from iptables mode in three points
+([details](ipvs-shim.md#exact-semantics)):
 
-| packets | iptables mode | IPVS mode, exact |
-|---|---|---|
-| from the node to 127.0.0.1:NodePort | reach both endpoints, masq, with `route_localnet` | are refused |
-| from clients outside to a Service with session affinity, external policy Local, and target ports other than its own ports | have affinity by client and Service | have affinity until the endpoints change (scheduler `sh`) |
-| from clients inside to a Service with external policy Local, if no packet mark is free | reach all endpoints | reach only local endpoints, as in B |
+* NodePorts at 127.0.0.1 refuse connections.
+* Session affinity with external policy Local may end when endpoints change.
+* If no packet mark is free for a Service, reason B applies.
 ";
 
-/// Counts the rows of each mode that differ from iptables mode.
+/// Counts the rows of [`SECTIONS`] in which each mode differs from iptables mode.
 fn differing_rows() -> String {
     let rows: Vec<Row> = SECTIONS.iter().flat_map(Section::rows).collect();
     let mut text = format!(
-        "\n| mode | rows, of {}, that differ from iptables mode |\n|---|--:|\n",
+        "\n| mode | cases (client, address and table), of {}, that differ from iptables mode |\n|---|--:|\n",
         rows.len()
     );
     for (name, mode) in [
@@ -418,24 +423,30 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables, nftables, exact | userspace | why |\n\
-             |---|---|---|---|---|---|---|---|",
+            "\n## {}\n\n| from | to | IPVS | iptables, nftables, exact | userspace | why |\n\
+             |---|---|---|---|---|---|",
             section.title()
         );
+        // Adjacent rows with the same client and results share a line, which lists their addresses.
+        let mut lines: Vec<(&str, Vec<&str>, String)> = Vec::new();
         for row in section.rows() {
-            let seen = seen.next().unwrap_or_default().join(" | ");
+            let seen = in_one_cell(&seen.next().unwrap_or_default());
             let why = if row.why.is_empty() { "–" } else { row.why };
-            let _ = writeln!(
-                text,
-                "| {} | {} | {seen} | {} | {} | {why} |",
-                row.from,
-                row.to,
+            let results = format!(
+                "{seen} | {} | {} | {why}",
                 row.cell(Mode::Iptables),
                 row.cell(Mode::Userspace)
             );
+            match lines.last_mut() {
+                Some((from, to, same)) if *from == row.from && *same == results => to.push(row.to),
+                _ => lines.push((row.from, vec![row.to], results)),
+            }
+        }
+        for (from, to, results) in lines {
+            let _ = writeln!(text, "| {from} | {} | {results} |", to.join(", "));
         }
     }
-    text.push_str("\n## Why\n");
+    text.push_str("\n## Why\n\nReasons A to F apply to upstream's IPVS mode, too.\n");
     for (name, reason) in REASONS {
         let _ = write!(text, "\n- **{name}** {reason}");
     }
