@@ -73,7 +73,7 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
 }
 
 /// Place of a figure among the measured values of a cell.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct FigureSource {
     statistic: &'static str,
     /// Names of a series or figure, separated by `/`. The value comes from the first name that the

@@ -2,7 +2,7 @@
 //! in which our daemon is not faster. The list comes from the measured data, so no author can omit
 //! an unfavourable figure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::point::{Cell, cell};
@@ -30,49 +30,6 @@ enum Verdict {
     /// The comparison is impossible: both figures are missing, or the other kube-proxy's figure is
     /// missing for a reason other than the time limit.
     Unknown,
-}
-
-/// Lists the other kube-proxies in this report, with the versions that they print.
-pub(super) fn named(report: &Report) -> String {
-    let names = names(report);
-    if names.is_empty() {
-        return "No other kube-proxy was measured, upstream's neither.".to_owned();
-    }
-    let mut programs: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for &name in &names {
-        let about = report.about.others.iter().find(|other| other.name == name);
-        let program = about.map_or_else(String::new, |other| {
-            let mut words = Vec::new();
-            words.push(if other.version.is_empty() {
-                "a program that does not say its version".to_owned()
-            } else {
-                format!("`{}` by its `--version`", other.version.replace('`', "'"))
-            });
-            if let Some(sum) = other.sha256.get(..12) {
-                words.push(format!("sha256 {sum}…"));
-            }
-            words.join(", ")
-        });
-        programs.entry(program).or_default().push(name);
-    }
-    let mut text = "Other kube-proxies: ".to_owned();
-    let each: Vec<String> = programs
-        .into_iter()
-        .map(|(program, names)| {
-            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-            let names = names.join(", ");
-            if program.is_empty() {
-                names
-            } else {
-                format!("{names} ({program})")
-            }
-        })
-        .collect();
-    _ = write!(text, "{}.", each.join("; "));
-    if !names.iter().any(|name| name.contains("upstream")) {
-        text.push_str(" Upstream's was not measured.");
-    }
-    text
 }
 
 /// Lists the figures in which our daemon is not faster than another kube-proxy in the same mode.
@@ -348,8 +305,8 @@ mod tests {
             ],
         };
         assert_eq!(
-            named(&report),
-            "Other kube-proxies: `upstream-ipvs` (`Kubernetes v1.36.2` by its `--version`, sha256 0123456789ab…)."
+            files(&report),
+            "upstream-ipvs: Kubernetes v1.36.2, sha256 0123456789abcdef"
         );
         let metric = HEADLINE.first().unwrap();
         let figures = ["100", "1000", "10000", "50000"].map(|size| Figure {

@@ -28,7 +28,7 @@ use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
 /// Names of the measurements with which the report compares our daemon. The report also compares
-/// our daemon with all other kube-proxies.
+/// our daemon with other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanations of the column names.
@@ -79,8 +79,8 @@ const COLUMNS: [(&str, &str); 16] = [
 ];
 
 /// Text above the list of figures in which our daemon is not faster.
-const BESIDE: &str = "Comparison of our daemon with other kube-proxies in the same mode, by the first table of each section, at all sizes. \
-    *Ahead* means better by more than 5 %, and by more than the spread of the repeats.\n\n";
+const BESIDE: &str = "The comparison covers the main figure of each section. *Ahead* means better by more than 5 %, and by more than the \
+    spread of the repeats.\n\n";
 
 /// Reason why a kube-proxy from the command line has no column in the report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
@@ -94,8 +94,9 @@ struct Figure {
 }
 
 /// Introduction of the page that shows only the main figures. It links to the other figures.
-const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies: the first table has the main figures, and its cells are explained \
-    [below](#the-run). `bench report` draws all figures from a copy of [report.json](report.json).\n\n";
+const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies. The first table has the main figures; the sections add ratios and further \
+    figures. [The last section](#the-run) explains the cells. `bench report` draws all figures from a copy of \
+    [report.json](report.json).\n\n";
 
 /// Writes `report.md` and its charts into `folder`. If `is_whole` is false, writes only the main
 /// figures.
@@ -138,8 +139,10 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
             _ = write!(text, "![{}]({name})\n\n", axes::title(axis));
         }
         for (index, metric) in metrics.into_iter().enumerate() {
-            if is_whole || index == 0 || is_of_use(metric) {
-                text.push_str(&figures(report, metric, index == 0));
+            let is_first = index == 0;
+            let has_figures = is_whole || !(is_first && is_in_main_table(report, metric));
+            if is_whole || is_first || is_of_use(metric) {
+                text.push_str(&figures(report, metric, has_figures, is_first));
             }
         }
         if axis == Axis::Anatomy {
@@ -156,7 +159,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
                 }
             }
         }
-        if axis == Axis::Cold {
+        if axis == Axis::Cold && is_whole {
             text.push_str(&surplus(report));
         }
         if axis == Axis::Api {
@@ -231,7 +234,6 @@ fn about(report: &Report) -> String {
             }
             .into(),
         ),
-        ("Columns", about.subjects.join(", ")),
         ("Other kube-proxies", comparison::files(report)),
     ];
     let rows: Vec<Vec<String>> = rows
@@ -242,7 +244,8 @@ fn about(report: &Report) -> String {
 }
 
 fn not_shown(report: &Report) -> String {
-    let mut text = "* Each cell has a fresh kernel. A figure counts only if the benchmark reads the expected state back from the kernel.\n\
+    let mut text = "* *100 × 2*: 100 Services with 2 endpoints each.\n\
+        * Each cell has a fresh kernel. A figure counts only if the benchmark reads the expected state back from the kernel.\n\
         * Figures are medians of the repeats. *Best* is the shortest time, or the highest rate. *Spread* is (max − min) / \
         median.\n\
         * *Over 120 s*: incomplete after 120 s. *Skipped*: planned, but not run. *–*: not planned, or no ratio.\n\n\
@@ -256,12 +259,10 @@ fn not_shown(report: &Report) -> String {
         );
     }
     text.push_str(
-        "* The measured program, the API server fixture and the packets share one CPU. So nothing runs in parallel, and no \
-         program waits for a lock.\n\
-         * Without a network card, throughput is the speed of memory copies.\n\nCompare ratios, not figures. ",
+        "* The measured program, the API server fixture and the packets share one CPU. So times of kube-proxies include \
+         the fixture's work, nothing runs in parallel, and no program waits for a lock.\n\
+         * Without a network card, throughput is the speed of memory copies.\n\nCompare ratios, not figures.\n\n",
     );
-    _ = write!(text, "**{}**", comparison::named(report));
-    text.push_str("\n\n");
     for name in &report.about.not_named {
         _ = write!(text, "**{name} was left out:** {NOT_NAMED}.\n\n");
     }
@@ -278,7 +279,7 @@ fn not_shown(report: &Report) -> String {
     }
     let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
     if is_late {
-        text.push_str("**Skipped cells:** the run reached its time limit. The complete report lists the cells that it skipped.\n\n");
+        text.push_str("**Skipped cells:** the run reached its time limit. The complete report lists these cells.\n\n");
     }
     if report.measurements.len() < report.about.cells {
         text.push_str("**Missing cells:** the run was interrupted.\n\n");
@@ -308,8 +309,7 @@ fn main_table(report: &Report) -> String {
             .iter()
             .map(|name| cell(report, metric, name, size))
             .collect();
-        let says = |cell: &Cell| matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed);
-        if !cells.iter().any(says) {
+        if !cells.iter().any(has_result) {
             continue;
         }
         let title = if metric.title == before {
@@ -329,11 +329,16 @@ fn main_table(report: &Report) -> String {
     for (name, subject) in COLUMNS.iter().filter(|(name, _)| names.contains(name)) {
         _ = writeln!(text, "- `{name}`: {subject}");
     }
-    let others = comparison::names(report);
-    for name in others.iter().filter(|name| names.contains(name)) {
+    let others = comparison::names(report).into_iter();
+    let others: Vec<String> = others
+        .filter(|name| names.contains(name))
+        .map(|name| format!("`{name}`"))
+        .collect();
+    if !others.is_empty() {
         _ = writeln!(
             text,
-            "- `{name}`: another kube-proxy, in the mode at the end of this name"
+            "- {}: another kube-proxy, in the mode at the end of the name",
+            others.join(", ")
         );
     }
     text + "\n"
@@ -380,9 +385,34 @@ fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// Draws a table of one figure, for all measured programs at all sizes. Adds ratios if `has_ratios`
-/// is set.
-fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
+/// Returns true if a cell was measured or went wrong.
+fn has_result(cell: &Cell) -> bool {
+    matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed)
+}
+
+/// Returns true if the main table has all figures of a metric's own table. With several repeats,
+/// only the own table has the best repeat and the spread.
+fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
+    let main = main_figures(report);
+    let has_row = |size: Size| {
+        let of = |one: &Figure| (one.metric.axis, one.metric.of, one.size);
+        main.iter()
+            .any(|one| of(one) == (metric.axis, metric.of, size))
+    };
+    let names = subjects(report, metric.axis);
+    let has_figure = |size| {
+        let mut cells = names.iter().map(|name| cell(report, metric, name, size));
+        cells.any(|cell| has_result(&cell))
+    };
+    let mut sizes = sizes(report, metric.axis)
+        .into_iter()
+        .filter(|&size| has_figure(size));
+    repeats(report) <= 1 && sizes.all(has_row)
+}
+
+/// Draws a table of one figure, for all measured programs, and a table of ratios. Omits sizes
+/// without a result.
+fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
@@ -404,17 +434,13 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
             let mut names = names
                 .iter()
                 .filter(|name| is_direct_alone || **name != "direct");
-            names.any(|name| has_figure(name, size))
+            names.any(|name| has_result(&of(name, size)))
         })
         .collect();
-    if names.is_empty() {
+    if sizes.is_empty() {
         return String::new();
     }
-    let title = format!(
-        "**{}** ({}), by Services × endpoints",
-        metric.title,
-        metric.unit.name()
-    );
+    let title = format!("**{}** ({})", metric.title, metric.unit.name());
     let row = |texts: &dyn Fn(Size) -> Vec<String>| -> Vec<Vec<String>> {
         let rows = sizes.iter().map(|&size| {
             let mut row = vec![services(size)];
@@ -423,21 +449,28 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         });
         rows.collect()
     };
-    let mut head = vec![title];
-    head.extend(names.iter().map(|&name| name.to_owned()));
-    let mut text = table(
-        &head,
-        &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
-    );
+    let mut text = String::new();
+    if has_figures {
+        let mut head = vec![title];
+        head.extend(names.iter().map(|&name| name.to_owned()));
+        let cells = |size| -> Vec<String> {
+            let cells = names.iter().map(|name| full(&of(name, size)));
+            cells.collect()
+        };
+        text.push_str(&table(&head, &row(&cells)));
+    }
 
     // Returns true if the table has a column for the ratio of `ours` to `base`.
     let others = comparison::names(report);
+    let counterparts = comparison::pairs(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
-        "iptables" => others.contains(&base),
+        "iptables" => counterparts
+            .iter()
+            .any(|pair| (pair.ours, pair.other) == (ours, base)),
         "nftables" => base == "nft-floor" || others.contains(&base),
         "nftables-flat" => base == "nft-flat-floor" || others.contains(&base),
-        _ => ours.starts_with("ipvs") && BASES.contains(&base),
+        _ => ours.starts_with("ipvs") && base != "tools" && BASES.contains(&base),
     };
     let ratio = |ours: &str, base: &str, size| {
         let (ours, base) = (of(ours, size).median()?, of(base, size).median()?);
