@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::faults::ALL;
+use crate::mode::IPVS_NFTABLES;
 use crate::row::Row;
 
 /// Rows of the faults page for one kernel. Each lane of the lab (host, A or B) runs one kernel.
@@ -23,7 +24,7 @@ const HEAD: &str = "\
 For operators who want to know what a fault on a node costs. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
 writes this page; `FAULT=name` replaces only the rows of that fault.
 
-Each row is one fault on a node of the lab under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
+Each fault hits a node of the lab under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
 
 * from a pod to a ClusterIP, over IPv4 and over IPv6,
 * from outside to a node port and to a load-balancer address,
@@ -33,8 +34,9 @@ Six other connections stay open, and each carries ten requests per second.
 
 | column | meaning |
 |---|---|
+| modes | `ipvs-nftables` is IPVS mode with `--ipvs-shim=nftables`. Modes without a loss share a row |
 | time until repaired | longest time from the fault or its end until the kernel's state is correct. If the fault damaged no entry: time that the next change or start takes. –: no repair was necessary. The sync period is 30 s |
-| failed requests | requests without an answer within 0.9 s, before TCP retransmits. *Not judged*: the virtual machine stood still for over 0.15 s |
+| failed requests | requests without a reply within 0.9 s, before TCP retransmits. *Not judged*: the virtual machine stood still for over 0.15 s |
 | lost connections | open connections that were reset, or silent for 20 s. In parentheses: all connections that were open at the fault |
 
 A fault must cost no request and no open connection, unless another program removes the entries that carry them. In that case, the repair time has a \
@@ -72,6 +74,15 @@ fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
 
+/// Returns the name of a mode in the tables.
+fn short_name(mode: &str) -> &str {
+    if mode == IPVS_NFTABLES.name {
+        "ipvs-nftables"
+    } else {
+        mode
+    }
+}
+
 /// Returns a table with a line for each fault and mode. Modes in which a fault causes no loss share
 /// a line.
 fn table(rows: &[Row]) -> String {
@@ -80,7 +91,7 @@ fn table(rows: &[Row]) -> String {
         rows.chunk_by(|one, other| one.fault == other.fault && is_free(one) && is_free(other))
     {
         let [first, ..] = group else { continue };
-        let modes: Vec<&str> = group.iter().map(|row| &*row.mode).collect();
+        let modes: Vec<&str> = group.iter().map(|row| short_name(&row.mode)).collect();
         let sum = |of: fn(&Row) -> u64| group.iter().map(of).sum::<u64>();
         let repaired = group.iter().filter_map(|row| row.repaired).reduce(f64::max);
         let repaired = repaired.map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"));
@@ -156,7 +167,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let modes = fault.modes.iter().map(|mode| mode.name);
             let modes = modes.filter(|mode| modes_there.contains(mode));
             let modes = modes.filter(|mode| !run.contains(&(fault.name, *mode)));
-            let modes: Vec<&str> = modes.collect();
+            let modes: Vec<&str> = modes.map(short_name).collect();
             (!modes.is_empty()).then(|| format!("{} ({})", fault.name, modes.join(", ")))
         });
         let missing: Vec<String> = missing.collect();
@@ -164,7 +175,8 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run on this kernel: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nIn the last column, parentheses contain log lines, and numbers of entries that another program changed (drift).\n\n\
+    text += "\n## What each fault is, and what kube-proxy did\n\nkube-proxy repairs changes of other programs within the sync period, unless a row names a shorter time. In the last \
+             column, parentheses contain log lines, and numbers of entries that another program changed (drift).\n\n\
              | fault | what happens, and what must follow | what kube-proxy did |\n|---|---|---|\n";
     for fault in ALL {
         let _ = write!(text, "| **{}** | {} | ", fault.name, fault.about);

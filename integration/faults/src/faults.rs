@@ -131,31 +131,31 @@ pub(crate) const ALL: &[Fault] = faults! {
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
         "SIGSTOP stops kube-proxy for 30 s while endpoints change.";
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
-        "Another program flushes and deletes all iptables chains, as a reload of firewalld does. Traffic that needs rules fails until the repair within the sync period.";
+        "Another program flushes and deletes all iptables chains, as a reload of firewalld does. Traffic that needs rules fails until the repair.";
     foreign::flush_ruleset, "nft flush ruleset", EVERY, NEVER, has_nft,
-        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs its own nf_tables tables at once, and iptables-nft within the sync period.";
+        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs its own nf_tables tables at once.";
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
         "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D` deletes a virtual server. kube-proxy repairs within 2 s, because it notices the smaller number of virtual servers.";
+        "`ipvsadm -D` deletes a virtual server. kube-proxy notices the smaller number, and repairs within 2 s.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
         "`ipvsadm -C` deletes all virtual servers. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -d` deletes a destination. The destination's connections break, and other destinations serve. kube-proxy repairs within the sync period.";
+        "`ipvsadm -d` deletes a destination. Its connections break, and other destinations serve.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
-        "Another program sets one weight to 0 and another to 5. kube-proxy repairs within the sync period.";
+        "Another program sets one weight to 0 and another to 5.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
-        "Another program deletes an address from `kube-ipvs0`. kube-proxy adds it again at once.";
+        "Another program deletes an address from `kube-ipvs0`. kube-proxy repairs at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
-        "Another program deletes the link with all service addresses. kube-proxy creates the link again at once.";
+        "Another program deletes the link with all service addresses. kube-proxy repairs at once.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
-        "Another program deletes the jump to kube-proxy's chains. kube-proxy repairs within the sync period.";
+        "Another program deletes the jump to kube-proxy's chains.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy writes the rules again at once.";
+        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy repairs at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, also about a deleted service address.";
+        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, one of them about a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
-        "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Meanwhile endpoints change, and kube-proxy runs its periodic checks.";
+        "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Meanwhile, endpoints change.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
         "Socket buffers of kube-proxy have the kernel's minimum size while endpoints of many Services change.";
     kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, has_memory_groups,
@@ -169,9 +169,9 @@ pub(crate) const ALL: &[Fault] = faults! {
     kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
         "The clock jumps ten years ahead, to 1971, and back, while endpoints change.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The disk for log and temporary files is full when kube-proxy starts, and while endpoints change.";
+        "The disk for log and temporary files is full during a start and endpoint changes.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
-        "/run and /proc/sys are read-only, and all sysctls already have the wanted values. kube-proxy restarts; then endpoints change.";
+        "/run and /proc/sys are read-only, and all sysctls have the wanted values. kube-proxy restarts; then endpoints change.";
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy may open only 64 files, and clients hold connections to its web pages.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
@@ -179,13 +179,13 @@ pub(crate) const ALL: &[Fault] = faults! {
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy believes the empty list, so traffic fails until then.";
+        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy uses the empty list, so traffic fails until then.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
-        "Another program answers in place of the API server, with nonsense and empty responses.";
+        "Another program replies in place of the API server, with nonsense and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The API server keeps the watches open, but sends nothing. kube-proxy must reopen them after 90 s without event or bookmark.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. The kernel must soon have the last state.";
+        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. Then the kernel must soon have the last state.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };
