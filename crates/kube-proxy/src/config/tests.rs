@@ -949,7 +949,8 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
 }
 
 /// The tables for operators contain each flag and each field once. A flag and a field of the same
-/// setting share a row. The columns about effect and change match the program.
+/// setting share a row, at the same place of its two lists. The columns about effect and change
+/// match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;
@@ -959,9 +960,18 @@ fn the_documentation_lists_each_flag_and_field() {
     let rows: Vec<[&str; 4]> = text
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| flag"))
-        .map(|line| {
+        .flat_map(|line| {
             let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-            cells.try_into().unwrap_or_else(|_| panic!("{line}"))
+            let [flags, fields, effect, change]: [&str; 4] =
+                cells.try_into().unwrap_or_else(|_| panic!("{line}"));
+            let flags: Vec<&str> = flags.split(", ").collect();
+            let fields: Vec<&str> = fields.split(", ").collect();
+            let settings = 0..flags.len().max(fields.len());
+            let setting = |index| {
+                let [flag, field] = [&flags, &fields].map(|names| names.get(index).unwrap_or(&"–"));
+                [*flag, *field, effect, change]
+            };
+            settings.map(setting).collect::<Vec<_>>()
         })
         .collect();
     let name = |cell: &'static str| {
