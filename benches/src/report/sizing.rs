@@ -131,7 +131,7 @@ fn requests(report: &Report) -> Result<String> {
         cell.worst().map_or_else(|| brief(cell), request)
     };
     Ok(format!(
-        "### Memory requests\n\nThe highest peak of the repeats, and 25 % more, rounded up to {STEP} MB:\n\n{}",
+        "### Memory requests\n\nThe highest peak of all repeats plus 25 %, rounded up to a multiple of {STEP} MB:\n\n{}",
         rows.table("Services × endpoints, at most", services, request)
     ))
 }

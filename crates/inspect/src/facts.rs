@@ -54,8 +54,8 @@ pub struct FamilyFacts {
     pub is_served: bool,
     /// Failures, conflicts and drift that the mode has reported.
     pub seen: FamilyProblems,
-    /// Variant of the kernel's entries, such as `layout flat`, if the mode may change it while it
-    /// runs.
+    /// Variant of the kernel's entries, such as `layout flat`, if the mode may change the variant at
+    /// runtime.
     pub form: Option<&'static str>,
     /// Draining endpoints of this IP family.
     pub drains: proxy::Drains,

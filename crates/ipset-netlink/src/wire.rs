@@ -72,7 +72,8 @@ pub(crate) mod address {
     pub(crate) const IPV6: u16 = 2;
 }
 
-/// Flag in `attr::FLAGS` for a list without entries (`IPSET_FLAG_LIST_HEADER`).
+/// Flag in `attr::FLAGS` of a list request (`IPSET_FLAG_LIST_HEADER`). The kernel then returns only
+/// the headers of the sets, without their entries.
 pub(crate) const LIST_HEADER: u32 = 1 << 2;
 /// Flag in an entry's `data::CADT_FLAGS` for an exception from the set (`IPSET_FLAG_NOMATCH`).
 pub(crate) const NOMATCH: u32 = 1 << 2;

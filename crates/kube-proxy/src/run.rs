@@ -25,7 +25,7 @@ use futures::future::{FutureExt as _, try_join};
 use futures::stream::select_all;
 use inspect::Origin;
 use modes::definition::Start;
-use modes::families::{require, tell_left_out};
+use modes::families::{log_skipped_families, require};
 use modes::node_ports;
 use modes::open::{open, prepare, primary, used};
 use proxy::Model;
@@ -105,7 +105,7 @@ async fn live(
         identity::tell(&options, Some(&from), uses.as_ref());
         clearing.speak();
         let opened = opened?;
-        tell_left_out(opened.left_out());
+        log_skipped_families(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;
         // Subscribes before the first read, so that no change is missed.

@@ -140,7 +140,7 @@ impl<K: 'static> Families<K> {
 }
 
 /// Logs the families that the node cannot serve, with the reasons.
-pub fn tell_left_out(left_out: &[SkippedFamily]) {
+pub fn log_skipped_families(left_out: &[SkippedFamily]) {
     for SkippedFamily {
         family,
         reason,

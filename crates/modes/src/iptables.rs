@@ -111,9 +111,10 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Returns a log line about the kernel setting for NodePorts on 127.0.0.1. The line does not
-    /// name the program that wrote the setting, because the kernel does not record it. Starts a
-    /// process, which reads the rules, only if the setting has this mode's value and rules exist.
+    /// Returns advice to undo `route_localnet`, if it has this mode's value and the rules of
+    /// NodePorts on 127.0.0.1 exist. The kernel does not record which program wrote the setting, so
+    /// the advice names no program. Starts `iptables-save` only if the value matches and the kernel
+    /// has any rules.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

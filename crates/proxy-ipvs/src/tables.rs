@@ -22,8 +22,8 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set, in members, with which upstream creates it. If a set has more members, the
-/// proxy gives the set a larger capacity.
+/// Capacity, in members, of each set that upstream creates. A set with more members gets a larger
+/// capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.

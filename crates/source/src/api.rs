@@ -71,7 +71,7 @@ pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError
 
 /// A layer around a client's [`Transport`] that counts requests.
 pub trait Counter: Layer<Transport, Service = Self::CountingService> {
-    /// Service around the transport that counts the requests.
+    /// A `tower` service that wraps the transport and counts requests.
     type CountingService: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
         + Clone
         + Send

@@ -248,8 +248,9 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
-        // Uses one socket to list the table and another to delete flows. If the last listed flow
-        // has been deleted meanwhile, the kernel lists its hash bucket again.
+        // Deletes flows over a second socket, because the first socket still receives the list. If
+        // this deletes the flow that the kernel listed last, the kernel lists that flow's hash
+        // bucket again, and some flows count twice.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =

@@ -298,7 +298,7 @@ fn the_input_interface_of_a_packet_can_be_given() {
 
 proptest! {
     #[test]
-    fn no_iptables_rules_make_the_evaluation_panic(
+    fn no_iptables_rule_causes_a_panic(
         lines in proptest::collection::vec(
             "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( \
              (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\

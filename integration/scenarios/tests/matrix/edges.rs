@@ -36,7 +36,7 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 ///   Linux 6.1, and always on 6.12 (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
     // Over IPv4, the kernel then limits no ICMP messages. Over IPv6, it limits only echo requests
-    // (type 128), which are no errors.
+    // (type 128), which are not errors.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
         from.read([
