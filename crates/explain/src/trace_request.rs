@@ -355,7 +355,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_arguments_of_explain_cause_a_panic(text in ".{0,40}", from in ".{0,20}") {
+        fn arbitrary_arguments_never_panic_explain(text in ".{0,40}", from in ".{0,20}") {
             let _ = TraceRequest::parse(&text, &from, "default");
         }
     }

@@ -565,7 +565,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic_the_ipvs_decoder(payload: Vec<u8>) {
+    fn arbitrary_bytes_never_panic_the_ipvs_decoder(payload: Vec<u8>) {
         let _ = ServiceEntry::decode(&payload);
         let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }

@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic_the_attribute_decoder(payload: Vec<u8>) {
+    fn arbitrary_bytes_never_panic_the_attribute_decoder(payload: Vec<u8>) {
         exercise(Attributes::new(&payload), 3);
         let errors = Attributes::new(&payload).filter(Result::is_err).count();
         prop_assert!(errors <= 1);

@@ -197,7 +197,7 @@ COMMIT
 
     proptest! {
         #[test]
-        fn no_saved_rules_make_the_counter_parser_panic(saved in "(\\[1:2\\] -A KUBE-(SERVICES|SEP-A{16}|SVC-A{16}) (-d|-p|-j|--dport|[a-z0-9./:]*| )*\n|.*\n){0,8}") {
+        fn arbitrary_saved_rules_never_panic_the_counter_parser(saved in "(\\[1:2\\] -A KUBE-(SERVICES|SEP-A{16}|SVC-A{16}) (-d|-p|-j|--dport|[a-z0-9./:]*| )*\n|.*\n){0,8}") {
             let _ = counted(IpFamily::V4, &saved);
         }
     }

@@ -221,7 +221,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic_the_address_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic_the_address_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Address::parse(&payload);
         }
     }

@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic_the_link_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic_the_link_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Link::parse(&payload);
         }
 

@@ -287,12 +287,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic_the_route_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic_the_route_decoder(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = LocalRoute::parse(&payload, Family::Inet, 107);
         }
 
         #[test]
-        fn no_attributes_panic_the_route_decoder(rest in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_attributes_never_panic_the_route_decoder(rest in proptest::collection::vec(any::<u8>(), 0..64)) {
             let payload = [&[10, 128, 0, 0, 255, 107, 0, 2, 0, 0, 0, 0][..], &rest].concat();
             let _ = LocalRoute::parse(&payload, Family::Inet6, 107);
         }

@@ -130,7 +130,7 @@ fn a_flow_without_a_required_attribute_is_malformed() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_flow_decoder_panic(bytes in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_never_panic_the_flow_decoder(bytes in vec(any::<u8>(), 0..300)) {
         let _ = Flow::decode(&bytes);
     }
 

@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_entry_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
+    fn arbitrary_bytes_never_panic_the_entry_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..80), of in 0..5_usize) {
         let _ = Entry::decode(Attributes::new(&bytes), SetType::ALL[of]);
     }
 

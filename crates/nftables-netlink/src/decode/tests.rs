@@ -492,7 +492,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic_the_object_decoder(payload in vec(any::<u8>(), 0..256)) {
+    fn arbitrary_bytes_never_panic_the_object_decoder(payload in vec(any::<u8>(), 0..256)) {
         let _ = table(&payload);
         let _ = chain_of(TABLE, &payload);
         let _ = set_of(TABLE, &payload);

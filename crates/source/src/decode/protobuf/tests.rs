@@ -444,7 +444,7 @@ proptest! {
     }
 
     #[test]
-    fn no_protobuf_bytes_cause_a_panic(bytes: Vec<u8>) {
+    fn arbitrary_protobuf_bytes_cause_no_panic(bytes: Vec<u8>) {
         for kind in Kind::ALL {
             let _ = item(kind, &bytes);
             let _ = event(kind, &bytes);
