@@ -15,7 +15,7 @@ const MANY: usize = 10_000;
 
 fn main() {
     let stories = [Story {
-        name: "an_operator_reads_the_page_of_a_daemon_with_ten_thousand_services",
+        name: "the_page_shows_the_state_of_a_daemon_with_ten_thousand_services",
         tell: |c| read_by_an_operator(c),
         is_possible: || true,
     }];

@@ -391,7 +391,7 @@ fn an_outage_is_shown_until_a_daemon_responds() -> Result<()> {
 }
 
 #[test]
-fn the_page_polls_slowly_and_never_while_hidden() -> Result<()> {
+fn the_page_polls_slowly_and_pauses_while_it_is_hidden() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("polls")?;
     browser.go(&fixture.page("#/top"))?;

@@ -39,7 +39,7 @@ const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreacha
 
 fn main() {
     let stories = [Story {
-        name: "each_panel_has_data_and_each_fault_its_alert",
+        name: "each_panel_has_data_and_each_fault_raises_its_alert",
         tell: read_by_prometheus,
         is_possible: || true,
     }];

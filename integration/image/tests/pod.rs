@@ -30,7 +30,7 @@ fn main() {
         an_edited_mode_is_used_by_the_next_pod,
         legacy_iptables_without_net_raw_is_reported,
         the_image_contains_only_the_daemon if has_nft(),
-        a_non_root_user_passes_its_capabilities_on if has_nft(),
+        a_non_root_daemon_passes_file_capabilities_to_its_programs if has_nft(),
     };
     tell(&stories, Duration::from_mins(4))
 }
@@ -479,7 +479,7 @@ fn the_image_contains_only_the_daemon(c: &mut Cluster) -> Outcome {
 
 /// Tests a setup that the manifests do not use: the binary has file capabilities, and a non-root
 /// user runs it.
-fn a_non_root_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
+fn a_non_root_daemon_passes_file_capabilities_to_its_programs(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;
     let program = spec.root.join("usr/local/bin/kube-proxy");

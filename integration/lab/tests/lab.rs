@@ -20,43 +20,73 @@ fn main() {
     lab::enter(Duration::from_mins(2));
     let stories: &[Story] = &[
         ("pods_reach_each_other", pods_reach_each_other),
-        ("ipv6_and_dual_stack", ipv6_and_dual_stack),
-        ("connections_are_kept", connections_are_kept),
-        ("a_flow_keeps_its_port", a_flow_keeps_its_port),
-        ("a_udp_flow_is_kept", a_udp_flow_is_kept),
-        ("sctp_where_the_kernel_has_it", sctp_where_the_kernel_has_it),
+        (
+            "pods_reach_each_other_over_ipv6_and_ipv4",
+            pods_reach_each_other_over_ipv6_and_ipv4,
+        ),
+        (
+            "an_open_connection_keeps_its_server_until_the_server_stops",
+            an_open_connection_keeps_its_server_until_the_server_stops,
+        ),
+        (
+            "a_client_can_choose_its_source_address_and_port",
+            a_client_can_choose_its_source_address_and_port,
+        ),
+        (
+            "a_udp_flow_keeps_its_server_and_source_port",
+            a_udp_flow_keeps_its_server_and_source_port,
+        ),
+        (
+            "sctp_works_if_the_kernel_supports_sctp",
+            sctp_works_if_the_kernel_supports_sctp,
+        ),
         (
             "connection_failures_are_classified",
             connection_failures_are_classified,
         ),
         (
-            "outside_hosts_go_where_they_are_sent",
-            outside_hosts_go_where_they_are_sent,
-        ),
-        ("curl_is_answered", curl_is_answered),
-        ("ipvs_by_hand", ipvs_by_hand),
-        (
-            "bridged_packets_meet_iptables",
-            bridged_packets_meet_iptables,
-        ),
-        ("programs_live_at_a_place", programs_live_at_a_place),
-        ("a_removed_pod_is_gone", a_removed_pod_is_gone),
-        (
-            "a_world_leaves_nothing_behind",
-            a_world_leaves_nothing_behind,
+            "an_outside_host_reaches_pods_only_through_an_added_route",
+            an_outside_host_reaches_pods_only_through_an_added_route,
         ),
         (
-            "a_namespace_starts_with_lo_only",
-            a_namespace_starts_with_lo_only,
-        ),
-        ("wrong_addresses_are_named", wrong_addresses_are_named),
-        (
-            "the_kernel_takes_what_proxies_write",
-            the_kernel_takes_what_proxies_write,
+            "a_test_server_answers_curl_over_ipv4_and_ipv6",
+            a_test_server_answers_curl_over_ipv4_and_ipv6,
         ),
         (
-            "vector_registers_survive_switches",
-            vector_registers_survive_switches,
+            "a_manual_virtual_server_distributes_connections",
+            a_manual_virtual_server_distributes_connections,
+        ),
+        (
+            "iptables_rules_apply_to_bridged_packets",
+            iptables_rules_apply_to_bridged_packets,
+        ),
+        (
+            "programs_run_in_the_namespace_of_their_place",
+            programs_run_in_the_namespace_of_their_place,
+        ),
+        (
+            "a_removed_pod_loses_its_connections_and_frees_its_address",
+            a_removed_pod_loses_its_connections_and_frees_its_address,
+        ),
+        (
+            "a_dropped_world_removes_its_namespaces_and_processes",
+            a_dropped_world_removes_its_namespaces_and_processes,
+        ),
+        (
+            "a_host_has_only_the_links_eth0_and_lo",
+            a_host_has_only_the_links_eth0_and_lo,
+        ),
+        (
+            "an_error_names_the_wrong_address",
+            an_error_names_the_wrong_address,
+        ),
+        (
+            "the_kernel_accepts_the_rules_of_each_kube_proxy_mode",
+            the_kernel_accepts_the_rules_of_each_kube_proxy_mode,
+        ),
+        (
+            "vector_registers_survive_thread_switches",
+            vector_registers_survive_thread_switches,
         ),
     ];
     let run =
@@ -139,7 +169,7 @@ fn pods_reach_each_other() -> Outcome {
     Ok(())
 }
 
-fn ipv6_and_dual_stack() -> Outcome {
+fn pods_reach_each_other_over_ipv6_and_ipv4() -> Outcome {
     let small = small()?;
     let server = small.b1.serve_tcp(80)?;
     small.b1.serve_udp(53)?;
@@ -160,7 +190,7 @@ fn ipv6_and_dual_stack() -> Outcome {
     Ok(())
 }
 
-fn connections_are_kept() -> Outcome {
+fn an_open_connection_keeps_its_server_until_the_server_stops() -> Outcome {
     let small = small()?;
     let server = small.b1.serve_tcp(80)?;
     let mut connection = small.a1.open_tcp(at("192.167.2.206:80"), SOON)?;
@@ -183,7 +213,7 @@ fn connections_are_kept() -> Outcome {
     Ok(())
 }
 
-fn a_flow_keeps_its_port() -> Outcome {
+fn a_client_can_choose_its_source_address_and_port() -> Outcome {
     let small = small()?;
     small.b1.serve_tcp(80)?;
     small.b1.serve_udp(53)?;
@@ -204,7 +234,7 @@ fn a_flow_keeps_its_port() -> Outcome {
     Ok(())
 }
 
-fn a_udp_flow_is_kept() -> Outcome {
+fn a_udp_flow_keeps_its_server_and_source_port() -> Outcome {
     let small = small()?;
     small.b1.serve_udp(53)?;
     let mut flow = small
@@ -217,7 +247,7 @@ fn a_udp_flow_is_kept() -> Outcome {
     Ok(())
 }
 
-fn sctp_where_the_kernel_has_it() -> Outcome {
+fn sctp_works_if_the_kernel_supports_sctp() -> Outcome {
     let small = small()?;
     match small.b1.serve_sctp(9) {
         Err(error) if std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "host") => {
@@ -277,7 +307,7 @@ fn connection_failures_are_classified() -> Outcome {
     Ok(())
 }
 
-fn outside_hosts_go_where_they_are_sent() -> Outcome {
+fn an_outside_host_reaches_pods_only_through_an_added_route() -> Outcome {
     let small = small()?;
     small.b1.serve_tcp(80)?;
     let ask = || small.outside.ask_tcp(at("192.167.2.206:80"), SOON);
@@ -289,7 +319,7 @@ fn outside_hosts_go_where_they_are_sent() -> Outcome {
     Ok(())
 }
 
-fn curl_is_answered() -> Outcome {
+fn a_test_server_answers_curl_over_ipv4_and_ipv6() -> Outcome {
     let small = small()?;
     small.b1.serve_tcp(80)?;
     let both = [
@@ -311,7 +341,7 @@ fn curl_is_answered() -> Outcome {
 
 /// The kernel accepts the rules of every kube-proxy mode, in both families and in each iptables
 /// backend of this kernel. It also accepts all IPVS schedulers.
-fn the_kernel_takes_what_proxies_write() -> Outcome {
+fn the_kernel_accepts_the_rules_of_each_kube_proxy_mode() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
     let mut backends = vec![lab::iptables_backend()];
@@ -377,7 +407,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
 
 /// `ipvsadm` creates a virtual server, and the kernel distributes connections to its destinations.
 /// This shows that the lab's kernel has a working IPVS.
-fn ipvs_by_hand() -> Outcome {
+fn a_manual_virtual_server_distributes_connections() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
     small.b1.serve_tcp(80)?;
@@ -405,7 +435,7 @@ fn ipvs_by_hand() -> Outcome {
 
 /// Pods of one node communicate through the node's bridge. kube-proxy relies on iptables to process
 /// these packets.
-fn bridged_packets_meet_iptables() -> Outcome {
+fn iptables_rules_apply_to_bridged_packets() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
     small.a2.ask_tcp(at("192.167.1.123:80"), SOON)?;
@@ -427,7 +457,7 @@ fn bridged_packets_meet_iptables() -> Outcome {
     Ok(())
 }
 
-fn programs_live_at_a_place() -> Outcome {
+fn programs_run_in_the_namespace_of_their_place() -> Outcome {
     let small = small()?;
     let links = small.node1.read(["ls", "/sys/class/net"])?;
     assert!(
@@ -461,7 +491,7 @@ fn programs_live_at_a_place() -> Outcome {
     Ok(())
 }
 
-fn a_removed_pod_is_gone() -> Outcome {
+fn a_removed_pod_loses_its_connections_and_frees_its_address() -> Outcome {
     let mut small = small()?;
     small.b1.serve_tcp(80)?;
     let mut connection = small.a1.open_tcp(at("192.167.2.206:80"), BRIEF)?;
@@ -477,7 +507,7 @@ fn a_removed_pod_is_gone() -> Outcome {
     Ok(())
 }
 
-fn a_world_leaves_nothing_behind() -> Outcome {
+fn a_dropped_world_removes_its_namespaces_and_processes() -> Outcome {
     let names = || std::fs::read_dir("/run/netns").map_or(0, Iterator::count);
     let before = names();
     let small = small()?;
@@ -498,7 +528,7 @@ fn a_world_leaves_nothing_behind() -> Outcome {
     Ok(())
 }
 
-fn a_namespace_starts_with_lo_only() -> Outcome {
+fn a_host_has_only_the_links_eth0_and_lo() -> Outcome {
     let mut world = World::new("lone")?;
     let host = world.host("host", "172.35.0.9/24")?;
     let mut links: Vec<String> = host
@@ -511,7 +541,7 @@ fn a_namespace_starts_with_lo_only() -> Outcome {
     Ok(())
 }
 
-fn wrong_addresses_are_named() -> Outcome {
+fn an_error_names_the_wrong_address() -> Outcome {
     let mut world = World::new("wrong")?;
     let node = world.node("node", "172.35.0.100/24", "192.167.1.1/24")?;
     for (address, part) in [
@@ -539,7 +569,7 @@ fn wrong_addresses_are_named() -> Outcome {
 /// Each thread must keep its own vector registers if several threads use the registers on one CPU.
 /// User Mode Linux saves and restores the registers itself, partly by `xstate.c`.
 #[cfg(target_arch = "x86_64")]
-fn vector_registers_survive_switches() -> Outcome {
+fn vector_registers_survive_thread_switches() -> Outcome {
     /// Keeps `$given` in a register during a long loop, and stores the register into `$seen`.
     macro_rules! hold {
         ($mov:literal, $register:literal, $given:expr, $seen:expr) => {
@@ -584,6 +614,6 @@ fn vector_registers_survive_switches() -> Outcome {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn vector_registers_survive_switches() -> Outcome {
+fn vector_registers_survive_thread_switches() -> Outcome {
     Ok(()) // there is no User Mode Linux
 }

@@ -21,7 +21,7 @@ fn main() {
         changes_that_need_a_restart_are_logged,
         a_restarted_container_keeps_its_pods_mode,
         an_unwritable_kernel_setting_affects_only_its_feature,
-        the_old_mode_serves_while_the_new_one_cannot_start,
+        the_old_mode_serves_while_the_new_mode_cannot_start,
         kernel_settings_are_restored_or_reported,
         a_configuration_without_a_mode_means_iptables,
         init_only_prepares_the_node_and_leaves_no_rule,
@@ -453,7 +453,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
 /// The new mode needs a kernel setting that the daemon cannot write. The new mode therefore does
 /// not replace the previous mode, whose state stays. A mode that has served once continues to
 /// serve.
-fn the_old_mode_serves_while_the_new_one_cannot_start(c: &mut Cluster) -> Outcome {
+fn the_old_mode_serves_while_the_new_mode_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;
     c.apply(&web())?;

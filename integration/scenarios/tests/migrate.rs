@@ -73,8 +73,8 @@ const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubern
 fn main() {
     let stories = stories! {
         swapping_the_image_and_back_interrupts_no_connection,
-        the_iptables_mode_is_removed_once_ipvs_serves,
-        the_ipvs_mode_is_removed_once_iptables_serves,
+        entries_of_iptables_mode_are_removed_after_ipvs_mode_serves,
+        entries_of_ipvs_mode_are_removed_after_iptables_mode_serves,
         upstreams_state_is_adopted_without_losing_connections,
         manually_removed_entries_are_reported_with_their_service,
         a_diff_lists_changes_and_a_cleanup_removes_all,
@@ -297,7 +297,7 @@ fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     Ok(format!("PATH={slow}:/usr/sbin:/usr/bin:/sbin:/bin"))
 }
 
-fn the_iptables_mode_is_removed_once_ipvs_serves(c: &mut Cluster) -> Outcome {
+fn entries_of_iptables_mode_are_removed_after_ipvs_mode_serves(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c, &IPTABLES_MODE)?;
     p.sh(
         "iptables-$backend -t mangle -N KUBE-KUBELET-CANARY; iptables-$backend -t nat -N KUBE-SVC
@@ -337,7 +337,7 @@ fn the_iptables_mode_is_removed_once_ipvs_serves(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-fn the_ipvs_mode_is_removed_once_iptables_serves(c: &mut Cluster) -> Outcome {
+fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) -> Outcome {
     let mut p = Programmed::new(c, &LOAD_BALANCER)?;
     p.flags.push("--proxy-mode=iptables".to_owned());
     let before = p.state()?;

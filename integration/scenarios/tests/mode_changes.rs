@@ -154,41 +154,41 @@ macro_rules! stories {
 
 fn main() {
     let before = stories! { || true;
-        IPVS, IPTABLES: "from_ipvs_to_iptables_and_back",
-        IPVS, LEAN: "from_the_upstream_shim_to_the_lean_shim_and_back",
-        EXACT_LEAN, IPTABLES: "from_exact_semantics_on_iptables_to_iptables_and_back",
+        IPVS, IPTABLES: "no_request_fails_from_ipvs_to_iptables_and_back",
+        IPVS, LEAN: "no_request_fails_from_the_upstream_shim_to_the_lean_shim_and_back",
+        EXACT_LEAN, IPTABLES: "no_request_fails_from_exact_semantics_on_iptables_to_iptables_and_back",
     };
     let many = [
         Story {
-            name: "from_ipvs_on_nftables_to_nftables_among_1_000_services",
+            name: "no_request_fails_from_ipvs_on_nftables_to_nftables_among_1_000_services",
             tell: |c| among_many(c, &IPVS_NFTABLES, &NFTABLES),
             is_possible: has_nftables,
         },
         Story {
-            name: "from_ipvs_to_nftables_among_1_000_services",
+            name: "no_request_fails_from_ipvs_to_nftables_among_1_000_services",
             tell: |c| among_many(c, &IPVS, &NFTABLES),
             is_possible: has_nftables,
         },
         Story {
-            name: "from_one_nftables_layout_to_the_other_by_the_number_of_services",
+            name: "no_request_fails_when_the_number_of_services_changes_the_nftables_layout",
             tell: by_number_of_services,
             is_possible: has_nftables,
         },
     ];
     let stories = stories! { has_nftables;
-        IPTABLES, NFTABLES: "from_iptables_to_nftables_and_back",
-        IPVS, NFTABLES: "from_ipvs_to_nftables_and_back",
-        IPVS_NFTABLES, NFTABLES: "from_ipvs_on_nftables_to_nftables_and_back",
-        IPVS, IPVS_NFTABLES: "from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
-        LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_the_nftables_shim_and_back",
-        EXACT, NFTABLES: "from_exact_semantics_to_nftables_and_back",
-        IPTABLES, IPVS_RANGES: "from_iptables_to_ipvs_with_service_ranges_and_back",
-        IPVS_NFTABLES, EXACT: "from_upstreams_semantics_to_exact_semantics_and_back",
-        IPVS, EXACT: "from_ipvs_on_iptables_to_exact_semantics_and_back",
-        LEAN, EXACT_LEAN: "from_the_lean_shim_to_exact_semantics_on_iptables_and_back",
-        EXACT_LEAN, EXACT: "from_exact_semantics_on_iptables_to_nftables_and_back",
-        EXACT_LEAN, IPVS_NFTABLES: "from_exact_semantics_on_iptables_to_ipvs_on_nftables_and_back",
-        NFTABLES, NFTABLES_FLAT: "from_upstreams_nftables_layout_to_the_flat_layout_and_back",
+        IPTABLES, NFTABLES: "no_request_fails_from_iptables_to_nftables_and_back",
+        IPVS, NFTABLES: "no_request_fails_from_ipvs_to_nftables_and_back",
+        IPVS_NFTABLES, NFTABLES: "no_request_fails_from_ipvs_on_nftables_to_nftables_and_back",
+        IPVS, IPVS_NFTABLES: "no_request_fails_from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
+        LEAN, IPVS_NFTABLES: "no_request_fails_from_the_lean_shim_to_the_nftables_shim_and_back",
+        EXACT, NFTABLES: "no_request_fails_from_exact_semantics_to_nftables_and_back",
+        IPTABLES, IPVS_RANGES: "no_request_fails_from_iptables_to_ipvs_with_service_ranges_and_back",
+        IPVS_NFTABLES, EXACT: "no_request_fails_from_upstreams_semantics_to_exact_semantics_and_back",
+        IPVS, EXACT: "no_request_fails_from_ipvs_on_iptables_to_exact_semantics_and_back",
+        LEAN, EXACT_LEAN: "no_request_fails_from_the_lean_shim_to_exact_semantics_on_iptables_and_back",
+        EXACT_LEAN, EXACT: "no_request_fails_from_exact_semantics_on_iptables_to_nftables_and_back",
+        EXACT_LEAN, IPVS_NFTABLES: "no_request_fails_from_exact_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
+        NFTABLES, NFTABLES_FLAT: "no_request_fails_from_upstreams_nftables_layout_to_flat_and_back",
     };
     tell(
         &[&before[..], &stories, &many].concat(),

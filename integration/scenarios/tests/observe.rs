@@ -14,7 +14,7 @@ use scenarios::{
 fn main() {
     let stories = stories! {
         each_http_page_is_served_at_upstreams_path,
-        readiness_means_the_first_complete_sync,
+        the_daemon_is_ready_after_its_first_complete_sync,
         load_balancers_skip_a_node_being_deleted,
         a_node_without_its_sets_is_unhealthy,
         changed_pod_networks_of_the_node_are_used,
@@ -77,7 +77,7 @@ fn each_http_page_is_served_at_upstreams_path(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn readiness_means_the_first_complete_sync(c: &mut Cluster) -> Outcome {
+fn the_daemon_is_ready_after_its_first_complete_sync(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     c.launch_on(&api, &[])?;

@@ -73,12 +73,12 @@ macro_rules! stories {
     ($is_possible:expr; $($one:ident, $other:ident: $name:literal),+ $(,)?) => {
         [$(
             Story {
-                name: concat!("from_", $name, "_and_back"),
+                name: concat!("services_work_from_", $name, "_and_back"),
                 tell: |c| there_and_back(c, &$one, &$other),
                 is_possible: $is_possible,
             },
             Story {
-                name: concat!("from_", $name, "_while_an_object_cannot_be_read"),
+                name: concat!("a_broken_object_blocks_no_change_from_", $name),
                 tell: |c| with_a_broken_object(c, &$one, &$other),
                 is_possible: $is_possible,
             },
@@ -117,7 +117,7 @@ fn main() {
         USERSPACE_IPTABLES, IPTABLES: "userspace_by_iptables_to_iptables",
     };
     let redirects = [Story {
-        name: "from_redirects_of_nftables_to_those_of_iptables_and_back",
+        name: "services_work_from_nftables_redirects_to_iptables_redirects_and_back",
         tell: |c| there_and_back(c, &USERSPACE, &USERSPACE_IPTABLES),
         is_possible: has_nftables,
     }];

@@ -17,7 +17,7 @@ const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";
 
-pub(crate) fn marks_in_iptables_survive_and_leave_no_trace(c: &mut Cluster) -> Outcome {
+pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .external("192.0.2.20 2001:db8::20")

@@ -38,7 +38,7 @@ fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     Ok((addresses.len(), routes.len()))
 }
 
-pub(crate) fn the_vip_mode_changes_under_open_connections(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_change_of_the_vip_mode_keeps_open_connections(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;
     c.until_served(&web())?;
@@ -217,7 +217,7 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
 
 /// A Service address is in the node's network. `--ipvs-strict-arp` decides whether the node replies
 /// to ARP requests for this address. This holds with device addresses and with routes.
-pub(crate) fn strict_arp_works_with_routes(c: &mut Cluster) -> Outcome {
+pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
     for vip_mode in ["--ipvs-vip-mode=address", ROUTES] {
