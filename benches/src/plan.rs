@@ -519,7 +519,7 @@ mod tests {
     ];
 
     #[test]
-    fn repeats_are_interleaved_and_counting_runs_come_after_them() {
+    fn repeats_are_interleaved_and_counting_runs_follow_the_first_repeat() {
         let subjects = subjects();
         let axes = ["cold".parse().unwrap()];
         let sizes = ["100".parse().unwrap()];

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn api_traffic_is_counted_from_a_mark() {
+    fn api_traffic_is_counted_from_the_start_of_a_measurement() {
         let since = Mark {
             sent_bytes: 100,
             count: 1,

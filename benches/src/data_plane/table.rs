@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn table_rules_are_in_the_order_in_which_a_packet_traverses_them() {
+    fn table_rules_are_in_the_order_of_a_packets_path() {
         let nat = |hook, priority| Some((ChainKind::Nat, hook, priority));
         let filter = |hook, priority| Some((ChainKind::Filter, hook, priority));
         let chains = [

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_report_lists_figures_where_ours_is_behind() {
+    fn a_comparison_report_lists_figures_where_this_program_is_not_ahead() {
         let (ours, other) = (subject("ipvs", true), subject("upstream-ipvs", false));
         let over = Outcome::Skipped {
             why: "a cold start takes too long already".into(),

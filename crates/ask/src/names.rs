@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_missing_in_its_namespace_is_searched_in_other_namespaces() {
+    fn a_search_for_a_missing_service_suggests_other_namespaces() {
         let of = |namespace: &str| ServiceName {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_firewall_mark_in_no_set_keeps_all_addresses_of_its_family() {
+    fn a_firewall_mark_without_addresses_keeps_all_addresses_of_its_family() {
         let server = |mark, addresses: &[&str]| DrainingServer {
             key: ServiceKey::Fwmark {
                 family: IpFamily::V4,

@@ -80,7 +80,7 @@ fn said(cleanup: &Cleanup) -> String {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn cleanup_in_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
+fn cleanup_in_nftables_mode_removes_iptables_rules_and_keeps_the_table() {
     on_a_node(|| {
         let nftables = serving(&NFTABLES, None);
         let foreseen = said(&foresee_beside(MODES, &nftables, &[]));
@@ -94,7 +94,7 @@ fn cleanup_in_nftables_mode_removes_iptables_rules_and_keeps_its_table() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn cleanup_in_iptables_mode_removes_the_nftables_table_and_keeps_its_rules() {
+fn cleanup_in_iptables_mode_removes_the_nftables_table_and_keeps_rules() {
     on_a_node(|| {
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();
         let iptables = serving(&proxy_iptables::FOOTPRINT, Some(used));
@@ -183,7 +183,7 @@ fn owner() -> Child {
 /// still sends packets.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn a_mode_with_a_table_that_cannot_be_emptied_keeps_all_its_entries() {
+fn cleanup_keeps_all_entries_of_a_mode_whose_table_cannot_be_emptied() {
     on_a_node(|| {
         sh(
             // Ignores failures, because some kernels lack dummy links or IPVS.
@@ -216,7 +216,7 @@ fn a_mode_with_a_table_that_cannot_be_emptied_keeps_all_its_entries() {
 
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
-fn cleanup_in_userspace_mode_with_iptables_removes_its_old_nftables_table() {
+fn cleanup_in_userspace_mode_on_iptables_removes_the_old_nftables_table() {
     on_a_node(|| {
         redirect();
         let used = Iptables::choose(Some(Backend::Nft)).unwrap();

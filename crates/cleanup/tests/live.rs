@@ -277,7 +277,7 @@ fn temporary_ipsets_that_a_crash_left_are_removed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_link_that_is_not_a_dummy_stays_without_its_service_addresses() {
+fn cleanup_keeps_a_link_of_another_type_and_removes_service_addresses() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type veth peer name other
             ip addr add 10.96.0.10/32 dev kube-ipvs0; ip addr add 10.1.0.1/24 dev kube-ipvs0

@@ -18,7 +18,7 @@ const ENDED: &Footprint = &Footprint {
 /// Runs the test in a child process, which hides `/usr/sbin` by mounts, because the cleanup also
 /// searches that folder for programs.
 #[test]
-fn state_behind_failing_programs_is_reported_as_unknown() {
+fn state_that_a_failing_program_cannot_read_is_reported() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";
     if std::env::var_os(IS_INSIDE).is_none() {
         let folder = std::env::temp_dir().join(format!("programs-{}", std::process::id()));
@@ -39,7 +39,7 @@ fn state_behind_failing_programs_is_reported_as_unknown() {
         };
         if inside("true") {
             assert!(inside(
-                "exec \"$1\" --exact state_behind_failing_programs_is_reported_as_unknown"
+                "exec \"$1\" --exact state_that_a_failing_program_cannot_read_is_reported"
             ));
         } else {
             eprintln!("there are no user namespaces here");

@@ -144,7 +144,7 @@ mod tests {
     /// Uses lines that `cat /proc/net/tcp /proc/net/tcp6` prints on a little-endian machine.
     #[test]
     #[cfg(target_endian = "little")]
-    fn socket_addresses_are_parsed_in_the_machine_s_byte_order() {
+    fn socket_addresses_are_parsed_in_the_machines_byte_order() {
         assert_eq!(socket("0100007F:1F90"), Some(at("127.0.0.1:8080")));
         assert_eq!(
             socket("B80D0120000000000000000001000000:0050"),
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_list_of_sockets_causes_a_panic(text in ".{0,80}") {
+        fn arbitrary_socket_lists_never_panic_the_parser(text in ".{0,80}") {
             let _ = socket(&text);
             let line = || std::iter::once(Ok(text.clone()));
             let _ = takes(&mut line(), at("10.0.0.1:80"), None);

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minimal_mode_s_entries_are_explained_by_its_footprint() {
+    fn the_footprint_of_a_minimal_mode_explains_its_entries() {
         const TABLE: Space<'static> = Space::Nftables("small");
         const SMALL: Footprint = Footprint {
             nft_tables: &["small"],
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_other_programs_are_marked_as_such() {
+    fn rules_of_other_programs_are_marked_as_not_of_kube_proxy() {
         assert_eq!(
             unknown("filter DOCKER-USER", "-A DOCKER-USER -j DROP"),
             "not kube-proxy's: chain DOCKER-USER"
@@ -424,7 +424,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_kernel_entry_makes_the_origin_lookup_panic(
+        fn arbitrary_kernel_entries_never_panic_the_origin_lookup(
             place in "(nat |table ip |IPVS|)?.{0,30}(, chain .{0,30})?",
             entry in "(-j |comment \"?|)?.{0,40}",
             member in ".{0,20}",

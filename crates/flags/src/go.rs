@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn listen_addresses_are_parsed_like_upstream() {
+    fn listen_addresses_are_parsed_as_by_upstream() {
         let at = |text| listen(text, 10256).map(|at| at.map(|at| at.to_string()));
         for (text, place) in [
             ("0.0.0.0:10256", Some("0.0.0.0:10256")),
@@ -335,7 +335,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_flag_value_causes_a_panic(text in "\\PC*") {
+        fn arbitrary_flag_values_never_panic_the_parsers(text in "\\PC*") {
             let _ = (bool(&text), int(&text), duration(&text), ip(&text), gate(&text), quantity(&text), listen(&text, 1));
             normalise(text.into());
         }

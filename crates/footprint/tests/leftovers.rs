@@ -71,7 +71,7 @@ fn left_of(saved: &str) -> String {
 }
 
 #[test]
-fn removing_all_of_iptables_mode_keeps_only_the_kubelet_s_chains() {
+fn removing_iptables_mode_keeps_only_the_chains_of_the_kubelet() {
     let left = left_of(UPSTREAM);
     let kube: Vec<_> = left.lines().filter(|line| line.contains("KUBE")).collect();
     assert!(
@@ -85,7 +85,7 @@ fn removing_all_of_iptables_mode_keeps_only_the_kubelet_s_chains() {
 }
 
 #[test]
-fn removing_all_of_ipvs_mode_leaves_no_rule() {
+fn removing_ipvs_mode_leaves_no_rule() {
     for family in proxy::IpFamily::ALL {
         let shim = Shim {
             family,
@@ -101,7 +101,7 @@ fn removing_all_of_ipvs_mode_leaves_no_rule() {
 }
 
 #[test]
-fn ipvs_mode_keeps_only_those_rules_of_iptables_mode_that_it_also_wants() {
+fn ipvs_mode_keeps_only_the_iptables_mode_rules_that_both_modes_want() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),
@@ -193,7 +193,7 @@ fn a_chain_to_which_another_program_jumps_stays_without_rules() {
 }
 
 #[test]
-fn iptables_mode_keeps_only_those_rules_of_ipvs_mode_that_it_also_wants() {
+fn iptables_mode_keeps_only_the_ipvs_mode_rules_that_both_modes_want() {
     let shim = Shim {
         family: proxy::IpFamily::V4,
         filled: Set::all().collect(),

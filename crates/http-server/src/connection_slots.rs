@@ -377,7 +377,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_full_server_evicts_connections_of_the_client_with_the_most() {
+    fn a_full_server_evicts_connections_of_the_client_with_most_connections() {
         let places = places(6, 5);
         let server = places.server();
         let admit = |from: &str| places.admit(server, peer(from), &"tests");

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deletion_line_is_omitted_only_as_often_as_its_rule_was_deleted() {
+    fn each_deleted_rule_omits_one_deletion_line() {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_with_only_policies_is_untouched() {
+    fn a_legacy_table_with_only_policies_counts_as_untouched() {
         let info = |entries| LegacyTable {
             name: "nat".to_owned(),
             hooks: 0b11011,

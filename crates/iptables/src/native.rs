@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chains_rules_are_returned_only_if_all_are_printed() {
+    fn the_rules_of_a_chain_are_returned_only_if_all_rules_are_printed() {
         let mut printed = PrintedTables::default();
         let mut told = Vec::new();
         let text =

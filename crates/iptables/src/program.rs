@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_may_ignore_its_input() {
+    fn a_program_that_ignores_its_input_succeeds() {
         let program = Program::find("true").unwrap();
         let long = "x".repeat(1 << 20);
         let finished = program.run(&[], &long, Duration::from_secs(20)).unwrap();

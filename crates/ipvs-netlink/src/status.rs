@@ -147,7 +147,7 @@ mod tests {
         Stats thread ests:\t0\n";
 
     #[test]
-    fn the_ipvs_status_file_is_parsed_and_unknown_lines_kept() {
+    fn the_ipvs_status_file_is_parsed_and_unknown_lines_are_kept() {
         let status = Status::parse(SERVING).unwrap();
         assert_eq!((status.connections, status.services), (Some(300), Some(1)));
         let table = &status.connection_table;
@@ -206,7 +206,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_status_text_causes_a_panic(text in "(Conns|Conn buckets|Service buckets len-[0-9]{1,12}|\\PC{0,9}):?\\PC*\n?") {
+        fn arbitrary_status_text_never_panics_the_parser(text in "(Conns|Conn buckets|Service buckets len-[0-9]{1,12}|\\PC{0,9}):?\\PC*\n?") {
             let _ = Status::parse(&text);
         }
     }

@@ -572,7 +572,7 @@ proptest! {
 
     /// Damaged replies of the kernel reach more code of the decoder than random bytes would.
     #[test]
-    fn no_damaged_reply_panics_the_ipvs_decoder(
+    fn damaged_replies_never_panic_the_ipvs_decoder(
         which: prop::sample::Index,
         cut: prop::sample::Index,
         damage: Vec<(prop::sample::Index, u8)>,

@@ -118,7 +118,7 @@ async fn a_missing_proxy_mode_is_a_warning_event_on_the_node() {
 }
 
 #[tokio::test]
-async fn the_start_is_an_event_on_the_node_like_upstreams() {
+async fn the_start_causes_an_event_on_the_node() {
     for (mode, note) in [
         ("ipvs", "kube-proxy starts to carry Services in ipvs mode"),
         (
@@ -205,7 +205,7 @@ async fn a_health_check_port_in_use_is_an_event_on_the_service() {
 /// A full queue for an unreachable API server delays no caller. The task sends the queued events
 /// once the server is reachable again.
 #[tokio::test]
-async fn an_unreachable_api_server_delays_no_event_sender() {
+async fn event_senders_do_not_wait_for_an_unreachable_api_server() {
     let (server, client) = fixture().await;
     let (address, cluster) = (server.address(), server.cluster().clone());
     server.stop().await;

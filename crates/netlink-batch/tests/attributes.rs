@@ -151,7 +151,7 @@ fn encoded_bytes_equal_the_kernels_layout() {
 }
 
 #[test]
-fn a_payload_may_be_written_in_place() {
+fn a_payload_that_is_written_in_place_is_padded() {
     let payload = written(|writer| {
         writer.zeroed(6).copy_from_slice(&[1, 2, 3, 4, 5, 6]);
         writer.attr_u8(3, 7);

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_names_the_table_once_and_the_process() {
+    fn the_events_of_a_datagram_name_each_table_once_and_the_process() {
         let all = datagram(&[
             (command::NEW_CHAIN, &[(1, b"t\0"), (3, b"c\0")]),
             (command::NEW_RULE, &[(1, b"t\0"), (2, b"c\0")]),
@@ -270,12 +270,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_datagram_panics_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
+        fn arbitrary_datagrams_never_panic_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
             let _ = events(&datagram);
         }
 
         #[test]
-        fn no_damaged_datagram_panics_the_event_decoder(at in 0_usize..200, to in any::<u8>()) {
+        fn damaged_datagrams_never_panic_the_event_decoder(at in 0_usize..200, to in any::<u8>()) {
             let mut datagram = datagram(&[
                 (command::NEW_CHAIN, &[(1, b"t\0"), (3, b"c\0")]),
                 (command::NEW_GENERATION, &[(1, &[0, 0, 0, 7]), (3, b"nft\0")]),

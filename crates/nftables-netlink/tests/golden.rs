@@ -297,7 +297,7 @@ fn same_in_another_namespace(file: &Path) {
 }
 
 #[test]
-fn upstream_rulesets_are_recreated() {
+fn a_copy_of_each_upstream_ruleset_equals_the_original() {
     let files = files();
     assert!(files.len() > 40, "{}", files.len());
     for file in files {
@@ -306,7 +306,7 @@ fn upstream_rulesets_are_recreated() {
 }
 
 #[test]
-fn each_expression_and_object_is_recreated() {
+fn a_copy_of_each_expression_and_object_equals_the_original() {
     same_in_another_namespace(Path::new(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/data/all.nft"

@@ -349,7 +349,7 @@ fn a_notification_names_the_table_and_the_process() {
 }
 
 #[test]
-fn changes_of_all_own_sockets_are_ignored() {
+fn changes_by_own_sockets_are_ignored() {
     in_namespace(|mut other| {
         let own = Arc::new(OwnSockets::default());
         let mut first = own.open().unwrap();

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_hashes_equal_upstreams() {
+    fn chain_hashes_equal_those_of_upstream() {
         let port = Hash::of_port("default/web", Protocol::Tcp);
         assert_eq!(port.to_string(), "LOLE4ISW44XBNF3G");
         let endpoint = |endpoint: &str| {

@@ -1095,7 +1095,7 @@ fn rule_comments_are_short_with_many_endpoints() {
 }
 
 #[test]
-fn leftovers_of_ipvs_mode_are_removed_once_iptables_mode_serves() {
+fn leftovers_of_ipvs_mode_are_removed_after_iptables_mode_serves() {
     let kernel = FakeKernel::new(&[]);
     kernel.load(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
@@ -1149,7 +1149,7 @@ fn removal_of_ipvs_mode_leftovers_backs_off_while_writes_fail() {
 }
 
 #[test]
-fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
+fn leftovers_of_ipvs_mode_are_removed_when_no_rule_refers_to_them() {
     let mut world = serving_beside_ipvs_mode();
     world.damage(Table::Filter, "INPUT", |rules| {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
@@ -1172,7 +1172,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
 }
 
 #[test]
-fn a_shared_chain_with_drift_is_pending_until_written() {
+fn a_shared_chain_with_drift_is_pending_until_its_repair() {
     let mut world = serving(2);
     let held = world.holds();
     world.damage(Table::Nat, "KUBE-SERVICES", |rules| {
@@ -1256,7 +1256,7 @@ proptest! {
     /// After any sequence of events, the kernel's rules equal the rules after a fresh start with
     /// the same objects.
     #[test]
-    fn any_sequence_of_changes_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
+    fn any_sequence_of_changes_ends_in_the_state_of_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();
         let mut services = BTreeMap::new();
         let mut slices = BTreeMap::new();

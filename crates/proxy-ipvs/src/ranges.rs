@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_network_within_another_needs_no_route_of_its_own() {
+    fn a_service_network_within_another_service_network_needs_no_route() {
         let nets = ["10.96.0.0/12", "10.97.0.0/16", "10.128.0.0/16"];
         assert_eq!(routes(&nets, &[]), ["10.96.0.0/12", "10.128.0.0/16"]);
     }

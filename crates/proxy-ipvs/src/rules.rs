@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn with_exact_semantics_table_mangle_has_chains_only_while_they_have_rules() {
+    fn with_exact_semantics_table_mangle_has_no_empty_chains() {
         let all: Vec<_> = Set::every().collect();
         for style in [ShimStyle::Upstream, ShimStyle::Lean] {
             let shim_of = |filled: &[Set], of: &Config| {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_set_of_marks_is_found_by_the_target_of_its_rule() {
+    fn a_missing_rule_that_uses_the_set_of_marks_is_detected() {
         let family = IpFamily::V6;
         let rules = |filled: &[Set]| shim(family, filled).rules(&exact());
         let few = rules(&[Set::ClusterIp]);

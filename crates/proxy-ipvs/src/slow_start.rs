@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn scheduler_mh_gets_only_as_many_steps_as_it_distinguishes_weights() {
+    fn slow_start_has_no_more_steps_than_weights_that_mh_distinguishes() {
         let steps = |scheduler, largest| Ramp::new(MINUTE, scheduler, largest).map(Ramp::steps);
         let of_mh = [1, 6, 7, 31, 32, 100].map(|largest| steps("mh", largest));
         assert_eq!(of_mh, [Some(10), Some(10), Some(9), Some(2), None, None]);

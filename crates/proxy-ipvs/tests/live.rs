@@ -1088,7 +1088,7 @@ fn a_foreign_set_of_another_type_is_reported_with_advice() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_full_set_is_swapped_for_a_larger_one_while_rules_match_it() {
+fn a_full_set_that_rules_use_is_swapped_for_a_larger_set() {
     on_a_node(|| {
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(

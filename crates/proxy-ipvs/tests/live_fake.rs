@@ -170,7 +170,7 @@ fn held(kernel: &mut impl Kernel) -> KernelContent {
 
 #[test]
 #[ignore = "needs a kernel with IPVS, and root: the lab"]
-fn the_fake_ends_in_the_kernels_state_with_the_same_refusals() {
+fn the_fake_and_the_kernel_have_the_same_final_state_and_refusals() {
     for family in [IpFamily::V4, IpFamily::V6] {
         in_namespace(|| compare(family));
     }

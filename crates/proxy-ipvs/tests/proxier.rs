@@ -464,7 +464,7 @@ fn entries_of_other_programs_stay_unchanged() {
 }
 
 #[test]
-fn leftover_virtual_servers_are_adopted_by_address_set_or_node_port() {
+fn leftover_virtual_servers_with_a_bound_address_or_set_member_are_adopted() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     {
         let properties = Properties {
@@ -718,7 +718,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
 }
 
 #[test]
-fn a_member_that_the_kernel_does_not_remove_causes_no_restore_of_rules() {
+fn a_refused_removal_does_not_cause_another_write_of_the_rules() {
     for stays in [
         "remove virtual server 10.96.0.10:80/TCP",
         "remove 10.96.0.10,tcp:80 from set KUBE-CLUSTER-IP",
@@ -862,7 +862,7 @@ fn a_recreated_node_object_without_addresses_keeps_the_known_node_address() {
 }
 
 #[test]
-fn a_refused_entry_stays_pending_and_all_others_are_written() {
+fn a_refused_entry_stays_pending_and_all_other_entries_are_written() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
     world.slice(slice("default/bad", &PAIR));

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_lacks_memory_blames_no_object() {
+    fn a_refusal_for_lack_of_memory_blames_no_object() {
         for error in [
             CommitError::Whole(errno(libc::ENOMEM)),
             changes(&[(1, libc::ENOMEM)]),

@@ -662,7 +662,7 @@ fn ip(arguments: &str) {
 /// later packets of the flow reach an endpoint, once the map has an element for the Service again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
-fn a_flow_that_was_rejected_without_an_endpoint_is_translated_once_an_endpoint_exists() {
+fn a_rejected_flow_is_translated_after_the_map_gets_an_endpoint() {
     in_namespace(|| {
         ip("link set lo up");
         for host in 1..=4 {
@@ -713,7 +713,7 @@ fn a_flow_that_was_rejected_without_an_endpoint_is_translated_once_an_endpoint_e
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn with_the_flat_layout_a_change_is_one_transaction_and_a_restart_writes_nothing() {
+fn a_change_in_the_flat_layout_is_one_transaction_and_a_restart_writes_nothing() {
     in_namespace(|| {
         let mut world = World::new(Layout::Flat);
         for number in 1..=300 {

@@ -162,7 +162,7 @@ fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
 
 #[test]
 #[ignore = "needs nf_tables, and the right to make network namespaces"]
-fn the_fake_ends_in_the_kernels_state_with_the_same_refusals() {
+fn the_fake_and_the_kernel_have_the_same_final_state_and_refusals() {
     for family in [IpFamily::V4, IpFamily::V6] {
         in_namespace(|| compare(family));
     }

@@ -821,7 +821,7 @@ fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
 /// The kernel reserves 2 MiB at once for a set with a size. An earlier version of this program
 /// created such sets.
 #[test]
-fn affinity_sets_have_no_size_and_sets_with_a_size_are_shrunk() {
+fn new_affinity_sets_have_no_size_and_old_sets_release_their_memory() {
     let layout = Layout::Upstream;
     let mut world = World::new(layout);
     for number in 1..=3 {
@@ -969,7 +969,7 @@ fn an_affinity_timeout_and_a_traffic_policy_can_change_on_old_and_new_kernels() 
 }
 
 #[test]
-fn service_cidrs_apply_at_once_and_stay_after_a_restart_until_they_are_known() {
+fn service_cidrs_apply_at_once_and_a_restart_keeps_their_rules() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1032,7 +1032,7 @@ fn node_ports_are_served_at_the_addresses_of_the_flag() {
 }
 
 #[test]
-fn a_new_address_of_the_node_object_serves_once_an_interface_has_it() {
+fn a_new_address_of_the_node_object_serves_when_an_interface_has_the_address() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1116,7 +1116,7 @@ fn a_cluster_ip_that_equals_a_load_balancer_address_keeps_source_ranges() {
 }
 
 #[test]
-fn a_set_that_another_programs_rule_uses_may_stay() {
+fn a_set_that_another_programs_rule_uses_stays_and_blocks_no_service() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1173,7 +1173,7 @@ fn a_replaced_set_does_not_contain_an_address_that_the_node_lost() {
 }
 
 #[test]
-fn an_element_is_written_once_the_kernel_accepts_its_chain() {
+fn an_element_is_written_after_the_kernel_accepts_its_chain() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["to chain external-".to_owned()];
@@ -1359,7 +1359,7 @@ fn empty_kernel() -> FakeKernel {
 }
 
 #[test]
-fn the_layout_changes_with_the_number_of_service_ports_in_one_transaction() {
+fn a_new_number_of_service_ports_changes_the_layout_in_one_transaction() {
     let content_of = |layout, services: u16| {
         let mut fresh = World::new(layout);
         (1..=services).for_each(|number| web(&mut fresh, number, [1, 2, 3, 4]));
@@ -1399,7 +1399,7 @@ fn the_layout_changes_with_the_number_of_service_ports_in_one_transaction() {
 }
 
 #[test]
-fn on_an_empty_node_the_first_transaction_has_the_layout_for_the_number_of_services() {
+fn the_first_transaction_has_the_layout_for_the_number_of_services() {
     for (services, layout) in [(6, Layout::Upstream), (7, Layout::Flat)] {
         let mut world = by_size(empty_kernel());
         world.list(true);
@@ -1484,7 +1484,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
 
 /// After an invalid change, the kernel also refuses all further changes of the transaction.
 #[test]
-fn valid_changes_after_an_invalid_one_are_written() {
+fn valid_changes_after_an_invalid_change_are_written() {
     for layout in LAYOUTS {
         for guilty in [&[5][..], &[5, 17, 18], &[40]] {
             let mut world = World::new(layout);
@@ -1704,7 +1704,7 @@ fn a_transaction_too_large_for_one_send_is_split() {
 }
 
 #[test]
-fn a_transaction_has_a_largest_number_of_sets() {
+fn the_number_of_sets_in_a_transaction_is_limited() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {

@@ -456,7 +456,7 @@ fn a_listening_port_that_cannot_be_opened_is_reported_and_retried() {
 }
 
 #[test]
-fn an_address_that_cannot_be_served_does_not_lead_to_a_deleted_service() {
+fn an_address_whose_new_service_cannot_be_served_has_no_redirect() {
     let mut world = World::new().listed();
     world.apply(service("gone", "10.96.0.1"));
     world.apply(service("stays", "10.96.0.3"));
@@ -533,7 +533,7 @@ fn the_older_of_two_services_owns_a_shared_address() {
 }
 
 #[test]
-fn an_address_moves_to_another_service_once_that_service_serves() {
+fn an_address_moves_to_another_service_when_that_service_serves() {
     let mut world = World::new().listed();
     world.apply(service("older", "10.96.0.1"));
     world.endpoints("older", &["10.244.1.2"]);
@@ -752,7 +752,7 @@ fn a_preview_makes_no_write() {
 }
 
 #[test]
-fn ten_thousand_redirects_need_one_write_and_a_new_one_writes_only_itself() {
+fn ten_thousand_redirects_need_one_write_and_a_new_redirect_one_change() {
     let mut world = World::new().listed();
     for number in 0..10_000_u32 {
         let [_, _, high, low] = number.to_be_bytes();

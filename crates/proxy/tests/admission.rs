@@ -521,7 +521,7 @@ proptest! {
     /// Service if and only if no other Service's load balancer is served at the same address and
     /// port.
     #[test]
-    fn external_ips_are_served_if_no_load_balancer_serves_them(
+    fn an_external_ip_port_is_served_unless_a_load_balancer_has_the_port(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)
     ) {
         let addresses = ["192.0.2.1", "192.0.2.2", "10.96.0.3"];

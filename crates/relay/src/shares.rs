@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_with_three_quarters_of_all_slots_evicts_a_connection_of_its_largest_client() {
+    fn a_service_at_its_share_loses_a_connection_of_its_largest_client() {
         let mut tried = Tried::new(100);
         for number in 0..75 {
             let client = if number < 40 { "10.0.0.1" } else { "10.0.0.2" };

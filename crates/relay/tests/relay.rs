@@ -325,7 +325,7 @@ fn connections_beyond_the_limit_wait() {
 
 /// Checks that the relay copies bytes if no pipe is free, or if descriptors for a pipe are lacking.
 #[test]
-fn without_a_free_pipe_bytes_are_copied() {
+fn bytes_are_copied_if_no_pipe_is_free() {
     let none = Limits {
         pipes: 0,
         ..limits()
@@ -441,7 +441,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 }
 
 #[test]
-fn a_udp_flow_keeps_its_endpoint_until_idle() {
+fn a_udp_flow_keeps_its_endpoint_until_the_flow_is_idle() {
     // Longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),

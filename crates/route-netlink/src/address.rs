@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_address_attributes_may_be_invalid() {
+    fn unused_address_attributes_are_ignored_even_if_invalid() {
         let (label, cache) = ((libc::IFA_LABEL, &[0xff, 0xfe][..]), (6, &[1][..]));
         let address = payload(&[label, cache, (IFA_LOCAL, &[10, 0, 0, 1])]);
         assert!(Address::parse(&address).unwrap().is_some());

@@ -173,7 +173,7 @@ mod tests {
     /// Checks that a wait continues after a stop of the process. The stop interrupts a read that
     /// has a timeout (signal(7)).
     #[test]
-    fn a_stop_of_the_process_does_not_end_a_wait() {
+    fn a_wait_continues_after_sigstop_and_sigcont() {
         let routes = KernelRoutes::subscribe(0).unwrap();
         let within = Duration::from_secs(2);
         let begin = Instant::now();

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_link_attributes_may_be_invalid() {
+    fn unused_link_attributes_are_ignored_even_if_invalid() {
         let odd = payload(1, |message| {
             message.attr(libc::IFLA_IFNAME, &[0xff, 0xfe]);
             message.attr(libc::IFLA_MTU, &[0; 8]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_very_long_link_name_is_cut_to_an_invalid_length() {
+    fn a_very_long_link_name_is_cut_to_16_bytes() {
         let message = named(&"x".repeat(100_000));
         let LinkAttribute::IfName(name) = &message.attributes[0] else {
             panic!("{message:?}");
@@ -182,7 +182,7 @@ mod tests {
         }
 
         #[test]
-        fn no_link_info_panics_the_link_decoder(part in proptest::collection::vec(any::<u8>(), 0..32)) {
+        fn arbitrary_link_info_never_panics_the_link_decoder(part in proptest::collection::vec(any::<u8>(), 0..32)) {
             let _ = Link::parse(&payload(0, |message| message.attr(IFLA_LINKINFO, &part)));
         }
     }

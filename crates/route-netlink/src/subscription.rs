@@ -242,12 +242,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_datagram_panics_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
+        fn arbitrary_datagrams_never_panic_the_event_decoder(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
             let _ = events(&datagram);
         }
 
         #[test]
-        fn no_message_panics_the_event_decoder(
+        fn arbitrary_messages_never_panic_the_event_decoder(
             kind in 16_u16..22, payload in proptest::collection::vec(any::<u8>(), 0..128),
         ) {
             let mut batch = netlink_batch::Batch::new();

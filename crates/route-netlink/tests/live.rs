@@ -170,7 +170,7 @@ fn a_replaced_route_has_only_the_new_source() {
 }
 
 #[test]
-fn routes_created_by_the_kernel_have_a_different_protocol() {
+fn kernel_routes_and_own_routes_are_distinguished_by_protocol() {
     in_namespace(|mut rtnetlink| {
         rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
         let address = ip("10.96.0.1");
@@ -215,7 +215,7 @@ fn a_dummy_link_is_created_and_deleted() {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn the_address_generation_mode_decides_whether_a_link_gets_a_link_local_address() {
+fn the_generation_mode_decides_whether_a_link_gets_a_link_local_address() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         for (name, generation, expected) in [
@@ -292,7 +292,7 @@ fn source(to: IpAddr) -> IpAddr {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn a_tentative_address_is_no_source_until_it_has_its_route() {
+fn a_tentative_address_is_used_as_source_only_after_its_route_exists() {
     load_ipv6();
     in_namespace(|mut rtnetlink| {
         rtnetlink.create_dummy(DUMMY).unwrap();

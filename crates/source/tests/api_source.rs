@@ -252,7 +252,7 @@ async fn a_restart_of_the_api_server_loses_no_object() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_starts_after_the_source_is_found() {
+async fn the_source_finds_an_api_server_that_starts_later() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
     drop(listener);

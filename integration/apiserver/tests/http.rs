@@ -500,7 +500,7 @@ mod watching {
     }
 
     #[tokio::test]
-    async fn a_server_without_streamed_lists_rejects_them() {
+    async fn streamed_lists_are_rejected_if_they_are_disabled() {
         let (_server, client) = serve(Options {
             watch_list: false,
             ..Options::default()

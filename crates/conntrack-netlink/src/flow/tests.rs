@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_flow_message_makes_the_decoder_panic(
+    fn damaged_flow_messages_never_panic_the_decoder(
         which in 0..7_usize,
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         end in any::<prop::sample::Index>(),

@@ -72,7 +72,7 @@ impl World {
 }
 
 #[test]
-fn a_service_is_reported_once_its_entry_is_written() {
+fn a_service_is_reported_after_its_entry_is_written() {
     let mut world = World::new().listed();
     world.service("web", 1, "10.96.0.1");
     let report = world.sync();

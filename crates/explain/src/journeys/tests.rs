@@ -143,7 +143,7 @@ fn a_local_endpoint_is_also_traced_as_its_own_client() {
 }
 
 #[test]
-fn a_client_inside_and_one_outside_the_source_ranges_are_traced() {
+fn clients_inside_and_outside_the_source_ranges_are_traced() {
     let without = "outside 203.0.113.7, in none of loadBalancerSourceRanges";
     let within = |address: &str| format!("outside {address}, within loadBalancerSourceRanges");
     for (ranges, wanted) in [
@@ -305,7 +305,7 @@ impl Routing for Alone {
 }
 
 #[test]
-fn without_known_networks_senders_are_next_to_the_node() {
+fn without_known_networks_the_outside_sender_is_next_to_the_node() {
     let mut objects = objects(&[], Vec::new());
     objects.node = OwnNode {
         addresses: vec!["172.35.0.100".parse().unwrap()],

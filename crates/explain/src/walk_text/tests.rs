@@ -256,7 +256,7 @@ fn an_unsupported_rule_is_reported_once() {
 }
 
 #[test]
-fn a_packet_to_the_node_without_a_service_needs_a_listening_process() {
+fn a_packet_to_the_node_itself_needs_a_listening_process() {
     let local = |port: u16| {
         let at = SocketAddr::new("10.96.0.9".parse().unwrap(), port);
         let mut packet = Packet::new(6, "10.244.1.9".parse().unwrap(), at.ip(), at.port());

@@ -172,7 +172,7 @@ fn all_alpha_and_all_beta_do_not_affect_gates_set_by_name() {
 
 /// Sets gates that the upstream kube-proxy of at least one release rejects.
 #[test]
-fn unknown_locked_and_other_components_feature_gates_cause_warnings() {
+fn feature_gates_without_effect_cause_a_warning() {
     assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);
     for (given, part) in [
         (
@@ -209,7 +209,7 @@ fn unknown_locked_and_other_components_feature_gates_cause_warnings() {
 }
 
 #[test]
-fn set_gates_that_will_be_removed_are_logged() {
+fn feature_gates_that_are_set_and_will_be_removed_are_logged() {
     let given = "AllowServiceExternalIPs=false,ClientsAllowCARotation=false,ComponentFlagz=false";
     let [external] = &gates(given).notes()[..] else {
         panic!("{:?}", gates(given).notes());

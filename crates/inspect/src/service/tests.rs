@@ -341,7 +341,7 @@ fn draining_endpoints_that_no_slice_contains_are_listed() {
 
 /// Simulates another program, such as keepalived, with a virtual server at an address of a Service.
 #[test]
-fn counters_of_another_program_s_virtual_server_do_not_count_for_a_service() {
+fn counters_of_a_foreign_virtual_server_do_not_count_for_a_service() {
     let mut counted = CounterSamples::default();
     let of = OfAddress {
         scheduler: Some("wrr".to_owned()),

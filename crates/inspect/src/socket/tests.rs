@@ -67,7 +67,7 @@ async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn the_user_of_the_daemon_gets_a_response() {
+async fn a_client_that_runs_as_the_daemons_user_gets_a_response() {
     let own = Own::new("answered");
     assert!(own.places.connect().unwrap().is_none());
     let _server = start(own.places.clone(), echo);
@@ -206,7 +206,7 @@ async fn a_user_without_access_gets_an_error() {
 }
 
 #[tokio::test]
-async fn a_second_daemon_responds_once_the_first_has_ended() {
+async fn a_second_daemon_responds_after_the_first_daemon_has_ended() {
     let own = Own::new("two");
     let answers = |what: &'static str| move |_: &Parts| text(StatusCode::OK, what);
     let first = start(own.places.clone(), answers("first"));

@@ -64,7 +64,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_entry_makes_the_decoder_panic(entry in entries(), at in 0..60_usize, byte: u8) {
+    fn damaged_entries_never_panic_the_decoder(entry in entries(), at in 0..60_usize, byte: u8) {
         let mut bytes = bytes(&entry);
         if let Some(there) = bytes.get_mut(at) {
             *there = byte;
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_entry_parser_panic(text: String, of in 0..5_usize) {
+    fn arbitrary_text_never_panics_the_entry_parser(text: String, of in 0..5_usize) {
         let _ = Entry::parse(&text, SetType::ALL[of]);
     }
 }

@@ -203,7 +203,7 @@ fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_refused_entry_does_not_stop_the_entries_after_it(
+    fn a_refused_entry_does_not_stop_later_entries(
         entries in proptest::collection::vec(
             prop_oneof![9 => any::<u16>().prop_map(Entry::Port), 1 => Just(Entry::Ip([10, 0, 0, 1].into()))],
             0..4000,

@@ -123,7 +123,7 @@ fn a_set_in_several_messages_is_joined() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn the_name_of_a_set_may_be_invalid_utf_8() {
+fn a_set_name_that_is_not_utf_8_is_decoded_with_replacement_characters() {
     let mut messages: Vec<_> = reply("ipset list")
         .into_iter()
         .map(|(_, payload)| payload)
@@ -139,7 +139,7 @@ fn the_name_of_a_set_may_be_invalid_utf_8() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_set_matches_a_definition_despite_settings_that_do_not_affect_entries() {
+fn only_settings_that_affect_entries_decide_whether_a_set_matches() {
     let sets = sets("ipset list");
     let header = |name: &str| {
         &sets
@@ -232,7 +232,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_list_makes_the_decoder_panic(
+    fn damaged_lists_never_panic_the_decoder(
         damage in proptest::collection::vec((0..12_usize, 0..300_usize, any::<u8>()), 1..6),
         cut in 0..400_usize,
     ) {

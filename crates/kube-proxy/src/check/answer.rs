@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_fails_if_the_node_is_unreadable_or_cannot_be_served() {
+    fn a_check_fails_if_the_kernel_is_unreadable_or_a_preflight_check_fails() {
         let mut answer = answer(Vec::new());
         assert!(!answer.fails());
         answer.preflight.push(Finding::warn("ports", "taken"));

@@ -570,7 +570,7 @@ fn written(line: &str) -> (PathBuf, String) {
 }
 
 #[test]
-fn the_written_default_configuration_equals_upstreams() {
+fn the_written_default_configuration_equals_that_of_upstream() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
     // The text equals upstream's file, except for one sync period of another mode.
@@ -1105,7 +1105,7 @@ fn configz_has_the_sync_periods_of_the_current_mode() {
 
 proptest::proptest! {
     #[test]
-    fn no_configuration_file_causes_a_panic(text in "(\\PC|\n|: |- ){0,60}") {
+    fn arbitrary_configuration_files_never_panic_the_parser(text in "(\\PC|\n|: |- ){0,60}") {
         let _ = parse(&text);
         let _ = parse(&format!("{HEADER}{text}"));
     }

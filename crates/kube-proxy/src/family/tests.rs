@@ -163,7 +163,7 @@ async fn a_node_with_only_refused_writes_is_neither_ready_nor_healthy() {
 }
 
 #[tokio::test]
-async fn programming_latency_is_measured_once_the_service_is_written() {
+async fn programming_latency_is_measured_when_the_service_is_written() {
     let mut world = World::new();
     world.told([
         service("web", None),
@@ -362,7 +362,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
 }
 
 #[tokio::test]
-async fn a_new_mode_takes_over_once_the_old_mode_is_idle() {
+async fn a_new_mode_takes_over_when_the_old_mode_is_idle() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_health_response_bodies_equal_upstreams() {
+    async fn the_health_response_bodies_equal_those_of_upstream() {
         let world = World::new();
         let (_, body) = get(&world.server, "GET /livez").await;
         let now = Timestamp::now().to_string();

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn log_severities_are_klogs_letters() {
+    fn log_severities_are_the_letters_of_klog() {
         let text = said(|| {
             tracing::error!("e");
             tracing::warn!("w");

@@ -231,7 +231,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
 }
 
 #[test]
-fn metric_names_types_labels_and_help_equal_upstreams() {
+fn metric_names_types_labels_and_help_equal_those_of_upstream() {
     let described = |(name, family): (&String, &ScrapedFamily)| {
         let labels: BTreeSet<_> = family
             .samples
@@ -569,7 +569,7 @@ fn histograms_are_exported_before_their_first_value() {
 }
 
 #[test]
-fn openmetrics_output_has_the_same_samples() {
+fn openmetrics_output_has_as_many_samples_as_the_classic_format() {
     let metrics = busy();
     let text = metrics.openmetrics();
     assert!(text.ends_with("# EOF\n"));

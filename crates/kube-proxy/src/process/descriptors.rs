@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_file_descriptor_error_has_a_next_step() {
+    fn an_error_for_lack_of_file_descriptors_has_a_next_step() {
         let told = |errno: i32| {
             let error = std::io::Error::from_raw_os_error(errno);
             with_next_step(format!("cannot subscribe to address changes: {error}"))

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_file_gets_all_lines_and_the_exit_status_is_the_commands() {
+    fn the_log_runner_copies_all_lines_and_returns_the_commands_exit_status() {
         let script = "echo out; echo err >&2; exit 7";
         let (code, text) = run("/go-runner --log-file=LOG --also-stdout", script);
         assert_eq!((code, &*text), (7, "before\nout\nerr\n"));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_names_of_upstreams_runner_start_the_log_runner() {
+    fn the_log_runner_does_not_start_under_the_name_of_kube_proxy() {
         let arguments = ["/usr/local/bin/kube-proxy", "--v=2"].map(OsString::from);
         assert_eq!(stand_in(arguments.into_iter()).unwrap(), None);
     }

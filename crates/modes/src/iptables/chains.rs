@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_chain_is_reported_by_its_different_rules() {
+    fn a_changed_chain_is_reported_with_each_different_rule() {
         let told = |lines: &[&str]| {
             lines
                 .iter()

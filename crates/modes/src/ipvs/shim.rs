@@ -290,7 +290,7 @@ mod tests {
 
     /// A start and its preview must choose the same shim.
     #[test]
-    fn a_preview_reports_a_missing_set_match_without_a_trial() {
+    fn a_preview_reports_a_missing_match_for_sets_without_a_test_rule() {
         let nothing_tried = || unreachable!("nothing may be tried");
         assert!(is_missing(true, Access::Read, nothing_tried));
         for access in [Access::Read, Access::Write] {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn only_missing_iptables_selects_the_shim_in_nftables() {
+    fn only_the_absence_of_iptables_selects_the_nftables_shim() {
         let program = || "iptables-nft-restore".to_owned();
         let failed = |kind| IptablesError::Failed {
             program: program(),

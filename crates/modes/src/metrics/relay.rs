@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn relay_evictions_are_metrics_only_if_a_relay_runs() {
+    fn relay_evictions_are_exported_only_if_a_relay_runs() {
         let page_with_relay = page(|| {
             Some(Evictions {
                 connections: 68,

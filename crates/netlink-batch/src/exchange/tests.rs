@@ -224,7 +224,7 @@ fn sequence_numbers_wrap_around() {
 }
 
 #[test]
-fn a_send_without_permission_is_one_error() {
+fn a_batch_without_permission_fails_with_one_error() {
     let mut exchange = exchange([vec![Ok(verdict(1, EPERM))]]);
     assert!(matches!(
         exchange.execute(&batch(3)),
@@ -454,14 +454,14 @@ fn a_truncated_datagram_counts_as_lost_and_grows_the_buffer() {
 
 proptest! {
     #[test]
-    fn no_datagram_causes_a_panic(datagrams: Vec<Vec<u8>>) {
+    fn arbitrary_datagrams_never_panic_an_exchange(datagrams: Vec<Vec<u8>>) {
         let answers = || [datagrams.iter().cloned().map(Ok).collect::<Vec<_>>()];
         let _ = exchange(answers()).execute(&batch(3));
         let _ = exchange(answers()).request(8, 0, &|_| ());
     }
 
     #[test]
-    fn no_error_reply_causes_a_panic(kind in 2..4_u16, flags: u16, payload: Vec<u8>) {
+    fn arbitrary_error_replies_never_panic_an_exchange(kind in 2..4_u16, flags: u16, payload: Vec<u8>) {
         let answer = || [vec![Ok(message(kind, flags, 1, &payload))]];
         let _ = exchange(answer()).execute(&batch(3));
         let _ = exchange(answer()).request(8, 0, &|_| ());
@@ -469,7 +469,7 @@ proptest! {
 }
 
 #[test]
-fn a_transaction_is_one_send_of_any_size() {
+fn a_transaction_of_any_size_is_sent_in_one_call() {
     let mut large = Batch::new();
     for _ in 0..600 {
         large.push(20, 0, |writer| writer.attr(1, &vec![0; 60_000]));

@@ -469,7 +469,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_object_panics_the_decoder(
+    fn damaged_objects_never_panic_the_decoder(
         change in change(),
         faults in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in any::<prop::sample::Index>(),

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn masked_out_bytes_may_be_unknown() {
+    fn unknown_bytes_that_a_mask_clears_become_known() {
         let half = masked(&[None, Some(0xff)], &[0, 0x0f], &[0, 1]);
         assert_eq!(half[..], [Some(0), Some(0x0e)]);
         assert_eq!(masked(&[None], &[1], &[0])[..], [None]);

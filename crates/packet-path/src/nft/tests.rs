@@ -205,7 +205,7 @@ fn held(rules: Vec<Rule>) -> InMemoryTables {
 }
 
 #[test]
-fn both_outcomes_of_an_unknown_match_are_followed_if_relevant() {
+fn both_outcomes_of_an_unknown_match_are_followed_only_if_they_differ() {
     let with = |then: Vec<Expression>| rule(unknown().into_iter().chain(then).collect());
     let counts = vec![Expression::Counter {
         bytes: 0,
@@ -456,7 +456,7 @@ fn expression() -> impl Strategy<Value = Expression> {
 
 proptest! {
     #[test]
-    fn evaluation_ends_for_any_rules(
+    fn the_evaluation_of_arbitrary_rules_ends(
         rules in vec(vec(expression(), 0..7), 0..5),
         other in vec(vec(expression(), 0..7), 0..3),
         elements in vec((bytes(0..20), verdict()), 0..5),

@@ -55,7 +55,7 @@ fn replies_return_to_their_sender() {
 }
 
 #[test]
-fn replies_to_ipvs_packets_pass_forward() {
+fn replies_to_ipvs_packets_need_ip_forwarding() {
     let mut world = world("ipvs", "filter", "");
     world.sysctl("net/ipv4/ip_forward", "0");
     assert_eq!(fates(&world, POD), ["dropped by routing"]);

@@ -99,7 +99,7 @@ fn a_drop_by_policy_is_reported_with_counters() {
 }
 
 #[test]
-fn unsupported_rules_are_reported_only_if_relevant() {
+fn unsupported_rules_are_reported_only_if_they_affect_the_packet() {
     let logs = filter("-A FORWARD -m time --timestart 08:00 -j LOG\n");
     assert_eq!(logs.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     let same = filter("-A FORWARD -m time --timestart 08:00 -j ACCEPT\n");
@@ -298,7 +298,7 @@ fn the_input_interface_of_a_packet_can_be_given() {
 
 proptest! {
     #[test]
-    fn no_iptables_rule_causes_a_panic(
+    fn arbitrary_iptables_rules_never_panic_the_evaluation(
         lines in proptest::collection::vec(
             "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( \
              (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\

@@ -576,7 +576,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_link_local_addresses_are_no_node_addresses() {
+    fn loopback_and_link_local_addresses_are_not_node_addresses() {
         let counted = ["10.0.0.1", "169.254.0.1", "fd00::1", "2001:db8::1"];
         assert!(counted.iter().all(|text| counts(text.parse().unwrap())));
         let passed = ["127.0.0.1", "127.1.2.3", "::1", "fe80::1"];

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_search_for_leftovers_is_repeated_until_all_are_readable() {
+    fn the_search_for_leftovers_is_repeated_until_all_leftovers_are_known() {
         let mut known = None;
         assert_eq!(until_known(&mut known, || (1, Certainty::Some)), 1);
         assert_eq!(until_known(&mut known, || (2, Certainty::All)), 2);

@@ -233,7 +233,7 @@ fn any_sequence_of_events_ends_in_the_state_of_a_fresh_start() {
 }
 
 #[test]
-fn with_the_nftables_shim_any_sequence_of_events_ends_in_the_state_of_a_fresh_start() {
+fn the_nftables_shim_ends_in_the_state_of_a_fresh_start_after_any_events() {
     with_shim(ShimStyle::Nftables, SEEDS + 1..=SEEDS + SEEDS / 2);
 }
 

@@ -208,7 +208,7 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
 }
 
 #[test]
-fn a_draining_endpoint_serves_again_if_the_next_owner_of_the_address_has_it() {
+fn a_draining_endpoint_of_the_next_owner_of_an_address_serves_again() {
     let mut world = conflict();
     endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
     endpoints(&mut world, "default/old", &["10.244.2.3"]);
@@ -683,7 +683,7 @@ proptest! {
     /// - Other destinations get no new connection and lose no open connection.
     /// - At the end, no leftover destination and no timer remains.
     #[test]
-    fn endpoints_serve_and_leftover_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
+    fn after_any_changes_endpoints_serve_and_removed_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();
         story.tell(0);
         story.tell(1);

@@ -261,7 +261,7 @@ fn a_removed_service_address_is_bound_again_at_once() {
 }
 
 #[test]
-fn a_service_address_that_could_not_be_unbound_and_is_lost_is_bound_again() {
+fn a_lost_service_address_is_bound_again_after_a_refused_removal() {
     let mut world = web();
     let address = ip("10.96.0.10");
     let refusal = "unbind 10.96.0.10 from kube-ipvs0";

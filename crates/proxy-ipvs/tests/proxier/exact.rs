@@ -134,7 +134,7 @@ fn a_restart_keeps_packet_marks_of_services_that_claim_the_same_address() {
 }
 
 #[test]
-fn a_virtual_server_by_mark_that_the_first_dump_lacks_is_adopted_by_its_flag() {
+fn an_fwmark_virtual_server_that_the_first_dump_skipped_is_adopted() {
     let world = web();
     world.work();
     let by_mark = VirtualServerKey::Mark {
@@ -174,7 +174,7 @@ fn without_a_local_endpoint_packets_from_outside_are_dropped() {
 }
 
 #[test]
-fn after_a_changed_policy_packets_are_marked_only_once_their_virtual_server_exists() {
+fn a_policy_change_marks_packets_only_while_their_virtual_server_exists() {
     let mut world = world_of(MarkBits::DEFAULT);
     world.service(exposed("default/web", 10, false));
     world.slice(slice("default/web", &PAIR));
@@ -385,7 +385,7 @@ fn a_changed_policy_keeps_connections_through_the_fwmark_virtual_server() {
 }
 
 #[test]
-fn packets_to_a_new_address_are_marked_only_once_old_endpoints_have_weight_0() {
+fn packets_to_a_new_address_are_marked_after_old_endpoints_have_weight_0() {
     let mut world = web();
     world.work();
     world.service(Service {
@@ -440,7 +440,7 @@ fn packets_without_a_mark_are_masqueraded() {
 }
 
 #[test]
-fn a_mark_stays_while_urgent_services_are_planned_before_its_masquerading() {
+fn a_mark_is_removed_after_urgent_services_and_set_members_are_written() {
     let mut world = web();
     world.work();
     world.service(service("kube-system/kube-dns", "10.96.0.53", 53));
@@ -483,7 +483,7 @@ fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
 }
 
 #[test]
-fn the_fwmark_virtual_server_of_a_deleted_service_is_removed_with_its_address() {
+fn an_fwmark_virtual_server_is_removed_with_its_deleted_service() {
     for was_former in [false, true] {
         let counted = proxy_ipvs::MarkAddresses::default();
         let config = Config {

@@ -79,7 +79,7 @@ fn a_mark_that_another_program_wrote_is_replaced_by_the_services_mark() {
 }
 
 #[test]
-fn rules_before_ipvs_exist_only_while_a_set_has_members() {
+fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
         // One rule marks packets, and the other rule exempts packets of the node itself.
@@ -137,7 +137,7 @@ fn a_change_of_the_shim_keeps_the_packet_marks() {
 }
 
 #[test]
-fn a_change_to_upstreams_semantics_removes_the_rules_and_marks_of_exact_semantics() {
+fn a_change_to_upstreams_semantics_removes_early_rules_and_marks() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let world = web(shim);
         let upstream = Config {
@@ -152,7 +152,7 @@ fn a_change_to_upstreams_semantics_removes_the_rules_and_marks_of_exact_semantic
 /// After a change of `--ipvs-shim`, the rules of the former shim mark packets from outside until
 /// the proxier removes these rules.
 #[test]
-fn a_former_shims_rules_are_removed_after_unwanted_endpoints_and_before_drains() {
+fn former_shim_rules_are_removed_after_unwanted_endpoints_before_drains() {
     for (from, to, places, removal) in [
         (
             ShimStyle::Lean,

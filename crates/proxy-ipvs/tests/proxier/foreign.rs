@@ -161,7 +161,7 @@ fn refused_destinations_do_not_make_the_node_unhealthy() {
 }
 
 #[test]
-fn a_service_is_served_once_the_other_program_removes_its_virtual_server() {
+fn a_service_is_served_after_another_program_removes_the_virtual_server() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -253,7 +253,7 @@ fn a_virtual_server_of_a_kube_proxy_is_recognized_by_its_endpoints() {
 /// No set contains fwmark virtual servers, so only the ownership flag shows the owner of such a
 /// virtual server.
 #[test]
-fn an_fwmark_virtual_server_without_the_ownership_flag_belongs_to_another_program() {
+fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
     let kernel = kernel();
     let of = |mark| VirtualServerKey::Mark {
         family: IpFamily::V4,

@@ -90,7 +90,7 @@ fn is_bound(kernel: &FakeKernel) -> bool {
 }
 
 #[test]
-fn an_address_is_bound_once_removed_endpoints_get_no_packets() {
+fn an_address_is_bound_only_after_the_weights_of_removed_endpoints_are_0() {
     let (mut world, held) = serving();
     held.lock().unwrap().insert(WRITTEN);
     lose_address_and_endpoint(&mut world);
@@ -174,7 +174,7 @@ fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
 }
 
 #[test]
-fn a_part_that_cannot_be_read_at_the_start_blocks_only_entries_that_need_it() {
+fn a_part_that_is_unreadable_at_the_start_blocks_only_dependent_entries() {
     for &part in Part::ALL {
         let left = web();
         {
@@ -472,7 +472,7 @@ fn hold_at(held: &HeldParts, what: &[&'static str]) {
 }
 
 #[test]
-fn node_ports_are_served_again_if_their_address_returns_during_its_removal() {
+fn node_ports_are_served_if_a_removed_node_address_returns_at_once() {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     let mut web = service("default/web", "10.96.0.10", 80);
@@ -526,7 +526,7 @@ fn a_service_address_removed_while_being_bound_is_bound_again() {
 }
 
 #[test]
-fn a_count_of_virtual_servers_that_must_wait_causes_no_wakeup() {
+fn a_postponed_count_of_virtual_servers_causes_no_wakeup() {
     let held: HeldParts = Arc::default();
     let config = Config {
         glance_period: Some(Duration::from_secs(2)),

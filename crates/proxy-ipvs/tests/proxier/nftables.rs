@@ -144,7 +144,7 @@ fn each_prefix_length_of_source_ranges_has_one_rule() {
 /// The ipsets and iptables rules serve until the nftables table serves. Until then, members of the
 /// ipsets also prove ownership of virtual servers.
 #[test]
-fn the_iptables_shim_is_removed_once_the_nftables_shim_serves() {
+fn the_iptables_shim_is_removed_after_the_nftables_shim_serves() {
     let kernel = kernel();
     {
         let mut state = kernel.state();
@@ -241,7 +241,7 @@ fn ipsets_stay_while_the_virtual_servers_cannot_be_read() {
 }
 
 #[test]
-fn the_nftables_shim_is_removed_once_the_iptables_shim_serves() {
+fn the_nftables_shim_is_removed_after_the_iptables_shim_serves() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().snapshot.leftovers = Some([(LeftoverPlace::OwnTable, Arc::default())].into());
     let member = Member::AddressPort(ip("10.96.0.66"), Protocol::Tcp, 80);

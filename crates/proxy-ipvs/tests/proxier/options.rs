@@ -227,7 +227,7 @@ fn annotated(annotations: &[(&str, &str)]) -> Service {
 }
 
 #[test]
-fn changed_scheduler_flags_cost_one_write_and_other_schedulers_ignore_them() {
+fn changed_scheduler_flags_cost_one_write_and_affect_no_other_scheduler() {
     let mut world = named("mh");
     world.sync();
     world.written();

@@ -66,7 +66,7 @@ fn set(pod: &str, weight: u16) -> String {
 }
 
 #[test]
-fn the_weight_of_a_new_endpoint_of_a_serving_service_grows_by_one_write_per_step() {
+fn the_weight_of_a_new_endpoint_grows_by_one_write_per_step() {
     for scheduler in ["wrr", "wlc", "sed", "nq", "mh"] {
         let mut world = serving(scheduler);
         assert_eq!(weights(&world), [10, 10], "{scheduler}");
@@ -118,7 +118,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 }
 
 #[test]
-fn if_no_other_endpoint_serves_new_endpoints_get_full_weights_at_once() {
+fn new_endpoints_get_full_weights_at_once_if_no_other_endpoint_serves() {
     // All endpoints of a Service that begins to serve are new, so they get full weights at once.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
@@ -172,7 +172,7 @@ fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
 }
 
 #[test]
-fn an_endpoint_that_returns_grows_again_and_keeps_its_connections() {
+fn a_returning_endpoint_keeps_its_connections_and_its_weight_grows_again() {
     let mut world = growing(9);
     assert_eq!(weights(&world), [10, 10, 10]);
     world.open(AT, "10.244.3.5", 1);

@@ -210,7 +210,7 @@ fn bound_otherwise() -> World {
 }
 
 #[test]
-fn service_addresses_of_another_vip_mode_stay_until_they_are_bound() {
+fn an_address_is_bound_before_the_binding_of_another_vip_mode_is_removed() {
     let mut world = bound_otherwise().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));

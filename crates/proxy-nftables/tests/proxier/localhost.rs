@@ -95,7 +95,7 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
 /// If localhost is added to the served addresses, the rules reject TCP packets to it until a
 /// restart: the element that rejects them stays (k/k#142183).
 #[test]
-fn node_ports_on_localhost_are_served_after_localhost_is_added_and_a_restart() {
+fn a_restart_with_localhost_added_serves_node_ports_on_localhost() {
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Refused);
         assert_eq!(listening(&world), []);
@@ -135,7 +135,7 @@ fn the_relay_applies_changes_of_endpoints_traffic_policy_and_affinity() {
 }
 
 #[test]
-fn a_port_that_another_program_uses_on_localhost_is_reported_and_others_are_served() {
+fn a_localhost_port_in_use_is_reported_and_other_ports_are_served() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().taken.insert(NODE_PORT + 1);
     restart_with(&mut world, LocalhostNodePorts::Served);

@@ -372,7 +372,7 @@ fn cluster_ip_ranges_are_known_after_a_complete_list() {
 }
 
 #[test]
-fn the_node_is_deleted_by_an_event_or_a_list() {
+fn a_deletion_event_or_a_list_without_the_node_deletes_the_node() {
     let node = || {
         Event::NodeApplied(Node {
             name: "n".into(),

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_weight_precedes_a_zone_weight() {
+    fn a_local_weight_overrides_a_zone_weight() {
         for (text, local, in_zone) in [
             ("local=4", 4, 1),
             ("zone=2", 2, 2),

@@ -64,7 +64,7 @@ fn a_failed_write_backs_off_until_the_wanted_value_changes() {
 }
 
 #[test]
-fn drift_becomes_pending_and_removed_unwanted_rows_are_dropped() {
+fn drift_becomes_pending_and_unwanted_rows_are_dropped_after_removal() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1)]);
@@ -160,7 +160,7 @@ fn a_key_with_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
 }
 
 #[test]
-fn a_row_with_an_unknown_outcome_is_due_after_a_read() {
+fn a_row_with_an_unknown_outcome_is_retried_after_a_read() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);

@@ -152,7 +152,7 @@ fn missing_service_fields_get_the_api_servers_defaults() {
 }
 
 #[test]
-fn option_annotations_are_parsed_and_unrelated_annotations_ignored() {
+fn option_annotations_are_parsed_and_unrelated_annotations_are_ignored() {
     let read = |annotations: Value| {
         let metadata = json!({"metadata": {"name": "web", "annotations": annotations}});
         served(web_with(json!({"clusterIP": "10.96.0.10"}), metadata)).options
@@ -823,7 +823,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_json_object_causes_a_panic(value in any_json()) {
+    fn arbitrary_json_objects_never_panic_the_decoder(value in any_json()) {
         for kind in Kind::ALL {
             let text = value.to_string();
             if let Ok(decoded) = from_json(kind, &text) {
@@ -839,7 +839,7 @@ proptest! {
     }
 
     #[test]
-    fn no_spec_or_status_causes_a_panic(spec in any_json(), status in any_json(), parts in any_json()) {
+    fn arbitrary_specs_and_statuses_never_panic_the_decoder(spec in any_json(), status in any_json(), parts in any_json()) {
         let labels = json!({"kubernetes.io/service-name": "web"});
         let object = json!({
             "metadata": {"name": "web", "labels": labels}, "spec": spec, "status": status,
@@ -854,7 +854,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_causes_a_panic_in_the_decoder(text in "\\PC*") {
+    fn arbitrary_text_never_panics_the_decoder(text in "\\PC*") {
         let _ = from_json(Kind::Service, &text);
     }
 }

@@ -566,7 +566,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_protobuf_body_causes_a_panic(body: Vec<u8>) {
+        fn arbitrary_protobuf_bodies_never_panic_the_decoder(body: Vec<u8>) {
             let _ = decode(Kind::Event, &[b"k8s\0".as_slice(), &body].concat());
             let _ = decode(Kind::Service, &envelope(body.get(..120.min(body.len())).unwrap()));
         }

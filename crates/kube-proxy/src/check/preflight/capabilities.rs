@@ -48,7 +48,7 @@ mod tests {
     use crate::check::finding::Status;
 
     #[test]
-    fn a_missing_capability_is_a_failure_only_if_the_mode_needs_it() {
+    fn only_a_missing_capability_that_the_mode_needs_is_a_failure() {
         let statuses = |effective, backend| {
             let findings = judge(effective, backend).into_iter();
             findings.map(|finding| finding.status).collect::<Vec<_>>()

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_loaded_loadable_missing_or_unknown() {
+    fn each_module_is_reported_as_loaded_loadable_missing_or_unknown() {
         let wanted = [
             module("ip_vs", ModuleNeed::All),
             module("xt_set", ModuleNeed::Some),

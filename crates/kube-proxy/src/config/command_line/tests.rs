@@ -50,7 +50,7 @@ fn error(line: &str) -> String {
 }
 
 #[test]
-fn defaults_without_flags_equal_upstreams() {
+fn defaults_without_flags_equal_those_of_upstream() {
     let mut defaults = options("");
     assert!(!defaults.process.node_name.is_empty());
     defaults.process.node_name.clear();
@@ -1103,7 +1103,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
 /// The expected lines are from upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
 /// spellings.
 #[test]
-fn flags_are_logged_like_upstream() {
+fn flags_are_logged_as_by_upstream() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
@@ -1276,7 +1276,7 @@ fn a_local_traffic_detector_has_one_ip_family() {
 
 proptest::proptest! {
     #[test]
-    fn no_command_line_causes_a_panic(words in proptest::collection::vec("(--?[a-z-]{1,12}=?)?\\PC{0,8}", 0..5)) {
+    fn arbitrary_command_lines_never_panic_the_parser(words in proptest::collection::vec("(--?[a-z-]{1,12}=?)?\\PC{0,8}", 0..5)) {
         let _ = parse(["kube-proxy".to_owned()].into_iter().chain(words));
     }
 }

@@ -142,7 +142,7 @@ impl World {
 /// The response equals the response of upstream 1.36.2, except for the order of headers and the
 /// header `Connection`.
 #[tokio::test]
-async fn the_health_check_response_equals_upstreams() {
+async fn the_health_check_response_equals_that_of_upstream() {
     let world = World::new("").await;
     for request in ["GET /", "GET /healthz?a=b", "POST /"] {
         assert_eq!(
@@ -193,7 +193,7 @@ async fn the_health_check_fails_without_local_endpoints_or_if_the_proxy_is_late(
 }
 
 #[tokio::test]
-async fn the_health_check_changes_once_the_service_is_written() {
+async fn the_health_check_changes_after_the_service_is_written() {
     let mut world = World::new("").await;
     world.endpoints(&["node1"]);
     world.checks.update(&world.model, &[], None).await;

@@ -353,7 +353,7 @@ impl ReadCounters for Relay {
 }
 
 #[test]
-fn counters_of_listening_ports_are_summed_in_any_order() {
+fn the_sum_over_listening_ports_does_not_depend_on_their_order() {
     let mut world = World::new(Detail::Endpoints, 10);
     world.apply(service("web", 1, None));
     let (cluster, local, local_again) = (1, 2, 3);
@@ -409,7 +409,7 @@ fn service_metrics_match_the_documented_list() {
 }
 
 #[test]
-fn no_service_counters_are_kept_if_disabled() {
+fn disabled_service_metrics_keep_no_counters() {
     let none = Settings {
         detail: Detail::None,
         most: 1_000,

@@ -43,7 +43,7 @@ fn server_with(flags: &[&str]) -> Server {
 }
 
 #[tokio::test]
-async fn http_pages_equal_upstreams() {
+async fn http_pages_equal_the_pages_of_upstream() {
     let server = server();
     for (page, wanted) in [("/proxyMode", "ipvs"), ("/healthz", "ok"), ("/configz", "")] {
         let (head, body) = get(&server, &format!("GET {page}")).await;
@@ -138,7 +138,7 @@ kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"}
 }
 
 #[tokio::test]
-async fn openmetrics_is_sent_only_if_accepted() {
+async fn openmetrics_is_sent_only_to_clients_that_accept_openmetrics() {
     let server = server();
     let prometheus =
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1";

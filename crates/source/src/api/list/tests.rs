@@ -340,7 +340,7 @@ fn objects_of_any_length_are_decoded() {
 
 proptest! {
     #[test]
-    fn no_damaged_list_causes_a_panic(
+    fn damaged_lists_never_panic_the_decoder(
         which in 0..SAME.len(), is_json: bool, at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize,
     ) {
         let (kind, json, protobuf) = SAME[which];
@@ -354,7 +354,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_watch_causes_a_panic(at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize) {
+    fn damaged_watches_never_panic_the_decoder(at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize) {
         for (format, body) in [(Format::Json, vector!("services.watch.json")), (Format::Protobuf, vector!("services.watch.pb"))] {
             let at = at.index(body.len());
             let rest = body.get(at + bytes.len()..).unwrap_or_default();

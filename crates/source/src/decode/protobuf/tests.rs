@@ -444,7 +444,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_protobuf_bytes_cause_no_panic(bytes: Vec<u8>) {
+    fn arbitrary_bytes_never_panic_the_protobuf_decoder(bytes: Vec<u8>) {
         for kind in Kind::ALL {
             let _ = item(kind, &bytes);
             let _ = event(kind, &bytes);
@@ -454,7 +454,7 @@ proptest! {
     }
 
     #[test]
-    fn no_mutated_protobuf_object_causes_a_panic((kind, object) in any_kind(), at: prop::sample::Index, byte: u8, end: prop::sample::Index) {
+    fn mutated_protobuf_objects_never_panic_the_decoder((kind, object) in any_kind(), at: prop::sample::Index, byte: u8, end: prop::sample::Index) {
         let mut bytes = encoded(schema(kind), &object);
         let place = at.index(bytes.len());
         bytes[place] = byte;
