@@ -51,7 +51,7 @@ pub(crate) fn page(report: &Report, page: &str) -> Result<String> {
 fn tables(report: &Report) -> Result<String> {
     let mut text = requests(report)?;
     text.push_str(
-        "Each further figure is the median of its repeats, with the spread in parentheses.\n\n",
+        "The next tables show medians of the repeats, with the spread in parentheses.\n\n",
     );
     for (heading, axis, title) in FIGURES {
         let rows = Rows::of(report, axis, title)?;
@@ -131,7 +131,7 @@ fn requests(report: &Report) -> Result<String> {
         cell.worst().map_or_else(|| brief(cell), request)
     };
     Ok(format!(
-        "### Memory requests\n\nThe highest peak of all repeats plus 25 %, rounded up to a multiple of {STEP} MB:\n\n{}",
+        "### Memory requests\n\n25 % more than the highest peak of all repeats, rounded up to the next multiple of {STEP} MB:\n\n{}",
         rows.table("Services × endpoints, at most", services, request)
     ))
 }

@@ -115,7 +115,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other twice.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "kube-proxy starts again with another scheduler, sync period, masquerading and `--ipvs-vip-mode`.";
+        "kube-proxy starts again with another scheduler, sync period, masquerade setting and `--ipvs-vip-mode`.";
     operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
@@ -137,7 +137,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
         "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
-        "`ipvsadm -D` deletes a virtual server. kube-proxy notices the smaller number, and repairs within 2 s.";
+        "`ipvsadm -D` deletes a virtual server. kube-proxy notices the smaller number of virtual servers, and repairs within 2 s.";
     foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
         "`ipvsadm -C` deletes all virtual servers. kube-proxy repairs within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
@@ -163,11 +163,11 @@ pub(crate) const ALL: &[Fault] = faults! {
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
         "Another program holds /run/xtables.lock for a minute while endpoints change. IPVS mode applies changes; iptables mode waits.";
     kernel::restore_fails, "iptables-restore fails", WITH_IPTABLES, NEVER, anywhere,
-        "iptables-restore fails while a new Service needs rules, and later works again.";
+        "iptables-restore fails while a new Service needs rules, then works again.";
     kernel::restore_missing, "iptables-restore missing", WITH_IPTABLES, ONLY_IPVS, in_a_guest,
         "iptables-restore is removed under the running daemon, and put back.";
     kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
-        "The clock jumps ten years ahead, to 1971, and back, while endpoints change.";
+        "While endpoints change, the clock jumps ten years ahead, then to 1971, then back.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
         "The disk for log and temporary files is full during a start and endpoint changes.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
