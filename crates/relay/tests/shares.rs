@@ -168,7 +168,9 @@ fn one_service_cannot_use_all_connections() {
         until("it has its share", || {
             world.relay.counters().connections() == 48
         });
-        assert!(held.iter_mut().rev().take(40).all(is_served));
+        // The relay may skip recently used connections, so it does not always evict the oldest ones.
+        let served = held.iter_mut().map(is_served).filter(|is| *is).count();
+        assert!(served >= 48, "{served} of {} were served", held.len());
         let before = world.relay.counters().evicted();
         let mut more: Vec<_> = (0..16).map(|_| connect_from(20, other)).collect();
         assert!(more.iter_mut().all(is_served));
