@@ -1,6 +1,5 @@
 //! A connection to IPVS in the kernel.
 
-use std::cell::Cell;
 use std::collections::HashSet;
 
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
@@ -12,10 +11,6 @@ use crate::family::Family;
 use crate::service::{ServiceEntry, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// Number of dumps with repeated services that [`Ipvs::services`] rejects. With the pauses of
-/// [`Connection::dump`], this takes 62 ms. Linux 7.2 moves 3,000 services faster. Further attempts
-/// would be of no use, because then another program adds services all the time.
-const INCONSISTENT_DUMPS: u32 = 5;
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
@@ -27,6 +22,25 @@ mod control {
     pub(super) const GET_FAMILY: [u8; 4] = [3, 1, 0, 0];
     pub(super) const FAMILY_ID: u16 = 1;
     pub(super) const FAMILY_NAME: u16 = 2;
+}
+
+/// The services of one dump, each once.
+#[derive(Default)]
+struct UniqueServices {
+    entries: Vec<ServiceEntry>,
+    keys: HashSet<ServiceKey>,
+    /// True if the kernel returned any service twice.
+    has_repeats: bool,
+}
+
+impl UniqueServices {
+    fn add(&mut self, entry: ServiceEntry) {
+        if self.keys.insert(entry.service.key) {
+            self.entries.push(entry);
+        } else {
+            self.has_repeats = true;
+        }
+    }
 }
 
 /// A connection to IPVS in the network namespace of the thread that opened it.
@@ -100,24 +114,16 @@ impl Ipvs {
     /// See [`Ipvs::info`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
         let ask = |message: &mut Writer<'_>| message.bytes(&uapi::header(command::GET_SERVICE));
-        let take = |all: &mut Vec<_>, _, payload: &[u8]| {
-            all.push(ServiceEntry::decode(payload)?);
+        let take = |found: &mut UniqueServices, _, payload: &[u8]| {
+            found.add(ServiceEntry::decode(payload)?);
             Ok(())
         };
-        let rejected = Cell::new(0);
-        let is_consistent = |all: &Vec<ServiceEntry>| {
-            let keys: HashSet<_> = all.iter().map(|entry| entry.service.key).collect();
-            let is_accepted = keys.len() == all.len() || rejected.get() == INCONSISTENT_DUMPS;
-            rejected.update(|dumps| dumps + 1);
-            is_accepted
-        };
         let id = self.family.id();
-        let mut all = self
+        let is_consistent = |found: &UniqueServices| !found.has_repeats;
+        let found = self
             .connection
             .dump_verified_into(id, 0, ask, take, is_consistent)?;
-        let mut keys = HashSet::new();
-        all.retain(|entry| keys.insert(entry.service.key));
-        Ok(all)
+        Ok(found.entries)
     }
 
     /// Returns the service with this key, if it exists.

@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 use crate::attributes::Malformed;
 use crate::batch::{Batch, Writer};
 use crate::error::Error;
-use crate::exchange::{Exchange, FIRST_SEQUENCE};
+use crate::exchange::{Exchange, FIRST_SEQUENCE, is_uninterrupted};
 use crate::protocol::Protocol;
 use crate::reply::{Dump, Replies, Reply};
 
@@ -185,7 +185,8 @@ impl Connection {
 
     /// Dumps like [`Connection::dump_into`] a table whose concurrent changes the kernel does not
     /// report. If `is_consistent` returns false for a result, the call repeats the dump, as after
-    /// a reported change.
+    /// a reported change. It returns the last attempt's result even if `is_consistent` returns
+    /// false.
     ///
     /// # Errors
     ///
@@ -202,7 +203,9 @@ impl Connection {
             kind,
             flags,
             &payload,
-            &|all, interrupted| !interrupted && is_consistent(all),
+            &|all, attempt| {
+                is_uninterrupted(all, attempt) && (attempt.is_last || is_consistent(all))
+            },
             &mut |all, message| take(all, message.kind, message.payload),
         )
     }

@@ -47,9 +47,22 @@ const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// Returns whether the result of a dump is valid. The second argument is true if the kernel reported
-/// a concurrent change.
-pub(crate) type IsValid<'a, T> = dyn Fn(&T, bool) -> bool + 'a;
+/// One attempt of a dump.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    /// True if the kernel reported a concurrent change.
+    pub is_interrupted: bool,
+    /// True if no further attempt follows.
+    pub is_last: bool,
+}
+
+/// Returns true if the result of an attempt is valid.
+type IsValid<'a, T> = dyn Fn(&T, Attempt) -> bool + 'a;
+
+/// Accepts each result without a reported change.
+pub(crate) fn is_uninterrupted<T>(_: &T, attempt: Attempt) -> bool {
+    !attempt.is_interrupted
+}
 
 /// A socket to the kernel. Tests use a scripted kernel instead of a socket.
 pub(crate) trait Link {
@@ -308,13 +321,7 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
-        self.dump_into(
-            kind,
-            flags,
-            payload,
-            &|_, interrupted| !interrupted,
-            &mut keep,
-        )
+        self.dump_into(kind, flags, payload, &is_uninterrupted, &mut keep)
     }
 
     pub(crate) fn dump_into<T: Default>(
@@ -332,8 +339,13 @@ impl<L: Link> Exchange<L> {
             // The kernel does not acknowledge dumps. If it handles this request as an ordinary
             // request, the requested acknowledgement marks the end of the reply.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
+            let is_last = attempt == DUMP_ATTEMPTS;
+            let of = |is_interrupted| Attempt {
+                is_interrupted,
+                is_last,
+            };
             let failure = match self.collect(sequence, &mut all, take) {
-                Ok(interrupted) if is_valid(&all, interrupted) => return Ok(all),
+                Ok(is_interrupted) if is_valid(&all, of(is_interrupted)) => return Ok(all),
                 Ok(_) => Error::Interrupted {
                     attempts: DUMP_ATTEMPTS,
                 },
@@ -345,7 +357,7 @@ impl<L: Link> Exchange<L> {
                     return Err(error);
                 }
             };
-            if attempt == DUMP_ATTEMPTS {
+            if is_last {
                 return Err(failure);
             }
             thread::sleep(pause);

@@ -319,7 +319,7 @@ fn an_interrupted_streamed_dump_returns_no_partial_result() {
         ],
     ]);
     let picked: DotPayloads = exchange
-        .dump_into(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick)
+        .dump_into(8, 0, &|_| (), &is_uninterrupted, &mut pick)
         .unwrap();
     assert_eq!(picked, (vec![b"new.".to_vec(), b"two.".to_vec()], 1));
     assert_eq!(exchange.link.sent.len(), 3);
@@ -340,6 +340,16 @@ fn a_dump_that_the_caller_finds_inconsistent_is_retried() {
 }
 
 #[test]
+fn a_caller_may_accept_the_last_attempt_of_a_dump() {
+    let attempts = (1..=DUMP_ATTEMPTS).map(|number| vec![Ok(done(2, number, 0))]);
+    let mut exchange = exchange(attempts);
+    let is_last = |_: &DotPayloads, attempt: Attempt| attempt.is_last;
+    let picked = exchange.dump_into(8, 0, &|_| (), &is_last, &mut pick);
+    assert_eq!(picked.unwrap(), DotPayloads::default());
+    assert_eq!(exchange.link.sent.len(), 6);
+}
+
+#[test]
 fn a_caller_may_accept_an_interrupted_dump() {
     let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"one.")), Ok(done(2 | 16, 1, 0))]]);
     let picked: DotPayloads = exchange
@@ -357,8 +367,7 @@ fn an_invalid_message_ends_a_dump_and_discards_the_rest() {
         Ok(message(9, 2, 1, b"two.")),
         Ok(done(2, 1, 0)),
     ]]);
-    let failed =
-        exchange.dump_into::<DotPayloads>(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick);
+    let failed = exchange.dump_into::<DotPayloads>(8, 0, &|_| (), &is_uninterrupted, &mut pick);
     assert!(matches!(failed, Err(Error::Malformed(_))));
     assert!(exchange.link.queue.is_empty());
     assert_eq!(exchange.link.sent.len(), 1);
@@ -372,7 +381,7 @@ fn a_streamed_dump_needs_the_memory_of_one_datagram() {
     let mut exchange = exchange([parts]);
     let before = exchange.datagram.capacity();
     let picked: DotPayloads = exchange
-        .dump_into(8, 0, &|_| (), &|_, interrupted| !interrupted, &mut pick)
+        .dump_into(8, 0, &|_| (), &is_uninterrupted, &mut pick)
         .unwrap();
     assert_eq!(picked, (Vec::new(), 1_000));
     assert_eq!(exchange.datagram.capacity(), before);
