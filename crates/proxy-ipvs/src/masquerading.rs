@@ -263,18 +263,48 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Returns the writes that remove unwanted members from the two sets of addresses without an
-/// endpoint. Rules drop packets to the members of these sets.
+/// Sets whose rules drop packets to their members: the two sets of addresses without an endpoint,
+/// and the firewall of source ranges.
+const DROPS: [Set; 3] = [
+    Set::Unserved,
+    Set::UnservedOutside,
+    Set::LoadBalancerFirewall,
+];
+
+/// Returns true if an unwanted member of one of [`DROPS`] only harms: its rule would drop packets
+/// that the Service's clients may send. The firewall also protects a virtual server that is removed
+/// or still has the endpoints of a former Service.
+fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member) -> bool {
+    let is_open = || {
+        let at = set.service_address(member).map(VirtualServerKey::from);
+        at.is_some_and(|key| {
+            tables.servers.wanted(&key).is_some() && !loses_endpoints(tables, &key)
+        })
+    };
+    tables.members(set).wanted(member).is_none() && (set != Set::LoadBalancerFirewall || is_open())
+}
+
+/// Returns the writes that remove obsolete members from the sets whose packets rules drop.
 pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) -> bool) -> Vec<Op> {
-    let sets = [Set::Unserved, Set::UnservedOutside].into_iter();
-    let ended = sets.filter(|set| is_ended(*set)).flat_map(|set| {
-        let table = tables.members(set);
-        let due = table.due(now);
-        let ended = sorted(due.filter(|member| table.wanted(member).is_none()));
-        let ended = ended.into_iter();
+    let sets = DROPS.into_iter().filter(|set| is_ended(*set));
+    let ended = sets.flat_map(|set| {
+        let due = tables.members(set).due(now);
+        let ended = due.filter(|member| is_obsolete_drop(tables, set, member));
+        let ended = sorted(ended).into_iter();
         ended.map(move |member| Op::RemoveMember(set, member))
     });
     ended.collect()
+}
+
+/// Returns true if new rules for one of these sets would drop packets to obsolete members. Ignores
+/// members that the kernel does not remove.
+pub(crate) fn would_drop(tables: &Tables, new: impl Fn(Set) -> bool) -> bool {
+    let mut sets = DROPS.into_iter().filter(|set| new(*set));
+    sets.any(|set| {
+        let table = tables.members(set);
+        let mut pending = table.pending();
+        pending.any(|member| !table.is_failing(member) && is_obsolete_drop(tables, set, member))
+    })
 }
 
 /// Returns true if packets still get the mark of this virtual server.

@@ -121,7 +121,7 @@ pub(super) fn make(
     if of.claims.may_delete {
         // Members that no rule matches yet have no effect. They must not remain until their rule
         // is written, because the virtual servers may have endpoints by then.
-        let is_ended = |set| is_quiet || of.cover.uncovered.contains(&set);
+        let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
         ended.extend(masquerading::end_drops(tables, of.now, is_ended));
     }
     let (first, later): (Vec<_>, Vec<_>) = members

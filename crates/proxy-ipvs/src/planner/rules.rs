@@ -22,6 +22,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let is_exact = of.state.config.semantics.is_exact();
     let must_wait = awaits_sets
         || of.cover.awaits_emptying(tables, of.now)
+        || (of.claims.may_delete && masquerading::would_drop(tables, |set| of.lacks_rule(set)))
         || (!is_exact && masquerading::needs_marks(tables, of.knows(Part::Servers)));
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();

@@ -12,6 +12,7 @@ use crate::cover::Cover;
 use crate::kinds::State;
 use crate::part::Part;
 use crate::server::{VirtualServer, VirtualServerKey};
+use crate::sets::Set;
 use crate::tables::Tables;
 
 /// Input of a plan, in addition to the tables.
@@ -34,6 +35,11 @@ pub(crate) struct Situation<'a> {
 impl Situation<'_> {
     pub(super) fn knows(&self, part: Part) -> bool {
         self.state.knows(part)
+    }
+
+    /// Returns true if a wanted rule that matches a set is not installed.
+    pub(super) fn lacks_rule(&self, set: Set) -> bool {
+        self.knows(Part::Rules) && self.cover.uncovered.contains(&set)
     }
 
     /// Returns true if the rules and sets that mark packets are known, including those of a former

@@ -173,6 +173,45 @@ fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     assert!(world.destinations("203.0.113.10:80").is_some());
 }
 
+/// The rules must not drop packets of a Service that has no source ranges any more.
+#[test]
+fn rules_wait_until_an_obsolete_firewall_is_removed() {
+    let mut world = World::new();
+    let mut other = service("default/other", "10.96.0.11", 80);
+    other.ingress_ips = vec![ip("192.0.2.2")];
+    other.source_ranges = vec!["10.0.0.0/8".parse().unwrap()];
+    for service in [balanced(&["10.0.0.0/8"]), other.clone()] {
+        world.service(service);
+    }
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    // Another program removes all rules.
+    world.kernel.state().snapshot.rules = Some(Rules::default());
+    let held: HeldParts = Arc::default();
+    let mut world = World::threaded(Config::default(), world.kernel, &held);
+    hold_at(&held, &[WRITTEN]);
+    for service in [balanced(&[]), other] {
+        world.service(service);
+    }
+    let mut world = world.listed();
+    let has_rules = |kernel: &FakeKernel| {
+        let state = kernel.state();
+        state
+            .snapshot
+            .rules
+            .as_ref()
+            .is_some_and(|rules| !rules.is_empty())
+    };
+    a_while(&mut world);
+    let is_early = has_rules(&world.kernel);
+    hold(&held, &[]);
+    assert!(!is_early, "the removal is not confirmed");
+    world.until("the rules", has_rules);
+    let state = world.kernel.state();
+    let obsolete = Member::AddressPort(ip("192.0.2.1"), Protocol::Tcp, 80);
+    assert!(!state.snapshot.sets[&Set::LoadBalancerFirewall].contains(&obsolete));
+}
+
 #[test]
 fn a_part_that_is_unreadable_at_the_start_blocks_only_dependent_entries() {
     for &part in Part::ALL {
