@@ -191,6 +191,12 @@ impl Leftovers {
         })
     }
 
+    /// Reports whether all leftover chains may belong to this mode.
+    pub fn are_of(&self, mode: &Footprint) -> bool {
+        let mut chains = self.chains();
+        chains.all(|(table, name)| mode.has_chain(table, name))
+    }
+
     /// Removes a chain from the list of leftovers. Returns true if the list contained it.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {

@@ -37,7 +37,7 @@ use crate::planner::{self, PlanRoom, Situation, Turns};
 use crate::ranges::{RangeGround, Ranges, SkippedRange};
 use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
-use crate::tables::Tables;
+use crate::tables::{FormerRules, Tables};
 use crate::takeover::OwnershipEvidence;
 
 /// Minimum number of changed Services for which the tables reserve memory in advance.
@@ -83,10 +83,10 @@ impl Ipvs {
         self.drifts.ask();
     }
 
-    /// Returns true if another mode's rules must stay because the proxy cannot read a Kubernetes
+    /// Returns true if an earlier run's rules must stay because the proxy cannot read a Kubernetes
     /// object. Only an operator can correct the object. A restart does not help.
     fn leaves_rules(&self) -> bool {
-        !self.claims.may_delete && self.tables.are_served_by_another_mode()
+        !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }
 
     fn situation<'a>(&'a self, state: &'a State) -> Situation<'a> {

@@ -14,6 +14,7 @@ use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
 use crate::config::Semantics;
+use crate::footprint::FOOTPRINT;
 use crate::foreign::ForeignServers;
 use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::part::Part;
@@ -25,6 +26,16 @@ use crate::sets::{Member, Set};
 /// Capacity, in members, of each set that upstream creates. A set with more members gets a larger
 /// capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
+
+/// Rules of an earlier run that serve packets until the shim is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FormerRules {
+    None,
+    /// The shim of IPVS mode, before `--ipvs-shim` moved it to nftables. The virtual servers exist.
+    Shim,
+    /// Rules of another mode. The virtual servers may be missing.
+    OtherMode,
+}
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
@@ -181,25 +192,38 @@ impl Tables {
         !self.uncertain.contains(key)
     }
 
-    /// Returns true if another mode's rules still serve packets.
+    /// Returns the rules of an earlier run that still serve packets, if any.
     ///
     /// - In iptables, the shim's chains have the same names as the other mode's chains. They jump
     ///   into the other mode's rules until the proxy rewrites them.
     /// - In nftables, the shim comes before other modes' rules and tables. So packets no longer
     ///   reach the other modes' rules.
-    pub(crate) fn are_served_by_another_mode(&self) -> bool {
+    pub(crate) fn former_rules(&self) -> FormerRules {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
         if wanted.is_some_and(|wanted| !wanted.native().is_empty()) {
-            return leftovers.any(|(place, _)| {
-                matches!(place, LeftoverPlace::Other(_) | LeftoverPlace::Nftables)
+            let rules = leftovers.map(|(place, left)| match place {
+                LeftoverPlace::Other(_) if left.are_of(&FOOTPRINT) => FormerRules::Shim,
+                LeftoverPlace::Nftables | LeftoverPlace::Other(_) => FormerRules::OtherMode,
+                _ => FormerRules::None,
             });
+            return rules.max().unwrap_or(FormerRules::None);
         }
-        self.rules.actual(&()).is_some_and(|installed| {
+        let serves = self.rules.actual(&()).is_some_and(|installed| {
             leftovers.any(|(place, left)| {
                 matches!(place, LeftoverPlace::Beside(_)) && left.serve(installed.rules())
             })
-        })
+        });
+        if serves {
+            FormerRules::OtherMode
+        } else {
+            FormerRules::None
+        }
+    }
+
+    /// Returns true if another mode's rules still serve packets.
+    pub(crate) fn are_served_by_another_mode(&self) -> bool {
+        self.former_rules() == FormerRules::OtherMode
     }
 
     /// Returns true if a set still has members, although the proxy wants no members in this set.

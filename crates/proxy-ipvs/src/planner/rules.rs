@@ -10,8 +10,8 @@ use crate::masquerading::{self, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
-use crate::sets::Set;
-use crate::tables::{Tables, sorted};
+use crate::sets::{Member, Set};
+use crate::tables::{FormerRules, Tables, sorted};
 
 /// Returns the next plan that writes the shim (the rules beside IPVS) or removes leftovers of other
 /// modes.
@@ -27,7 +27,12 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
     }
-    if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
+    let is_ready = match tables.former_rules() {
+        FormerRules::None => true,
+        FormerRules::Shim => are_sets_filled(tables, of),
+        FormerRules::OtherMode => is_all_made(tables, of),
+    };
+    if are_sets_tried(tables) && is_ready {
         ops.extend(write_rules(tables, of.now));
     }
     // Removes leftovers of other modes only after the shim (our rules beside IPVS) is written.
@@ -59,7 +64,14 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         // Sets of an earlier shim prove ownership of virtual servers, until the unwanted virtual
         // servers are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
-            of.knows(Part::Servers)
+            let mut others = tables.leftovers.iter_actual();
+            // The earlier shim's rules match its sets, so the kernel would not remove these sets.
+            let is_used = place == LeftoverPlace::Ipsets
+                && others.any(|(other, _)| {
+                    matches!(other, LeftoverPlace::Other(_)) && !may_go(tables, *other, of)
+                });
+            !is_used
+                && of.knows(Part::Servers)
                 && of.has_taken_over
                 && left(tables).next().is_none()
                 && masquerading::losing_endpoints(tables).next().is_none()
@@ -83,29 +95,45 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
+/// Returns true if the initial lists are complete and the sets have all wanted members. Ignores:
+///
+/// - members of sets that do not exist, and members that the kernel refused
+/// - members that exempt packets of waiting virtual servers from masquerading
+/// - the firewall of source ranges if it waits for rules
+fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
+    let may_wait = |set: Set| {
+        (set == Set::LoadBalancerFirewall && of.are_rules_pending)
+            || (EXEMPT.contains(&set) && waiting(tables, of) > 0)
+    };
+    let mut sets = tables.all_members();
+    of.claims.may_delete
+        && sets.all(|(set, table)| {
+            let is_missing =
+                |member: &Member| table.wanted(member).is_some() && !table.is_failing(member);
+            tables.sets.actual(&set).is_none() || !table.pending().any(is_missing) || may_wait(set)
+        })
+}
+
 /// Returns true if the initial lists are complete and all serving entries exist, except those that
 /// the kernel refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
-    // Ignores virtual servers that wait for rules, or that wait until no rule marks their packets.
-    let waits = |key: &&VirtualServerKey| {
-        !tables.servers.is_failing(key)
-            && (waits_for_outside(tables, key, of)
-                || (key.address().is_none() && tables.servers.wanted(key).is_none()))
-    };
-    let waiting = || tables.servers.pending().filter(waits).count();
-    // Also ignores the set members that exempt packets of waiting virtual servers from
-    // masquerading.
-    let may_wait = |set: Set| EXEMPT.contains(&set) && waiting() > 0;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
-    of.claims.may_delete
-        && (is_made(pending, failing) || is_made(pending, failing + waiting()))
+    are_sets_filled(tables, of)
+        && (is_made(pending, failing) || is_made(pending, failing + waiting(tables, of)))
         && is_made(
             tables.addresses.pending_len(),
             tables.addresses.failing_len(),
         )
         && is_made(tables.ranges.pending_len(), tables.ranges.failing_len())
-        && tables
-            .all_members()
-            .all(|(set, table)| is_made(table.pending_len(), table.failing_len()) || may_wait(set))
+}
+
+/// Returns the number of virtual servers that wait for rules, or until no rule marks their packets.
+fn waiting(tables: &Tables, of: &Situation<'_>) -> usize {
+    let waits = |key: &&VirtualServerKey| {
+        !tables.servers.is_failing(key)
+            && (waits_for_outside(tables, key, of)
+                || (key.address().is_none() && tables.servers.wanted(key).is_none()))
+    };
+    tables.servers.pending().filter(waits).count()
 }

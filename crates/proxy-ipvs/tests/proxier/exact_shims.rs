@@ -100,6 +100,43 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     }
 }
 
+/// Turns the present sets and rules into those of a former shim.
+fn change_shim(world: &World, to: ShimStyle) {
+    let mut state = world.kernel.state();
+    state.shim = to;
+    state.former = std::mem::take(&mut state.snapshot.sets);
+    state.snapshot.set_sizes = BTreeMap::new();
+    state.snapshot.rules = None;
+    let places: &[_] = match to {
+        ShimStyle::Nftables => &[LeftoverPlace::Other(Backend::Legacy), LeftoverPlace::Ipsets],
+        ShimStyle::Upstream | ShimStyle::Lean => &[LeftoverPlace::OwnTable],
+    };
+    let places = places.iter().map(|place| (*place, Arc::default()));
+    state.snapshot.leftovers = Some(places.collect());
+}
+
+/// The rules of the former shim neither mark nor masquerade packets to a new Service.
+#[test]
+fn after_a_change_of_the_shim_new_addresses_wait_for_its_rules() {
+    let world = web(ShimStyle::Upstream);
+    change_shim(&world, ShimStyle::Nftables);
+    world.work();
+    let mut world = world.restarted(config(ShimStyle::Nftables));
+    world.service(exposed("default/next", 11, false));
+    world.slice(slice("default/next", &PAIR));
+    let world = with_web(world);
+    let order = world.written();
+    let at = |begin: &str| {
+        let found = order.iter().position(|op| op.starts_with(begin));
+        found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
+    };
+    let rules = at("write ");
+    assert!(at("add 192.0.2.10,tcp:80,0x1 to set KUBE-LOCAL-MARK") < rules);
+    assert!(at("add 192.0.2.11,tcp:80 to set KUBE-LOAD-BALANCER") < rules);
+    assert!(rules < at("add virtual server 192.0.2.11:80/TCP"));
+    assert!(rules < at("remove 0 chains"));
+}
+
 #[test]
 fn a_change_of_the_shim_keeps_the_packet_marks() {
     for (from, to) in [
@@ -112,18 +149,7 @@ fn a_change_of_the_shim_keeps_the_packet_marks() {
         world.delete_service("default/web");
         synced(&mut world);
         assert_eq!(marks(&world), [marked(11, 2)]);
-        let place = match to {
-            ShimStyle::Nftables => LeftoverPlace::Ipsets,
-            ShimStyle::Upstream | ShimStyle::Lean => LeftoverPlace::OwnTable,
-        };
-        {
-            let mut state = world.kernel.state();
-            state.shim = to;
-            state.former = std::mem::take(&mut state.snapshot.sets);
-            state.snapshot.set_sizes = BTreeMap::new();
-            state.snapshot.rules = None;
-            state.snapshot.leftovers = Some([(place, Arc::default())].into());
-        }
+        change_shim(&world, to);
         let mut world = world.restarted(config(to));
         world.service(exposed("default/next", 11, true));
         let mut world = world.listed();
@@ -153,17 +179,11 @@ fn a_change_to_upstreams_semantics_removes_early_rules_and_marks() {
 /// the proxier removes these rules.
 #[test]
 fn former_shim_rules_are_removed_after_unwanted_endpoints_before_drains() {
-    for (from, to, places, removal) in [
-        (
-            ShimStyle::Lean,
-            ShimStyle::Nftables,
-            &[LeftoverPlace::Other(Backend::Legacy), LeftoverPlace::Ipsets][..],
-            "remove 0 chains",
-        ),
+    for (from, to, removal) in [
+        (ShimStyle::Lean, ShimStyle::Nftables, "remove 0 chains"),
         (
             ShimStyle::Nftables,
             ShimStyle::Upstream,
-            &[LeftoverPlace::OwnTable],
             "remove this mode's own table",
         ),
     ] {
@@ -172,20 +192,14 @@ fn former_shim_rules_are_removed_after_unwanted_endpoints_before_drains() {
             family: IpFamily::V4,
             mark: 1,
         };
-        {
-            let mut state = world.kernel.state();
-            state.shim = to;
-            state.former = std::mem::take(&mut state.snapshot.sets);
-            state.snapshot.set_sizes = BTreeMap::new();
-            state.snapshot.rules = None;
-            let places = places.iter().map(|place| (*place, Arc::default()));
-            state.snapshot.leftovers = Some(places.collect());
-            let target = Target {
-                ip: ip("10.244.1.5"),
-                port: 8080,
-            };
-            state.connections.insert((by_mark, target), 1);
-        }
+        change_shim(&world, to);
+        let target = Target {
+            ip: ip("10.244.1.5"),
+            port: 8080,
+        };
+        let mut state = world.kernel.state();
+        state.connections.insert((by_mark, target), 1);
+        drop(state);
         world.work();
         let upstream = Config {
             semantics: Semantics::Upstream,

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use chance::Chance;
 use ipnet::IpNet;
+use iptables::Backend;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
@@ -273,7 +274,7 @@ impl Subject for Ipvs {
         }
         {
             let mut state = self.kernel.state();
-            state.former = if is_former_there(&state) {
+            state.former = if is_left(&state, &[LeftoverPlace::Ipsets, LeftoverPlace::OwnTable]) {
                 self.former.0.clone()
             } else {
                 BTreeMap::new()
@@ -293,7 +294,11 @@ impl Subject for Ipvs {
     fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let state = self.look(false);
         if self.asks_rules {
-            let former = is_former_there(&state).then_some(&self.former);
+            let rules = [
+                LeftoverPlace::Other(Backend::Legacy),
+                LeftoverPlace::OwnTable,
+            ];
+            let former = is_left(&state, &rules).then_some(&self.former);
             return verdicts::verdicts(fronts, &state, former);
         }
         let there = &state.snapshot;
@@ -579,11 +584,11 @@ fn is_at(entry: &str, at: ServiceAddress) -> bool {
     }
 }
 
-/// Returns true if sets and rules of the former shim are still in the kernel.
-fn is_former_there(state: &State) -> bool {
+/// Returns true if one of these leftovers is still in the kernel.
+fn is_left(state: &State, places: &[LeftoverPlace]) -> bool {
     let leftovers = state.snapshot.leftovers.iter().flatten();
-    let mut places = leftovers.map(|(place, _)| place);
-    places.any(|place| matches!(place, LeftoverPlace::Ipsets | LeftoverPlace::OwnTable))
+    let mut there = leftovers.map(|(place, _)| place);
+    there.any(|place| places.contains(place))
 }
 
 fn rules_text(rules: &Rules) -> String {

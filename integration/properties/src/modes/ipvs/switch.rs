@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use chance::Chance;
+use iptables::Backend;
 use proxy_ipvs::{Config, LeftoverPlace, MarkBits, Rules, Semantics, ShimStyle, VipMode};
 
 use super::Ipvs;
@@ -97,12 +98,13 @@ impl Ipvs {
             let rules = there.rules.get_or_insert_default();
             mem::swap(rules, &mut other.2);
             self.former = other;
-            let place = if is_native(before) {
-                LeftoverPlace::OwnTable
+            let places: &[_] = if is_native(before) {
+                &[LeftoverPlace::OwnTable]
             } else {
-                LeftoverPlace::Ipsets
+                &[LeftoverPlace::Other(Backend::Legacy), LeftoverPlace::Ipsets]
             };
-            there.leftovers = Some([(place, Arc::default())].into());
+            let leftovers = places.iter().map(|place| (*place, Arc::default()));
+            there.leftovers = Some(leftovers.collect());
         }
         Some(format!("--ipvs-shim={:?}", self.config.shim))
     }

@@ -18,7 +18,7 @@ use crate::stepped_threads::Front;
 use crate::verdict::Verdicts;
 
 /// Returns the verdicts at these frontends, computed from virtual servers, addresses, sets and
-/// rules. `former` are the sets and rules of the former shim if they are still in the kernel.
+/// rules. `former` are the sets and rules of the former shim if its rules are still in the kernel.
 pub(super) fn verdicts(
     fronts: &BTreeSet<Front>,
     state: &State,
