@@ -501,7 +501,14 @@ impl<'a> World<'a> {
         self.watch.see(self.subject.verdicts(&unseen));
         let makeshift = self.cluster.makeshift();
         let verdicts = fresh.verdicts(&self.fronts);
-        self.watch.want(&verdicts, &fresh.ours(), &makeshift, since);
+        let may_serve_former = self.subject.may_serve_former();
+        self.watch.want(
+            &verdicts,
+            &fresh.ours(),
+            &makeshift,
+            may_serve_former,
+            since,
+        );
     }
 
     fn hear(&mut self, most: usize) {

@@ -147,14 +147,20 @@ impl Watch {
     }
 
     /// Sets the verdicts and entries that the objects require since the event `since`. Endpoints in
-    /// `makeshift` are good, too, but not wanted.
+    /// `makeshift` are good, too, but not wanted. If `may_serve_former` is true, so are the former
+    /// endpoints of a frontend without an endpoint.
     pub fn want(
         &mut self,
         verdicts: &Verdicts,
         entries: &Entries,
         makeshift: &BTreeSet<Target>,
+        may_serve_former: bool,
         since: Option<u64>,
     ) {
+        let former = self.fronts.iter().filter(|_| may_serve_former);
+        let former: BTreeMap<Front, BTreeSet<Verdict>> = former
+            .map(|(front, period)| (*front, period.good.clone()))
+            .collect();
         self.fronts.retain(|front, period| {
             let wanted = verdicts.get(front);
             wanted.is_some_and(|wanted| is_served(wanted) == period.is_served())
@@ -172,6 +178,9 @@ impl Watch {
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted);
+            if let Some(former) = former.get(front).filter(|_| !is_served(wanted)) {
+                period.good.extend(former);
+            }
             if self.refuses_in_pieces && !is_served(wanted) {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
