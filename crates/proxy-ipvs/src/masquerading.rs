@@ -190,6 +190,28 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Mem
     sorted(unwanted.into_iter().filter(is_free))
 }
 
+/// Returns true if an fwmark virtual server must keep its last endpoints for now: another Service
+/// took over an address whose packets still get the mark. These packets would be dropped until the
+/// mark is removed.
+pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let VirtualServerKey::Mark { mark, .. } = key else {
+        return false;
+    };
+    let servers = &tables.servers;
+    let wants_none = servers.wanted(key).is_some_and(|wanted| !serves(wanted));
+    if !wants_none || !servers.actual(key).is_some_and(serves) {
+        return false;
+    }
+    let marks = tables.members(Set::LocalMark);
+    let mut pending = marks.pending();
+    pending.any(|member| {
+        let has_mark = matches!(member, Member::AddressPortMark(.., of) if of == mark);
+        let is_leaving = has_mark && marks.wanted(member).is_none() && !marks.is_failing(member);
+        let at = Set::LocalMark.service_address(member);
+        is_leaving && at.is_some_and(|at| servers.wanted(&at.into()).is_some())
+    })
+}
+
 /// Returns true if a virtual server still sends new connections to unwanted endpoints. Returns
 /// false if the kernel has refused the write of the virtual server. While the result is true, no
 /// further packets may reach the virtual server: packets from outside keep their mark, and its

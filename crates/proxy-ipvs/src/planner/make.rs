@@ -43,7 +43,8 @@ pub(super) fn make(
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
-            || waits_for_outside(tables, key, of);
+            || waits_for_outside(tables, key, of)
+            || masquerading::waits_for_new_owner(tables, key);
         makes(tables, key) && !waits
     };
     let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));

@@ -482,6 +482,39 @@ fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
     );
 }
 
+/// Until the mark of a lost address is removed, packets to this address still use the fwmark virtual
+/// server of the former Service.
+#[test]
+fn a_former_service_keeps_its_last_endpoint_until_its_lost_address_has_no_mark() {
+    let mut world = on_a_node(config(MarkBits::DEFAULT));
+    let both = [[192, 0, 2, 10].into(), [192, 0, 2, 30].into()];
+    world.service(Service {
+        created: Some(2),
+        ingress_ips: both.to_vec(),
+        ..exposed("default/web", 10, true)
+    });
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world.work();
+    world.service(Service {
+        created: Some(1),
+        ingress_ips: vec![[192, 0, 2, 30].into()],
+        ..exposed("default/older", 11, false)
+    });
+    world.slice(slice("default/older", &["10.244.2.6@node2"]));
+    world.slice(slice("default/web", &["10.244.2.5@node2"]));
+    synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "add destination 10.244.2.6:8080 to 192.0.2.30:80",
+            "remove 192.0.2.30,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+            "set destination 10.244.1.5:8080 of FWM 1 to weight 0",
+        ],
+    );
+}
+
 #[test]
 fn an_fwmark_virtual_server_is_removed_with_its_deleted_service() {
     for was_former in [false, true] {
