@@ -42,14 +42,15 @@ use support::{World, ip, service, slice};
 const NODES: u8 = 100;
 /// Number of endpoints of the Service.
 const ENDPOINTS: u8 = 10;
-/// Numbers of connections per node, one per measurement.
+/// Numbers of connections per node after which the program measures the shares of the endpoints.
 const CONNECTIONS: [u8; 3] = [1, 2, 4];
 /// Number of clients that connect through every node.
 const CLIENTS: u8 = 200;
 /// Number of clients that connect again after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;
 
-/// Endpoint that a client has reached, or `None` if the kernel refused the client.
+/// Last byte of the address of the endpoint that accepted a client's connection, or `None` if the
+/// kernel refused the connection.
 type Reached = Option<u8>;
 
 /// Virtual servers of all nodes in one kernel, and the endpoints.
@@ -453,7 +454,7 @@ fn full(lab: &mut Lab) {
     );
 }
 
-/// Prints how many connections reach near endpoints because of weights.
+/// Prints the share of connections that near endpoints get in a Service with weights.
 fn weights(lab: &mut Lab) {
     const VALUE: &str = "local=4,zone=2";
     println!(

@@ -76,8 +76,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns a destination for each target. For the weights, `backends` shows which targets are
-    /// on this node or in its zone.
+    /// Returns a destination for each target. A weight can depend on the target's place, so
+    /// `backends` lists the targets on this node and in its zone.
     pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
         let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
         let weight = |target: &Target, weights: Weights| {

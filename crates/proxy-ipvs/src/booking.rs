@@ -20,7 +20,7 @@ use crate::ranges::RangeSource;
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Reason for a failure to create a virtual server whose key another program uses.
+/// Reason for a refused virtual server, if another program has a virtual server with the same key.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
@@ -32,7 +32,7 @@ pub(crate) struct Booking {
     pub(crate) writes: Writes,
     /// Refused writes, each with the reason.
     pub(crate) failures: Vec<Failure>,
-    /// Number of refused writes of rules.
+    /// Number of writes of rules and removals of leftovers that failed.
     pub(crate) failed_restores: usize,
     /// Parts of the kernel whose content differs from the tables or is unknown. The worker threads
     /// must read these parts again.
@@ -223,7 +223,7 @@ impl Tables {
         }
     }
 
-    /// Schedules the next attempt of a refused write.
+    /// Schedules the next attempt of a write that the kernel refused or whose reply was lost.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), AffectedServices::All, fault, now),
@@ -313,7 +313,7 @@ enum AffectedServices {
     All,
     /// The Services that own the entry.
     Owners,
-    /// No Service: the entry is a leftover of another mode.
+    /// No Service: the write removes a set or leftovers that no Service needs.
     Nobody,
 }
 

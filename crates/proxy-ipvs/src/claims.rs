@@ -1,7 +1,7 @@
 //! Claims of Services on kernel entries, disputes between Services, and leftover destinations.
 //!
-//! A leftover destination exists in the kernel, but is no endpoint of the Service. Until the
-//! initial lists are complete, leftover destinations stay. Afterwards, TCP destinations drain.
+//! A leftover destination exists in the kernel, but is no endpoint of the Service. Leftover
+//! destinations stay until the proxy may delete entries. Afterwards, TCP destinations drain.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -51,7 +51,7 @@ pub(crate) struct Claims {
     /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
     pub(crate) former_marks: FormerMarks,
-    /// True once the initial lists are complete. Until then, no entry is deleted.
+    /// True if the proxy may delete entries: it knows all objects, and which entries are its own.
     pub(crate) may_delete: bool,
 }
 
@@ -249,8 +249,8 @@ impl Claims {
         }
     }
 
-    /// Assigns a mark to a virtual server for clients from outside. If no mark is free, all clients
-    /// at the address get the same endpoints, as in upstream.
+    /// Assigns a mark to the virtual server for clients outside the cluster. If no mark is free,
+    /// all clients at an address get the same endpoints, as in upstream.
     fn mark(
         &mut self,
         fragment: &mut Fragment,
@@ -287,8 +287,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns a Service port's claim for a virtual server. If no other Service port claims this
-    /// virtual server first, the claim includes the old destinations that drain.
+    /// Returns a Service port's claim for a virtual server. If the Service port wins this virtual
+    /// server, the claim includes the leftover destinations.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -332,7 +332,7 @@ impl Claims {
     }
 
     /// Returns the winning claim as compiled: with full weights, and without leftover destinations.
-    /// Also returns its owner.
+    /// Also returns the claim's owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -383,7 +383,7 @@ impl Claims {
     }
 
     /// Merges the kernel's destinations with the compiled destinations. Leftover TCP destinations
-    /// drain at weight 0. Until the initial lists are complete, all leftover destinations keep
+    /// drain at weight 0. While the proxy must not delete entries, all leftover destinations keep
     /// their weights.
     fn merge(
         &self,
@@ -537,8 +537,8 @@ impl Merge {
 /// of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of other programs' virtual servers. If one of them has the NodePort, also all other
-    /// keys with the NodePort.
+    /// Keys of the port that other programs' virtual servers use. If one of these keys has the
+    /// NodePort, also contains all other keys with the NodePort.
     keys: HashSet<VirtualServerKey>,
     /// Keys with the NodePort for which the proxy creates no virtual server, because another
     /// program uses the NodePort at another address.

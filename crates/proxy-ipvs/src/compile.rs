@@ -420,9 +420,9 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Binds an address to `kube-ipvs0`, unless another interface has the address. Otherwise,
-    /// removing the Service would remove the node's own address (k/k#75290). Does nothing while the
-    /// node's addresses are unknown.
+    /// Binds an address to `kube-ipvs0`, unless another interface has the address. If the proxy
+    /// bound an address of the node, the removal of the Service would remove that address
+    /// (k/k#75290). Does nothing while the node's addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

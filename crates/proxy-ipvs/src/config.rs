@@ -32,8 +32,8 @@ impl ShimStyle {
 /// Method that makes service addresses local on `kube-ipvs0` (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// An address for each service address, as upstream. The more addresses exist, the more time
-    /// the kernel needs for each.
+    /// An address on the link for each service address, as in upstream. The more addresses exist,
+    /// the more time the kernel needs for each.
     #[default]
     Address,
     /// A local route for each service address. The cost of a route does not depend on the number of
@@ -129,7 +129,8 @@ pub struct Config {
     /// Networks in which the proxy keeps virtual servers even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Shortest interval between two reads of the shim's rules (`--ipvs-sync-period`).
+    /// Interval between two checks for drift (`--ipvs-sync-period`). Each check reads the shim's
+    /// rules, unless the proxy has read them shortly before.
     pub sync_period: Duration,
     /// Interval of the cheap check that virtual servers still exist, or `None` for no such check.
     pub glance_period: Option<Duration>,

@@ -14,7 +14,8 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Longest time that new virtual servers at cluster IPs wait for the first rules.
+/// Longest time that new virtual servers at cluster IPs wait for the first rules. Also the longest
+/// time that the rules wait for the removal of an earlier run's set members.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Inputs from which the wanted rules were computed.
@@ -61,12 +62,14 @@ impl Cover {
         }
     }
 
-    /// Makes new virtual servers at cluster IPs wait for rules, from the first read of rules.
+    /// Makes new virtual servers at cluster IPs wait for rules, for at most [`HEAD_START`] after
+    /// the first read of rules.
     pub(crate) fn first_read(&mut self, now: Instant) {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// Makes rules wait for the removal of an earlier run's set members, from the first update.
+    /// Makes rules wait for the removal of an earlier run's set members, for at most [`HEAD_START`]
+    /// after the first update.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }

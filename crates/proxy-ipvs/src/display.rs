@@ -107,7 +107,8 @@ fn destination(key: &VirtualServerKey, target: Target) -> String {
     format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
 }
 
-/// Formats properties as `ipvsadm` does. `ipvsadm` has no names for some flags.
+/// Formats properties as `ipvsadm` does. Adds the flags for which `ipvsadm` has no name, as a
+/// number.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.scheduler)?;

@@ -53,7 +53,7 @@ struct Drain {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
-    /// Number of targets by the time of their first query.
+    /// Number of draining targets, by the time of their first query.
     since: BTreeMap<Instant, usize>,
 }
 
@@ -226,7 +226,7 @@ impl Drains {
         }
     }
 
-    /// Returns the time of the next query, unless the query is already due.
+    /// Returns the time of the next query that is not due yet, if any.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()

@@ -195,7 +195,7 @@ impl Drifts {
     // ---- glances ----
 
     /// Stores the number of virtual servers in the kernel, including other programs' virtual
-    /// servers. The first glance compares its result with this number.
+    /// servers. The next glance compares its result with this number.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }

@@ -1,9 +1,9 @@
-//! A strict fake kernel for tests. It refuses the same writes as the kernel, and a refused write
-//! changes nothing.
+//! A strict fake kernel for tests. It refuses the same writes as the real kernel, and a refused
+//! write changes nothing.
 //!
 //! The fake kernel also counts processes and netlink messages. One message can contain many members
-//! of one set. It handles no packets: the tests in the lab (a test virtual machine) check IPVS with
-//! real packets.
+//! of one set. The fake kernel handles no packets: the tests in the lab (a test virtual machine)
+//! check IPVS with real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -71,7 +71,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the state, which tests may inspect or damage.
+    /// Returns the state, which tests may read and change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

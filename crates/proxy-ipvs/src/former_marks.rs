@@ -94,7 +94,7 @@ impl Claims {
     }
 }
 
-/// Returns the addresses whose packets get each mark.
+/// Returns the service addresses of each mark: packets to these addresses get the mark.
 fn addresses_by_mark(tables: &Tables) -> BTreeMap<u32, BTreeSet<ServiceAddress>> {
     let mut marked = BTreeMap::<_, BTreeSet<_>>::new();
     for (member, ()) in tables.members(Set::LocalMark).iter_actual() {

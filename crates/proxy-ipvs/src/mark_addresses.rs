@@ -1,4 +1,4 @@
-//! Addresses of each firewall mark. The writer of virtual servers shares this table with the
+//! Service address of each firewall mark. The writer of virtual servers shares this table with the
 //! readers of counters.
 
 use std::collections::{BTreeSet, HashMap};

@@ -234,8 +234,8 @@ pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalan
 
 /// Returns true if a set member must stay because another Service took over its virtual server,
 /// which still sends new connections to the former Service's endpoints. The member masquerades
-/// packets to these endpoints, or belongs to the firewall that protects them.
-/// `losing` are all [`losing_endpoints`].
+/// packets to these endpoints, or belongs to the firewall that protects them. `losing` contains the
+/// result of [`losing_endpoints`].
 pub(crate) fn protects_removed_endpoints(
     losing: &HashSet<ServiceAddress>,
     set: Set,
@@ -246,8 +246,9 @@ pub(crate) fn protects_removed_endpoints(
     (is_firewall || MASQUERADED.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
 }
 
-/// Returns the writes that withdraw admitted clients before a virtual server without endpoints gets
-/// endpoints. These clients may be those of a former Service.
+/// Returns the writes that remove unwanted clients from the firewall of virtual servers without
+/// endpoints, before these virtual servers get endpoints. A former Service may have admitted these
+/// clients.
 pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
     let is_idle = |at: ServiceAddress| {
         let server = tables.servers.actual(&at.into());
@@ -306,7 +307,8 @@ fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member) -> bool {
     tables.members(set).wanted(member).is_none() && (set != Set::LoadBalancerFirewall || is_open())
 }
 
-/// Returns the writes that remove obsolete members from the sets whose packets rules drop.
+/// Returns the writes that remove obsolete members from the sets of [`DROPS`] for which `is_ended`
+/// returns true.
 pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) -> bool) -> Vec<Op> {
     let sets = DROPS.into_iter().filter(|set| is_ended(*set));
     let ended = sets.flat_map(|set| {
@@ -318,8 +320,8 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) ->
     ended.collect()
 }
 
-/// Returns true if new rules for one of these sets would drop packets to obsolete members. Ignores
-/// members that the kernel does not remove.
+/// Returns true if new rules would drop packets to obsolete members of a set. `new` returns true
+/// for each set that only the new rules match. Ignores members that the kernel refuses to remove.
 pub(crate) fn would_drop(tables: &Tables, new: impl Fn(Set) -> bool) -> bool {
     let mut sets = DROPS.into_iter().filter(|set| new(*set));
     sets.any(|set| {

@@ -114,8 +114,8 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // This process set the link down, so the kernel removed some addresses. Their absence
-            // is not another program's change.
+            // If this process set the link down, the kernel removed some addresses. Their absence
+            // is then not another program's change.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -263,10 +263,10 @@ impl Ipvs {
         }
     }
 
-    /// Adopts a foreign virtual server that a Service wants if it has the ownership flag, or if a
-    /// kube-proxy could have created it for this Service. The first dump may have missed it, or
-    /// other evidence of ownership may be lost. Reports all other wanted virtual servers as
-    /// foreign.
+    /// Adopts a foreign virtual server that a Service wants if the virtual server has the ownership
+    /// flag, or if a kube-proxy could have created it for this Service. The first dump may have
+    /// missed this virtual server, or other evidence of ownership may be lost. Reports all other
+    /// wanted virtual servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -316,8 +316,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that name or need a scheduler, if the proxy learned which schedulers the
-    /// kernel has.
+    /// Recompiles Services that name or need a scheduler, after the proxy has learned whether the
+    /// kernel has this scheduler.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         if !self.schedulers.has_news() {
             return;
@@ -382,17 +382,19 @@ impl Ipvs {
     }
 }
 
-/// Virtual servers and addresses that all Services have released.
+/// Virtual servers and addresses whose owner may change: all Services released them, or another
+/// program created or removed a virtual server there.
 #[derive(Default)]
 struct Free {
-    /// Addresses of the released virtual servers, by protocol and port.
+    /// Addresses of these virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses on the link that no Service wants, because all Services released the address or
-    /// because the node owns it.
+    /// Addresses that Services may bind or release at any port. After a release, contains only
+    /// addresses that no Service wants on the link.
     addresses: HashSet<IpAddr>,
 }
 
-/// Returns true if a Service claims one of the released addresses, even if another Service owns it.
+/// Returns true if a Service may claim one of these virtual servers or addresses, even if another
+/// Service owns it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frequent_address_events_cause_few_comparisons() {
+    fn frequent_notifications_cause_few_comparisons() {
         let mut pace = Pace::default();
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);

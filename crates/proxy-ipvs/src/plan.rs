@@ -68,8 +68,8 @@ pub enum Op {
     BindRange(IpNet),
     /// Removes the route of a network from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Removes leftovers of another mode, or leftovers in the iptables backend that is not in use.
-    /// Needs at most one run of `iptables-restore`.
+    /// Removes leftovers of another mode, of another shim, or in the iptables backend that is not
+    /// in use. Needs at most one run of `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 

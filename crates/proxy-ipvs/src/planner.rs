@@ -1,7 +1,7 @@
 //! Planner: computes each lane's next plan from the tables. Pure.
 //!
-//! Three lanes (worker threads) write to the kernel in parallel. If an entry needs an entry of
-//! another lane, only that entry waits, and its lane continues with further entries:
+//! Three lanes (worker threads) write to the kernel in parallel. An entry that needs an entry of
+//! another lane waits, but its lane continues with further entries:
 //!
 //! ```text
 //!   services    1. sets ─▶ members ─▶ virtual servers ─▶ destinations
@@ -11,7 +11,8 @@
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! - The first lane takes turns: additions and changes (1), removals (2), proofs of ownership (3).
+//! - The first lane takes turns: additions and changes (1), removals (2), removals of ownership
+//!   evidence (3).
 //! - Changes of existing virtual servers never wait.
 //! - A new virtual server waits for its rules. Without these rules, endpoints would reply to
 //!   outside clients from a wrong address, and source ranges would not apply.
@@ -54,7 +55,8 @@ pub(crate) enum Turn {
 }
 
 impl Turn {
-    /// Returns the next three turns after `last`. Each kind of turn gets its share of the writes.
+    /// Returns the three turns in the order in which the planner tries them after `last`. So each
+    /// kind of turn gets its share of the writes.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -70,7 +72,7 @@ pub(crate) struct Turns {
     /// Budget of each turn. Each turn has its own budget, because the kernel removes a destination
     /// more slowly than it adds a destination.
     budgets: [Budget; 3],
-    /// Last turn, if writes of this turn are still pending.
+    /// Turn of the last plan, or `None` if the planner found nothing to write since.
     last: Option<Turn>,
     /// Virtual server at which the last plan exhausted its budget. The next plan begins after this
     /// virtual server.

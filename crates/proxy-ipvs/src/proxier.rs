@@ -57,7 +57,8 @@ pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Virtual servers that the first read found. `None` once their owners are known.
+    /// Evidence of who created the virtual servers that the first read found. `None` once their
+    /// owners are known.
     pub(crate) takeover: Option<OwnershipEvidence>,
     pub(crate) link: Link,
     /// Ranges of service addresses: networks that local routes make local.
@@ -83,8 +84,9 @@ impl Ipvs {
         self.drifts.ask();
     }
 
-    /// Returns true if an earlier run's rules must stay because the proxy cannot read a Kubernetes
-    /// object. Only an operator can correct the object. A restart does not help.
+    /// Returns true if an earlier run's rules must stay because the proxy does not know all
+    /// Kubernetes objects. If it cannot read an object, only an operator can help: a restart
+    /// cannot.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }
@@ -163,8 +165,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Stores the numbers of connections of draining destinations. Removes a destination from the
-    /// wanted entries if it has no connections or has reached its timeout.
+    /// Ends drains by the number of connections of each draining destination. Removes a destination
+    /// from the wanted entries if it has no connections or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn only_routes_of_table_main_within_a_range_are_exceptions() {
+    fn a_route_of_table_main_is_an_exception_only_if_it_lies_within_a_range() {
         let main = ["10.0.0.0/8", "10.96.0.0/12", "10.100.0.0/16"];
         let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&[], &main));
         assert_eq!(ranges.except, ["10.100.0.0/16".parse().unwrap()].into());

@@ -127,7 +127,7 @@ impl Rules {
         }
     }
 
-    /// Returns the name of the iptables program or nftables table that has the rules.
+    /// Returns the name of the kernel interface of the rules: iptables or nftables.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -183,7 +183,7 @@ impl Rules {
         rules
     }
 
-    /// Returns true if no rule of the shim exists.
+    /// Returns true if no chain, rule or jump of the shim exists.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty() && self.native.is_empty()
     }
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shim_rule_has_a_known_kernel_module() {
+    fn each_match_and_target_of_the_shim_has_a_known_kernel_module() {
         for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
             for family in IpFamily::ALL {
                 let shim = Config { shim, ..exact() };

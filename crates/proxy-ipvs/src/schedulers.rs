@@ -1,8 +1,8 @@
 //! Schedulers that Services request besides the node's scheduler, and whether the kernel has them.
 //!
-//! When a virtual server names a scheduler, the kernel loads the scheduler's module. During that
-//! time, the kernel blocks all IPVS writes. So no write of a Service's virtual server may cause
-//! such a load:
+//! When a virtual server names a scheduler, the kernel loads the scheduler's module. While the
+//! kernel loads a module, it blocks all IPVS writes. So no write of a Service's virtual server may
+//! cause such a load:
 //!
 //! 1. The proxy's read-only worker thread queries each scheduler once.
 //! 2. Until the kernel responds, the Service uses the node's scheduler.
@@ -143,7 +143,7 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Stores the kernel's response to a query. An error has the reason why the scheduler is
+    /// Stores the kernel's response to a query. An error contains the reason why the scheduler is
     /// missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let is_needed = self.is_source_hash_needed && scheduler == Scheduler::SOURCE_HASH;

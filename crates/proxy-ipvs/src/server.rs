@@ -261,9 +261,9 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists of destinations by target. Returns each target that is in at least one
-    /// list, in order, with its destination in each list (`None` if the list lacks the target).
-    /// Needs only one pass, because each plan merges thousands of lists.
+    /// Merges two lists of destinations by target. Returns a pair for each target, in order: the
+    /// target's destination in this list, and in `others`. A destination is `None` if its list
+    /// lacks the target. Needs only one pass, because each plan merges thousands of lists.
     pub(crate) fn beside(
         &self,
         others: &Self,

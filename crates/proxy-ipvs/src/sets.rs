@@ -244,7 +244,7 @@ impl Set {
         name
     }
 
-    /// Returns the set's name in the kernel, for targets of iptables.
+    /// Returns the set's name in the kernel as a static string, for targets of iptables.
     pub(crate) fn static_name(self, family: IpFamily) -> &'static str {
         static NAMES: LazyLock<[[String; Set::EVERY]; 2]> = LazyLock::new(|| {
             IpFamily::ALL.map(|family| ROWS.each_ref().map(|row| row.set.name(family)))
@@ -288,7 +288,7 @@ impl Set {
     }
 
     /// Returns true if the set's members prove ownership of virtual servers. So the proxy removes a
-    /// virtual server before its members.
+    /// virtual server before the members that prove its ownership.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }

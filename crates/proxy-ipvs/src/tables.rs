@@ -31,7 +31,8 @@ pub(crate) const SET_SIZE: u32 = 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FormerRules {
     None,
-    /// The shim of IPVS mode, before `--ipvs-shim` moved it to nftables. The virtual servers exist.
+    /// The shim of IPVS mode, before `--ipvs-shim` moved it to nftables. The virtual servers
+    /// already exist.
     Shim,
     /// Rules of another mode. The virtual servers may be missing.
     OtherMode,
@@ -58,7 +59,7 @@ pub(crate) struct Tables {
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
     /// Networks that ranges must not make local.
     pub(crate) networks: Networks,
-    /// Virtual servers whose creation the kernel has not acknowledged.
+    /// Virtual servers for which the kernel's reply to a write was lost.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: ForeignServers,
 }

@@ -46,9 +46,9 @@ impl OwnershipEvidence {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Adopts virtual servers that an earlier run or upstream kube-proxy created. The caller must
-    /// first read all evidence of ownership. Virtual servers in the networks of `excluded` count as
-    /// foreign virtual servers.
+    /// Returns the virtual servers that an earlier run or upstream kube-proxy created, and removes
+    /// them from `foreign`. The caller must first read all evidence of ownership. Virtual servers
+    /// in the networks of `excluded` count as foreign virtual servers.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

@@ -276,8 +276,8 @@ fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(without_chance).collect()
 }
 
-/// Returns the rules of our chains and of nonempty built-in chains, in order, by table and chain
-/// (`TABLE CHAIN`).
+/// Returns the rules in order, by table and chain (`TABLE CHAIN`). Omits empty chains unless they
+/// are ours.
 fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
     let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
     for line in saved.lines() {
@@ -1438,7 +1438,7 @@ fn the_link_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn each_ipv6_address_is_reported_if_the_node_has_ipv6_disabled() {
+fn an_ipv6_address_is_refused_with_advice_if_the_link_has_ipv6_disabled() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V6);
         assert_done(&apply(&mut kernel, [Op::CreateLink]));

@@ -1,6 +1,6 @@
 //! Tests of iptables on the running kernel, each in its own network namespace. They check the
 //! choice of the backend, and that rules read back unchanged. The kernel determines which backends
-//! work: in Debian's User Mode Linux, nft does not.
+//! work: in Debian's User Mode Linux, backend nft does not work.
 //!
 //! The tests need root, `iptables` and `ipset`, but not IPVS. Only `live.rs` tests the rule that
 //! matches IPVS connections.

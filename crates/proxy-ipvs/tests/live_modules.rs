@@ -1,6 +1,6 @@
-//! Tests of error messages on a real kernel that lacks modules. The test unloads modules and
-//! disables module loading. So it needs a virtual machine of the test lab (lane A), whose kernel is
-//! discarded afterwards.
+//! Tests of error messages on a real kernel that lacks modules. The test disables module loading by
+//! the kernel, and loads modules itself. So it needs a virtual machine of the test lab (lane A),
+//! whose kernel is discarded afterwards.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -18,7 +18,7 @@ use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Guard that disables module loading in the kernel until it is dropped.
+/// Guard that prevents the kernel from loading modules, until the guard is dropped.
 struct NoLoading(String);
 
 impl NoLoading {

@@ -154,8 +154,7 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// The send buffer is limited in a user namespace, where a socket's buffer cannot exceed
-/// net.core.wmem_max.
+/// Runs the test in a user namespace, where a socket's send buffer cannot exceed net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_beyond_the_send_buffer_are_written_in_several_messages() {
@@ -181,8 +180,8 @@ fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // Writes more members than fit: a member takes 24 bytes, and the kernel doubles the requested
-    // size of the buffer.
+    // Writes more members than fit into the buffer: a member takes 24 bytes, and the kernel doubles
+    // the requested size of the buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -270,7 +269,8 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// An added, changed or deleted chain costs one transaction. So does a changed set member.
+/// Any number of added, changed and deleted chains costs one transaction. A changed set member also
+/// costs one transaction.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -310,7 +310,7 @@ fn each_change_of_the_shim_is_one_transaction() {
 /// The kernel refuses only additions to the missing set. The removal of a missing member counts as
 /// done.
 #[test]
-fn a_write_to_a_missing_set_affects_only_that_set() {
+fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);
@@ -396,8 +396,8 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// If iptables-nft has only rules of the kubelet and of other programs, the proxy starts no
-/// iptables program.
+/// Chains of the kubelet and of other programs in iptables-nft are not leftovers. Chains of a
+/// kube-proxy are leftovers.
 #[test]
 fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     in_namespace(|| {
@@ -429,7 +429,7 @@ fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
 /// Another program has created a set with the name of one of our sets, but another type. The
 /// proxier replaces only that set.
 #[test]
-fn an_nftables_set_with_our_name_and_another_type_is_replaced() {
+fn a_foreign_nftables_set_that_has_our_name_but_another_type_is_replaced() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
         for (set, of) in [
@@ -451,10 +451,10 @@ fn an_nftables_set_with_our_name_and_another_type_is_replaced() {
     });
 }
 
-/// Only rules in our table can match the set. When the proxier replaces the set, it writes our rule
-/// again and removes another program's rule.
+/// Only rules in our table can match the set. When the proxier replaces the set, it writes our
+/// rules again and removes the other program's rule.
 #[test]
-fn a_set_of_another_type_is_replaced_with_the_rules_that_match_it() {
+fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);

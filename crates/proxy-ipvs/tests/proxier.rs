@@ -87,8 +87,9 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
     );
 }
 
-/// The external address moves to the second Service in one update. Its virtual server stays: it
-/// gets the second Service's endpoints before it loses the first Service's endpoints.
+/// The external address moves to the second Service in one update. The virtual server at this
+/// address stays: it gets the second Service's endpoints before it loses the first Service's
+/// endpoints.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -154,7 +155,7 @@ fn the_entries_of_a_deleted_service_are_removed_in_reverse_order() {
 }
 
 #[test]
-fn no_entry_is_written_before_both_lists_are_complete() {
+fn no_entry_is_removed_before_the_lists_are_complete() {
     let foreign = web();
     let mut world = foreign.restarted(Config::default());
     world.service(service("default/other", "10.96.0.11", 80));

@@ -30,7 +30,7 @@ pub(super) struct Comparison {
     members: BTreeMap<Set, BTreeSet<Member>>,
     believed_addresses: Vec<IpAddr>,
     addresses: BTreeSet<IpAddr>,
-    /// Other programs' virtual servers in the dump, if the dump was complete.
+    /// Other programs' virtual servers that the comparison has found in the dump so far.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
     /// Virtual servers that the tables do not contain, although the evidence in the kernel shows

@@ -68,9 +68,9 @@ pub struct State {
     pub passed_over: Option<VirtualServerKey>,
     /// Parts of the kernel's state that cannot be read, each with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
-    /// Successful writes, in order.
+    /// Successful writes since the last `take_work`, in order.
     pub done: Vec<Op>,
-    /// Costs of the writes and reads so far.
+    /// Work since the last `take_work`.
     pub work: Work,
 }
 

@@ -124,7 +124,7 @@ fn made_for(set: Set, name: Name, family: IpFamily) -> nftables_netlink::Set {
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // The kernel grows the set as needed.
+        // Sets no size, so the kernel grows the set as needed.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }

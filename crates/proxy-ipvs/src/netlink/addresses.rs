@@ -47,7 +47,7 @@ use crate::ranges::RangeSource;
 /// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, a search is cheaper.
+/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, the search is cheaper.
 /// With 5,000, the costs are equal. With 10,000, the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
@@ -69,8 +69,8 @@ pub(super) struct Addresses {
     pub(super) has_node_source: bool,
     /// Source address in our routes, or `None` if our routes have no source address.
     route_source: Option<IpAddr>,
-    /// Our routes to single addresses whose source is not `route_source`: destination and source.
-    /// An entry stays until the proxy replaces or removes the route.
+    /// Source by destination, for our routes to single addresses whose source is not
+    /// `route_source`. An entry stays until the proxy replaces or removes the route.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
     /// Ranges whose route has a source other than `route_source`.
     ranges_of_other_source: BTreeSet<IpNet>,
@@ -356,7 +356,7 @@ impl Addresses {
         }
     }
 
-    /// Configures the link so that the kernel gives it no link-local address when it is set up. A
+    /// Makes the kernel give the link no link-local address when a program sets the link up. A
     /// kernel without this option adds such an address, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
@@ -380,7 +380,7 @@ impl Addresses {
         Ok(last.unwrap_or(Reply::Unknown))
     }
 
-    /// Binds and unbinds addresses.
+    /// Binds and unbinds addresses and ranges.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let link = match self.rtnetlink.link(LINK) {
             Ok(Some(link)) => link,
@@ -492,7 +492,7 @@ impl Addresses {
         }
     }
 
-    /// Returns true if a new route must replace the old route: IPv6 refuses two routes (`EEXIST`).
+    /// Returns true if a new route must replace the old route: IPv6 refuses a second (`EEXIST`).
     fn replaces_route(&self, address: &IpAddr) -> bool {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }
@@ -528,7 +528,7 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            // Another program has just removed the link. The next read shows its state.
+            // Another program has just removed the link. The next read shows the link's state.
             _ => Outcome::Unknown,
         }
     }

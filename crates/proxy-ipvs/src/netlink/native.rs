@@ -2,8 +2,8 @@
 //!
 //! - The kernel applies a transaction as a whole or not at all. If the kernel refuses a
 //!   transaction, this module retries its changes set by set.
-//! - Unlike ipset, nftables refuses to remove a missing element. So the transaction adds each
-//!   element before it removes it. Adding an existing element changes nothing.
+//! - Unlike ipset, nftables refuses to remove a missing element. So a retry adds each element
+//!   before it removes it. Adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -218,7 +218,8 @@ impl Native {
     ///
     /// - It writes the rules of our chains again.
     /// - It removes the rules of all other chains, which are drift.
-    /// - If the kernel refuses it, a second transaction omits the rules that match a replaced set.
+    /// - If the kernel refuses this transaction, a second transaction omits the rules that match a
+    ///   replaced set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -430,7 +431,7 @@ impl Native {
     }
 }
 
-/// Reason why a transaction was not applied.
+/// Reason why a transaction failed, or why its result is unknown.
 #[derive(Debug)]
 enum Failure {
     /// The kernel refused some changes.
@@ -486,7 +487,8 @@ fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
     runs
 }
 
-/// Returns true if a kernel set has the wanted key type, capacity and timeout.
+/// Returns true if a kernel set equals the wanted definition. Ignores comments and names of packet
+/// fields.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -496,8 +498,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// Returns true if another program's set with our name and another type may have caused the
-/// refusal. With such a set, the kernel refuses our definition of the set, or later the elements.
+/// Returns true if a foreign set that has our name but another type may have caused the refusal.
+/// With such a set, the kernel refuses our definition of the set, or later our elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,

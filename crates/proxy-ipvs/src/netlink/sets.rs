@@ -337,7 +337,7 @@ fn member(entry: &Entry) -> Option<Member> {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
         // Treats an entry with a wrong mark mask as a member without a mark. No Service wants such
-        // a member, so the proxy removes it. The removal ignores the mark.
+        // a member, so the proxy removes it. The kernel ignores the mark in this removal.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

@@ -53,8 +53,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
     let new_ranges = new_ranges.into_iter().filter(serves);
     ops.extend(new_ranges.map(Op::BindRange));
-    // Removes addresses only if none is left to add. Alternating would be fairer, but removals are
-    // rare.
+    // Removes addresses only if no address is left to add. Alternating plans would be fairer, but
+    // removals are rare.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
@@ -90,7 +90,8 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
 }
 
 /// Returns true if the proxy can remove the route of an unwanted range: all wanted addresses in the
-/// range are local without this route. If the kernel refuses one of them, the range stays.
+/// range are local without this route. If the kernel refuses one of these addresses, the range
+/// stays.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {

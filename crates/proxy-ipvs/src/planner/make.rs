@@ -38,8 +38,8 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Checks every urgent virtual server. Checks further virtual servers only up to the number that
-    // the plan can hold.
+    // Tests for every urgent virtual server whether it can be written now. Tests further virtual
+    // servers only until the plan is full.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
             || waits_for_marks(tables, key, of)
@@ -79,8 +79,8 @@ pub(super) fn make(
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // Adds a member that exempts packets from masquerading only after its virtual server has
-        // the right destinations.
+        // If a member marks packets or exempts packets from masquerading, adds the member only
+        // after its virtual server has the right destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
@@ -132,8 +132,8 @@ pub(super) fn make(
     let added = |(set, member)| Op::AddMember(set, member);
     ops.extend(first.into_iter().map(added));
     // Packets without a mark may reach endpoints on other nodes. So masquerading begins before a
-    // mark is removed, and ends after a mark is added. The old mark of an address leaves before
-    // its new mark, because the kernel would refuse a second mark.
+    // mark is removed, and ends after a mark is added. The plan removes the old mark of an address
+    // before it adds the new mark, because the kernel would refuse a second mark.
     ops.extend(ended);
     let unmarked = unmarked.into_iter();
     ops.extend(unmarked.map(|member| Op::RemoveMember(Set::LocalMark, member)));
@@ -153,7 +153,7 @@ pub(super) fn make(
 /// Steps in which a plan adds set members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// Members that admit or masquerade packets.
+    /// All other members, such as members that admit or masquerade packets.
     Admit,
     /// Members that mark packets from outside.
     Mark,
@@ -174,9 +174,9 @@ impl Step {
     }
 }
 
-/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server with
-/// which the last plan ended. So a virtual server with very many changes does not delay all other
-/// virtual servers. The order of the ranks stays.
+/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server that
+/// ended the last plan. So a virtual server with very many changes does not delay all other virtual
+/// servers. The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -215,8 +215,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Writes a virtual server: adds destinations before it lowers weights, so that a destination
-/// always serves.
+/// Writes a virtual server: adds destinations before it lowers weights, so that at least one
+/// destination always serves.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_each_rank_the_next_plan_continues_after_the_last_virtual_server() {
+    fn each_rank_resumes_after_the_virtual_server_that_ended_the_previous_plan() {
         let key = |host| -> VirtualServerKey {
             ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn hashing_schedulers_get_destinations_in_the_same_order_on_all_nodes() {
+    fn only_schedulers_that_prefer_the_head_get_another_order_on_each_node() {
         for scheduler in ["mh", "sh", "dh", "fo", "ovf"] {
             for node in ["a", "b"] {
                 assert_eq!(added(scheduler, node), targets(10), "{scheduler}");

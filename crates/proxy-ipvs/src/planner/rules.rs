@@ -128,7 +128,8 @@ fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
         && is_made(tables.ranges.pending_len(), tables.ranges.failing_len())
 }
 
-/// Returns the number of virtual servers that wait for rules, or until no rule marks their packets.
+/// Returns the number of virtual servers whose writes wait for rules. Includes unwanted fwmark
+/// virtual servers, which wait until no rule marks their packets.
 fn waiting(tables: &Tables, of: &Situation<'_>) -> usize {
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)

@@ -98,8 +98,8 @@ pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry's Service. At the start, the API server's Service ranks first, DNS
-/// second, and all other Services after them.
+/// Returns the rank of an entry's Service. The API server's Service ranks first, DNS second, and
+/// all other Services after them.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

@@ -182,8 +182,8 @@ impl Shim {
         chain
     }
 
-    /// Returns a match for packets that are not in a set, or `None` for an empty set, which needs
-    /// no look-up.
+    /// Returns a match for packets whose fields are not in a set. Returns `None` for an empty set,
+    /// which needs no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }

@@ -26,8 +26,8 @@ fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
 
-/// Matches packets whose fields are in a set or not, such as `ip daddr . meta l4proto . th dport
-/// @SET`.
+/// Matches packets whose fields are in a set, or are not in the set (`sense`), such as `ip daddr .
+/// meta l4proto . th dport @SET`.
 pub(super) fn in_set(family: IpFamily, fields: &[Field], set: Name, sense: Sense) -> Clause {
     clause(family, |line| line.in_set(fields, sense, set))
 }

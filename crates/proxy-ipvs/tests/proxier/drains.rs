@@ -476,8 +476,8 @@ fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two Services, each with a cluster IP of its own. The first Service is older. Both Services claim
-/// the external address `SHARED`.
+/// Name and cluster IP of two Services. The first Service is older. Both Services claim the
+/// external address `SHARED`.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
@@ -488,14 +488,17 @@ enum Step {
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A pod gets this number of connections through a virtual server.
+    /// A pod gets connections: number of the virtual server, number of the pod, number of
+    /// connections.
     Connections(usize, usize, u32),
     /// This number of milliseconds passes.
     Wait(u64),
     Resync,
-    /// Another program changes a destination's weight. A check finds the change.
+    /// Another program changes a destination: number of the virtual server, number of the pod, new
+    /// weight. A check finds the change.
     Weigh(usize, usize, u16),
-    /// Another program removes a destination. A check finds the change.
+    /// Another program removes a destination: number of the virtual server, number of the pod. A
+    /// check finds the change.
     Remove(usize, usize),
     /// The daemon restarts. The value is true if the lists of objects are complete after the
     /// restart.

@@ -1,5 +1,5 @@
 //! Tests of changes by other programs, while events continue. A check or a kernel notification
-//! shows the change. The proxier repairs and reports it.
+//! shows the change. The proxier repairs and reports the change.
 
 use proxy::Notice;
 
@@ -370,7 +370,7 @@ fn the_periodic_count_notices_removed_virtual_servers() {
 }
 
 #[test]
-fn the_first_periodic_count_does_not_notice_earlier_removals() {
+fn the_first_periodic_count_notices_earlier_removals() {
     for family in IpFamily::ALL {
         let (mut world, _) = glancing(family);
         world.kernel.state().snapshot.servers.clear();

@@ -406,7 +406,7 @@ fn packets_to_a_new_address_are_marked_after_old_endpoints_have_weight_0() {
 }
 
 #[test]
-fn packets_without_a_mark_are_masqueraded() {
+fn packets_are_masqueraded_while_they_have_no_mark() {
     let mut world = web();
     let exposed = |is_local| Service {
         external_ips: vec![[192, 0, 2, 30].into()],

@@ -100,7 +100,7 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     }
 }
 
-/// Turns the present sets and rules into those of a former shim.
+/// Makes the present sets and rules the sets and rules of a former shim.
 fn change_shim(world: &World, to: ShimStyle) {
     let mut state = world.kernel.state();
     state.shim = to;
@@ -117,7 +117,7 @@ fn change_shim(world: &World, to: ShimStyle) {
 
 /// The rules of the former shim neither mark nor masquerade packets to a new Service.
 #[test]
-fn after_a_change_of_the_shim_new_addresses_wait_for_its_rules() {
+fn after_a_change_of_the_shim_new_addresses_wait_for_the_new_rules() {
     let world = web(ShimStyle::Upstream);
     change_shim(&world, ShimStyle::Nftables);
     world.work();
@@ -178,7 +178,7 @@ fn a_change_to_upstreams_semantics_removes_early_rules_and_marks() {
 /// After a change of `--ipvs-shim`, the rules of the former shim mark packets from outside until
 /// the proxier removes these rules.
 #[test]
-fn former_shim_rules_are_removed_after_unwanted_endpoints_before_drains() {
+fn rules_of_a_former_shim_are_removed_after_unwanted_endpoints_and_before_drains() {
     for (from, to, removal) in [
         (ShimStyle::Lean, ShimStyle::Nftables, "remove 0 chains"),
         (

@@ -48,8 +48,7 @@ fn external() -> Service {
     }
 }
 
-/// Starts a daemon for this Service on a node where keepalived has created a virtual server at the
-/// Service's address and port.
+/// Starts a daemon on this kernel, with this Service.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);

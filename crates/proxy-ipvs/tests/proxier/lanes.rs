@@ -75,7 +75,8 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
     });
 }
 
-/// Takes an address off the link, and replaces the endpoint of its Service.
+/// Removes the address of `default/web` from the link, as another program would. Also replaces the
+/// Service's endpoints.
 fn lose_address_and_endpoint<K: Kernel>(world: &mut World<K>) {
     let address = ip("10.96.0.10");
     world.kernel.state().snapshot.bound.remove(&address);

@@ -14,7 +14,8 @@ use super::*;
 const PORTS: u16 = 99;
 const EXTERNAL_IPS: u8 = 40;
 const ENDPOINTS: u8 = 24;
-/// Longest time that a change of another Service may wait for the largest Service.
+/// Longest time that a turn may take, because changes of other Services wait for the end of the
+/// turn.
 const LONGEST: Duration = Duration::from_millis(100);
 
 fn port_name(number: u16) -> Arc<str> {

@@ -75,9 +75,9 @@ fn the_nftables_shim_starts_no_program() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// Lists all look-ups in sets for a packet to a cluster IP.
+/// Lists all rules of a shim whose only Service has a cluster IP.
 #[test]
-fn with_the_nftables_shim_a_packet_to_a_cluster_ip_needs_few_rules() {
+fn the_nftables_shim_has_few_rules_for_a_cluster_ip() {
     let world = web();
     let rules: Vec<String> = lines(&world)
         .into_iter()

@@ -193,8 +193,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 /// **Faster additions.** The kernel keeps a removed destination for two to three minutes in a trash
 /// list, with the latest at the head. For each added destination, it searches this list from the
 /// head. So destinations that return after an outage should be near the head: 20,000 additions then
-/// take 0.03 s instead of 0.6 s, and the difference grows with the square. New destinations gain
-/// nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
+/// take 0.03 s instead of 0.6 s, and the difference grows with the square of their number. New
+/// destinations gain nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
 ///
 /// **Faster removals.** The kernel searches a virtual server's destinations from the youngest, and
 /// this order removes the youngest first.

@@ -117,8 +117,8 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns the verdicts for a packet in all hooks, in order. A mark that a rule sets in one
-    /// hook stays for the later hooks.
+    /// Returns a packet's verdict in each hook, in order, with `is_marked` and `is_numbered` after
+    /// the hook. A mark that a rule sets in one hook stays for the later hooks.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
         let is_sent_here = packet.in_interface.is_empty();
@@ -181,8 +181,8 @@ fn set(name: &str) -> Set {
     Set::by_name(name, IpFamily::V4).unwrap()
 }
 
-/// Returns kinds of destinations. Each has the sets that contain the destination, and true if the
-/// address is local.
+/// Returns kinds of destinations. Each has the sets that contain the destination. The `bool` is
+/// true if the address is local.
 fn destinations() -> Vec<(Vec<Set>, bool)> {
     use Set::*;
     let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -307,8 +307,8 @@ fn configs() -> Vec<(Config, Config)> {
     all.map(|[upstream, lean]| (upstream, lean)).collect()
 }
 
-/// Compares the lean shim with upstream's shim twice: with members in all sets, and with members
-/// only in the sets of the packet.
+/// Compares the lean shim with upstream's shim three times: with members in all sets, only in the
+/// packet's sets, and only in the packet's sets and KUBE-CLUSTER-IP.
 #[test]
 fn the_lean_shim_gives_each_packet_upstreams_verdict() {
     let everything: BTreeSet<Set> = Set::every().collect();
@@ -359,7 +359,7 @@ fn texts(filled: &[Set]) -> [Rules; 2] {
 }
 
 #[test]
-fn the_lean_shim_has_at_most_a_few_rules_for_a_cluster_ip() {
+fn the_lean_shim_has_few_rules_for_a_cluster_ip() {
     let [_, lean] = texts(&[Set::ClusterIp, Set::IpvsIps, Set::LoopBack]);
     let text = lean.restore_text(&Rules::default());
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(':')).collect();
