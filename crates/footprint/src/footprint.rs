@@ -47,17 +47,18 @@ pub struct Footprint {
     pub virtual_servers: Option<VirtualServers>,
     /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,
-    /// Kubernetes objects and flags that cause the mode's chains, and the objects in its nftables
-    /// tables.
+    /// Causes (Kubernetes objects and flags) of the mode's chains, and of the objects in its
+    /// nftables tables.
     pub origins: &'static [Origin],
 }
 
 /// Receiver of the packets that a mode's entries redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel. It continues to serve after the mode's process has ended.
+    /// The kernel, which continues to serve after the mode's process has ended.
     Kernel,
-    /// The mode's process. Once it has ended, the packets that its entries redirect are lost.
+    /// The mode's process. Once the process has ended, the packets that the mode's entries redirect
+    /// are lost.
     Process,
 }
 
@@ -97,7 +98,8 @@ pub struct Link {
     /// Protocol number (`rtm_protocol`) of the mode's routes. It differs from the number of the
     /// kernel's own routes.
     pub route_protocol: u8,
-    /// Source address of the mode's routes on the link. No Service has this address.
+    /// IPv4 address that the link keeps while service addresses are local routes. When a link loses
+    /// its last IPv4 address, the kernel removes the link's routes. No Service has this address.
     pub anchor: Option<IpAddr>,
     /// Kubernetes objects from which the link's addresses come, as text for the operator.
     pub origin: &'static str,
@@ -108,7 +110,7 @@ pub struct Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
     /// Flag bit that the mode sets on virtual servers of NodePorts and firewall marks, because no
-    /// set identifies these.
+    /// set identifies these virtual servers.
     pub ownership_flag: u32,
     /// Address, port and protocol of the virtual server that the mode creates to test the kernel.
     /// This virtual server has no destinations.
@@ -142,7 +144,8 @@ impl Footprint {
         has && !is_kubelets(name)
     }
 
-    /// Reports whether this mode writes the comment `comment` on its rules in built-in chains.
+    /// Reports whether this mode or an older version of it writes the comment `comment` on rules in
+    /// built-in chains.
     pub(crate) fn has_comment(&self, comment: &str) -> bool {
         let mut jumps = self.jumps.iter();
         let mut older = self.older_comments.iter();

@@ -259,7 +259,7 @@ impl Leftovers {
     ///
     /// # Errors
     ///
-    /// Fails if the sink returns an error.
+    /// Fails if the writer behind `restore` returns an error.
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;

@@ -1,5 +1,5 @@
-//! The names that each mode of kube-proxy uses in the kernel, as data. With these names, a mode,
-//! `--check` and `--cleanup` find and remove the entries of other modes.
+//! The names that each mode of kube-proxy uses in the kernel, as data. With these names, a mode
+//! finds and removes the entries of other modes. `--check` and `--cleanup` also use these names.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save

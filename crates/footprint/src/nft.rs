@@ -54,7 +54,7 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
 ///
 /// # Errors
 ///
-/// Fails if the table still exists. The error has the reason.
+/// Fails if the table still exists. The error contains the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),

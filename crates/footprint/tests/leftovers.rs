@@ -232,7 +232,7 @@ fn iptables_mode_keeps_only_the_ipvs_mode_rules_that_both_modes_want() {
 
 proptest! {
     #[test]
-    fn arbitrary_saved_rules_never_panic_the_search_for_leftovers(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
+    fn the_search_for_leftovers_never_panics_on_arbitrary_saved_rules(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
         let found = all(&saved);
         let _ = (found.restore_text(), found.held().count(), found.counts());
     }
