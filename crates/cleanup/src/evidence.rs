@@ -81,7 +81,8 @@ impl Evidence {
             (Says::Marks, Entry::IpPortMark { ip, mark, .. }) => {
                 self.marks.entry(mark.value).or_default().insert(ip);
             }
-            // No mode writes members of this type, so the member comes from another program.
+            // No mode writes such a member to a set with this meaning, so the member comes from
+            // another program.
             _ => {}
         }
     }

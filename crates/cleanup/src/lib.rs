@@ -145,8 +145,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
             return cleanup;
         }
     }
-    // In userspace mode, this version of the program redirects packets with iptables. An earlier
-    // version used nftables, so its nftables table is a leftover.
+    // If userspace mode redirects packets with iptables, its nftables table is a leftover of an
+    // earlier run that used nftables.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -280,7 +280,7 @@ struct FamilyLeftovers {
 }
 
 impl FamilyLeftovers {
-    /// Reads the evidence of the modes that created virtual servers.
+    /// Reads the evidence that shows which virtual servers these modes created.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut need = Need::Over;
         let mut evidence = Evidence::default();

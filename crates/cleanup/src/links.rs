@@ -300,8 +300,8 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // The anchor address is the source of the routes, not a service address. So the report does not
-    // count it.
+    // The anchor address only keeps the IPv4 routes on the link. It is no service address, so the
+    // report does not count it.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);

@@ -47,7 +47,7 @@ pub(crate) enum Need {
 pub struct DrainingServer {
     pub(crate) key: ServiceKey,
     /// Service addresses of the virtual server's connections. Empty if the addresses are unknown,
-    /// because no rule sets the virtual server's firewall mark any longer.
+    /// because no set contains the virtual server's firewall mark.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Number of connections in the kernel's table, including connections that have just ended.
     pub connections: u64,

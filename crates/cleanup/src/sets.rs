@@ -9,7 +9,8 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, Need, many};
 
-/// Maximum wait for the nft backend to release a set after the set's last rule was deleted.
+/// Longest wait until the nft backend releases a set, after the cleanup deleted the last rule that
+/// matches the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Existing ipsets with names that belong to modes.

@@ -1,6 +1,6 @@
 //! Removes entries that redirect packets for the API server to a Service. Such entries exist if a
-//! Service names an address of the API server. Without them, a starting process reaches the API
-//! server again and receives the corrected Service.
+//! Service names an address of the API server. After their removal, a starting process reaches the
+//! API server again and receives the corrected Service.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
@@ -10,8 +10,7 @@
 //! the Services. Two kinds of addresses also stay:
 //!
 //! * cluster IPs: the API server has assigned them, and clients may reach the API server through
-//!   them;
-//! * addresses that may be cluster IPs, because the kernel's state does not show it.
+//! them; * addresses for which the kernel's state does not show whether they are cluster IPs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

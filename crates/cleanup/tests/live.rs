@@ -2,8 +2,8 @@
 //! in each mode, and keeps entries of other programs. The tests compare the output of `ipvsadm`,
 //! `ipset`, `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` have dumps of the kernel's state that upstream's
-//! kube-proxy 1.36.2 left.
+//! `tests/dualstack/` and `tests/iptables-mode/` of the crate `proxy-ipvs` have dumps of the
+//! kernel's state that upstream's kube-proxy 1.36.2 left.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod shell;
