@@ -3,7 +3,7 @@
 //! Observers read the counters through their own blocking sockets. So a mode's worker threads
 //! (kernel I/O) never wait for such a read.
 //!
-//! | mode | counters are kept by | connections | packets, bytes | active |
+//! | mode | has one counter for each | connections | packets, bytes | active |
 //! |---|---|---|---|---|
 //! | IPVS | address, endpoint | yes | yes | yes, inactive too |
 //! | iptables | address, endpoint (under one address of its Service port) | yes | no | no |
@@ -126,7 +126,7 @@ pub enum CounterSample<'a> {
     Mark(IpFamily, u32, &'a str, Count),
     /// Sample of a Service port, at one of its listening ports.
     Port(&'a ServicePortName, Listener, Count),
-    /// Sample of an endpoint of a Service port, at one of its listening ports.
+    /// Sample of an endpoint of a Service port, at one of the Service port's listening ports.
     PortEndpoint(&'a ServicePortName, Listener, SocketAddr, Count),
 }
 
@@ -161,7 +161,8 @@ pub trait ReadCounters: Send {
 
     /// Returns true if [`CounterSelection::Of`] returns more counters of an address than
     /// [`CounterSelection::Addresses`]. Callers should then request only the addresses that they
-    /// need. If false, callers may request [`CounterSelection::All`], which is not slower.
+    /// need. If false, callers may request [`CounterSelection::All`], which is not slower than a
+    /// request for some addresses.
     fn tells_more_of_single(&self) -> bool {
         false
     }
@@ -291,7 +292,7 @@ pub struct SeparateReaders {
     pub own: Counters,
 }
 
-/// New readers, one for each kind of caller.
+/// New readers, in the order of the fields of [`SeparateReaders`].
 pub type Readers = [Box<dyn ReadCounters>; 4];
 
 impl SeparateReaders {
