@@ -149,6 +149,7 @@ fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     }
 }
 
+/// Virtual servers, set members, existence of the link `kube-ipvs0`, and bound addresses.
 type KernelContent = (
     BTreeMap<VirtualServerKey, VirtualServer>,
     BTreeMap<Set, BTreeSet<Member>>,
