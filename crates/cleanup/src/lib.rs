@@ -52,8 +52,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// thread.
 ///
 /// Covers both IP families and both iptables backends. Keeps virtual servers within `excluded`.
-/// Loads no kernel module. The caller must have stopped these kube-proxies, because a running one
-/// writes its entries again.
+/// Loads no kernel module. The caller must have stopped these kube-proxies, because a running
+/// kube-proxy writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -74,7 +74,7 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
 }
 
 /// Returns the installed iptables programs. If a program does not print its version, the cleanup
-/// reports that its rules may remain.
+/// reports that it cannot read the iptables rules.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
         let line = format!("the iptables rules cannot be read: {error}");

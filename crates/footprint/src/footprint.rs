@@ -7,8 +7,8 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains of the kubelet. Some modes also create or fill them. The cleanup keeps them, like
-/// upstream's cleanup.
+/// Chains of the kubelet. Some modes also create or fill these chains. Like upstream's cleanup, our
+/// cleanup keeps them.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",

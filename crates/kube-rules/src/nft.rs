@@ -391,7 +391,8 @@ impl Line {
         self.verdict(Verdict::Goto(chain.into()))
     }
 
-    /// Adds the source address to a set, or restarts its timeout: `update @set { ip saddr }`.
+    /// Adds the source address to a set, or restarts the timeout of the address: `update @set { ip
+    /// saddr }`.
     pub fn remember(self, set: Name) -> Self {
         self.load(&[SOURCE], 0).push([Expression::Dynset {
             set: SetRef::Named(set),

@@ -36,7 +36,7 @@ pub(crate) struct Claims {
     /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
     /// Services to compile again. Each of these Services has lost an address and port to another
-    /// Service or won it back, so its set members change.
+    /// Service or won them back, so its set members change.
     disputed: BTreeSet<NamespacedName>,
     /// Load-balancer addresses to which this node must not open connections. See
     /// [`Fragment::forbidden_to_node`].
@@ -156,7 +156,7 @@ impl Claims {
     }
 
     /// Takes one Service from the queue of Services to compile again. The Service lost an address
-    /// and port to another Service, or won it back.
+    /// and port to another Service, or won them back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }

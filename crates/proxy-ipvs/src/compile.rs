@@ -36,8 +36,8 @@ pub struct Fragment {
 }
 
 /// A virtual server for a firewall mark, with the local endpoints (`--ipvs-semantics=exact`).
-/// Packets from clients outside the cluster get this mark. They use this virtual server instead of
-/// the virtual server at their destination address.
+/// Packets from clients outside the cluster get this mark. These packets use this virtual server
+/// instead of the virtual server at their destination address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
     /// The virtual server.

@@ -42,8 +42,8 @@ impl Draft {
     }
 
     /// Applies a successful write to `draft`. If the write removes the virtual server, `draft`
-    /// becomes `None`. `writes` is the number of all writes to this virtual server. It decides
-    /// whether destinations are stored in a list or in a map.
+    /// becomes `None`. `writes` is the number of all writes to this virtual server. This number
+    /// decides whether the draft stores the destinations in a list or in a map.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

@@ -38,8 +38,8 @@ impl fmt::Display for LeftoverPlace {
     }
 }
 
-/// Returns leftovers of other modes in the output of `iptables-save`. They serve packets until the
-/// shim is installed. Omits chains that the shim also uses.
+/// Returns leftovers of other modes in the output of `iptables-save`. These leftovers serve packets
+/// until the shim is installed. Omits chains that the shim also uses.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

@@ -42,8 +42,8 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // Aborts the running drift check, because it compares the kernel with the old content of
-        // the tables.
+        // Aborts the running drift check, because the check compares the kernel with the old
+        // content of the tables.
         self.drifts.abort();
     }
 
@@ -132,8 +132,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // After a refused restore, the kernel may have some of its rules. So differences after a
-        // refused restore are not another program's changes.
+        // After a refused restore, the kernel may have some rules of this restore. So differences
+        // after a refused restore are not another program's changes.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {

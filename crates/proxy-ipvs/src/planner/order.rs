@@ -1,7 +1,8 @@
 //! Order in which a virtual server gets its destinations.
 //!
-//! - The kernel puts a new destination at the head of its list. Schedulers that take turns begin at
-//!   the head. Schedulers that compare loads take the first of several equal destinations.
+//! - The kernel puts a new destination at the head of the virtual server's list. Schedulers that
+//!   take turns begin at the head. Schedulers that compare loads take the first of several equal
+//!   destinations.
 //! - So if all nodes used the same order, the first clients of all nodes would reach the same
 //!   endpoint (k/k#121591).
 //! - Each node therefore has its own order, by a hash of node and endpoint.

@@ -42,10 +42,12 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             // Keeps the virtual server until its address is removed. Clients' packets to a local
             // address without a virtual server would reach another process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // Keeps the virtual server: a Service that has not been read yet may want it.
+            // Keeps the virtual server: the kernel has reported its address as new on the node.
+            // After the next read of the addresses, a NodePort may want this virtual server.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             // Keeps the fwmark virtual server while rules may still mark packets for it. Without
-            // it, these packets would reach the virtual server at their destination address.
+            // the fwmark virtual server, these packets would reach the virtual server at their
+            // destination address.
             None if key.address().is_none() && !of.knows_marks() => {}
             None if masquerading::is_marked(tables, &of.claims.marks, &key) => {}
             None => removed_servers.push(Op::RemoveServer(key)),

@@ -95,7 +95,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// Returns true if the initial lists are complete and the sets have all wanted members. Ignores:
+/// Returns true if the proxy may delete entries and the sets have all wanted members. Ignores:
 ///
 /// - members of sets that do not exist, and members that the kernel refused
 /// - members that exempt packets of waiting virtual servers from masquerading
@@ -114,8 +114,8 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
         })
 }
 
-/// Returns true if the initial lists are complete and all serving entries exist, except those that
-/// the kernel refused.
+/// Returns true if the proxy may delete entries and all serving entries exist, except the entries
+/// that the kernel refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());
