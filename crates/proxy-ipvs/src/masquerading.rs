@@ -165,9 +165,9 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
-/// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan that
-/// adds the new mark removes the old mark first. If an address gets no other mark, the old mark
-/// stays while the virtual server at the address still serves unwanted endpoints.
+/// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
+/// that adds the new mark removes the old mark first. If an address gets no other mark, the old
+/// mark stays while the virtual server at the address still serves unwanted endpoints.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Member> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();

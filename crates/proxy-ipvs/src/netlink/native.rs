@@ -246,8 +246,8 @@ impl Native {
         }
     }
 
-    /// Adds and removes members. Divides very many writes into several transactions, which need less
-    /// memory. This is safe, because no packet needs all these members at the same time.
+    /// Adds and removes members. Divides very many writes into several transactions, which need
+    /// less memory. This is safe, because no packet needs all these members at the same time.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let parts = run.chunks(MEMBERS_AT_ONCE);
         parts.flat_map(|part| self.apply_together(part)).collect()
