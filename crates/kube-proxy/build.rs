@@ -1,7 +1,7 @@
 //! Finds the commit of the build, for `--version`, the log and the metrics. Uses the first source
 //! that exists:
 //!
-//! 1. The variable `KUBE_PROXY_COMMIT`, which builds outside the repository set.
+//! 1. The environment variable `KUBE_PROXY_COMMIT`. A build outside the repository sets it.
 //! 2. The files of git. This script does not run the program `git`, which may be missing or may
 //!    distrust the folder.
 //! 3. The word `unknown`.
@@ -38,7 +38,7 @@ fn of_repository(folder: &Path) -> Option<String> {
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // Watches the folder, because the next commit creates a file for the branch.
+        // Makes Cargo watch the folder, because the next commit creates a file for the branch.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)

@@ -1,5 +1,5 @@
-//! Serves `/api/v1/...` on a local socket. Also serves it at the metrics address if that is a
-//! loopback address.
+//! Serves the paths `/api/v1/...` on a local socket. Also serves them at the metrics address if the
+//! metrics address is a loopback address.
 //!
 //! ```text
 //!   socket ───────┐
@@ -8,8 +8,8 @@
 //!                               └─▶ view ─▶ JSON
 //! ```
 //!
-//! - The daemon's loop owns the object model and the modes, so the server sends it [`Question`]s.
-//!   The loop replies with copies.
+//! - The daemon's loop owns the object model and the modes. So the server sends [`Question`]s to
+//!   the loop, which replies with copies.
 //! - The number of copies per turn is limited, so that a turn takes about 2 ms.
 //! - A blocking thread computes and renders the response.
 //! - Between requests, the server stores only counter samples, for a minute. So an idle API needs

@@ -366,7 +366,8 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Explains for each traffic policy of the Service why an endpoint receives traffic or not.
+/// Explains for each traffic policy of the Service why an endpoint receives traffic, or why it
+/// receives no traffic.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

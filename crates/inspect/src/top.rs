@@ -7,7 +7,7 @@
 //!   view::Top ◀─ rates of their endpoints ◀─ sample: endpoints of addresses ◀─┘
 //! ```
 //!
-//! - All clients share the last two samples. They are kept for a minute after the last request.
+//! - All clients share the last two samples, which are dropped a minute after the last request.
 //! - Within a second, all requests share one read of all addresses, and one read of the endpoints
 //!   of each listed address.
 //! - Blocking threads read the kernel, one sample after the other, and rank the Services.

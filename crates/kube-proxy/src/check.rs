@@ -12,7 +12,7 @@
 //! - which conntrack entries of UDP flows become stale;
 //! - the effect of objects that change meanwhile;
 //! - whether the kernel has a scheduler that no virtual server uses. If the lists of modules lack
-//!   the scheduler, a warning reports it.
+//!   this scheduler, the forecast has a warning.
 //!
 //! The comparison skips other programs' rules, chains and sets, because a start does not change
 //! them. In every mode, the forecast searches for leftovers of IPVS mode. This search may make the

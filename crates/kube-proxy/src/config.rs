@@ -234,7 +234,7 @@ impl Configuration {
     }
 }
 
-/// Prints whole numbers as Go does: `5`, not `5.0`.
+/// Converts whole numbers to integers, because Go prints `5` where Rust prints `5.0`.
 fn as_go(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields

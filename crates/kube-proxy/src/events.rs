@@ -7,7 +7,7 @@
 //! - Sending events never delays the daemon.
 //! - An event that cannot be sent is dropped with a debug line. The log already has the
 //!   information.
-//! - Equal events are sent once within [`ONCE_IN`], and never as a series.
+//! - Of equal events within [`ONCE_IN`], only the first is sent. No event has the field `series`.
 //! - An event with the same content on every node also has the same name. The first node creates
 //!   it, and the other nodes find that it exists. So a conflict of two Services causes one event in
 //!   the whole cluster.

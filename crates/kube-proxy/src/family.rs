@@ -377,9 +377,9 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot observe: waiting changes, and removals that the daemon
-    /// holds back. `changed` is the number of waiting Services, with the arrival time of the oldest
-    /// change.
+    /// Records delays that the mode cannot observe: changes that no family has received, and
+    /// removals that the daemon holds back. `changed` is the number of Services with such changes,
+    /// with the arrival time of the oldest change.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,

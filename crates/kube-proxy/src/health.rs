@@ -18,9 +18,9 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Time limit after the start. Until then, a family counts as served only once the mode has no work
-/// left, such as removing entries of an earlier process. Without the limit, constant changes could
-/// delay this forever.
+/// Longest time for which a started family waits until its mode has no work left, such as removing
+/// entries of an earlier process. Until then, the family does not count as served. Without this
+/// limit, a family with constant changes might never count as served.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -39,8 +39,8 @@ pub struct Progress {
     /// Start of the time in which entries were pending and the kernel accepted none of them. `None`
     /// if no entry is pending, or if the kernel has just accepted an entry.
     pub stuck_since: Option<Instant>,
-    /// Time before which every change that arrived is in the kernel. `None` until the kernel has
-    /// the first full set of objects.
+    /// Time up to which the kernel has all changes that arrived. `None` until the kernel has the
+    /// first full set of objects.
     pub updated: Option<Instant>,
     /// Number of entries that differ between the kernel and the desired state.
     pub pending: usize,
@@ -64,8 +64,8 @@ impl Health {
     /// Records a family's progress. `started` is the time at which the family received the first
     /// full set of objects, or `None` before that time.
     ///
-    /// Returns true from the time at which the kernel first contained this full set. One rejected
-    /// object does not make the node unhealthy.
+    /// Returns true once the kernel has contained this full set. One rejected object does not make
+    /// the node unhealthy.
     pub fn note(
         &self,
         family: IpFamily,

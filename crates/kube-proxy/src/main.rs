@@ -105,11 +105,12 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// Function that logs the messages about the flags: `live` (`Here`) or `run` (`ByLife`).
+/// Function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
+    /// [`live`] logs the messages, before it runs the command.
     Here,
-    /// `run` logs the messages about the flags, after the first line of its log.
+    /// `run::run` logs the messages, after the first line of its log.
     ByLife,
 }
 
@@ -156,8 +157,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     })
 }
 
-/// Prepares the node (`--init-only`), or serves. First subscribes to signals: in a container, the
-/// kernel discards a signal to process 1 if the process has no handler.
+/// Prepares the node (`--init-only`), or serves. Subscribes to signals before it serves: in a
+/// container, the kernel discards a signal to process 1 if the process has no handler.
 fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     let stop = (!options.process.init_only).then(run::Stop::subscribe);
     async move {
@@ -168,7 +169,7 @@ fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     }
 }
 
-/// Prepares the node without serving.
+/// Prepares the node, and stores the configuration for which the node was prepared.
 async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     run::init(options).await?;
     if let Some(file) = keeps_prepared(options) {
@@ -177,7 +178,7 @@ async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the daemon. Applies changes of the configuration file, except those that need a restart.
+/// Runs the daemon. Applies changes of the configuration file, except changes that need a restart.
 async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     memory::set_oom_score(options.process.oom_score_adj);
     descriptors::raise_limit();

@@ -330,7 +330,7 @@ impl Metrics {
         }
     }
 
-    /// Counts finished jobs of worker threads (kernel I/O).
+    /// Counts the drift and the writes in the results of worker threads (kernel I/O).
     pub(crate) fn booked(&self, family: IpFamily, report: &Report) {
         for (kind, drifted) in report.drift.kinds() {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
@@ -352,7 +352,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Sets the number of draining endpoints, and the time at which the oldest began to drain.
+    /// Sets the number of draining endpoints, and the time at which the oldest drain began.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
     }

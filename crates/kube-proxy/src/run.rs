@@ -50,7 +50,8 @@ pub use stop::Stop;
 ///
 /// - `changed`: options that replace the current options. They may differ only in settings that
 ///   need no restart ([`Change::Live`](crate::config::Change)).
-/// - `recording`: receives the event recorder, so that the caller can record events too.
+/// - `recording`: channel on which this function sends the event recorder to the caller, so that
+///   the caller can record events, too.
 ///
 /// # Errors
 ///

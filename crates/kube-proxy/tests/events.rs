@@ -262,7 +262,8 @@ async fn logged(story: impl Future<Output = ()>) -> Log {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    // The task that the test spawns runs on the same thread.
+    // The task that the test spawns runs on the same thread, so this subscriber also receives the
+    // task's log lines.
     let guard = tracing::subscriber::set_default(subscriber);
     story.with_current_subscriber().await;
     drop(guard);

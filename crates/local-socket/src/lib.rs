@@ -84,7 +84,7 @@ impl SocketLocations {
     ///
     /// # Errors
     ///
-    /// Another process has bound the socket. The error names that process.
+    /// Fails if another process has bound the socket. The error names that process.
     pub fn bind(&self) -> io::Result<BoundSocket> {
         let why = match self.own_folder() {
             Ok(()) => return self.bind_file(),
@@ -174,7 +174,8 @@ impl SocketLocations {
     ///
     /// # Errors
     ///
-    /// The listening process cannot be confirmed as the daemon, or the socket cannot be used.
+    /// Fails if this process cannot confirm that the listening process is the daemon, or if the
+    /// socket cannot be used.
     pub fn connect(&self) -> io::Result<Option<UnixStream>> {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),

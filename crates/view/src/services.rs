@@ -199,7 +199,7 @@ pub struct Endpoint {
     pub cluster: bool,
     /// True if the endpoint receives traffic under the policy `Local`.
     pub local_policy: bool,
-    /// Reason why the endpoint receives traffic or not.
+    /// Reason why the endpoint receives traffic, or why it receives no traffic.
     pub why: String,
     /// Largest weight of the endpoint at the port's addresses (IPVS mode). Absent if the kernel has
     /// no destination for the endpoint.

@@ -223,8 +223,8 @@ impl AddressRanking {
     }
 }
 
-/// Returns the counted addresses that belong to NodePorts: the node has the address, no Service
-/// does, and the port is a NodePort.
+/// Returns the counted addresses of each NodePort, by port number and protocol. The node has these
+/// addresses, and no Service has them.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],

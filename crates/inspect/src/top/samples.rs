@@ -31,13 +31,13 @@ pub(super) struct Sample {
 /// Two consecutive samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    /// The previous sample, or `None` if `now` is the first.
+    /// The previous sample, or `None` if `now` is the first sample.
     pub(super) before: Option<Arc<Sample>>,
     pub(super) now: Arc<Sample>,
 }
 
 impl Span {
-    /// Returns the seconds between the two samples, or 0 if there is only one.
+    /// Returns the seconds between the two samples, or 0 if there is only one sample.
     pub(super) fn seconds(&self) -> f64 {
         let before = self.before.as_ref();
         before.map_or(0.0, |before| {
@@ -102,8 +102,8 @@ impl SampleStore {
         }
     }
 
-    /// Takes a sample and returns it with the previous one. If the last sample is younger than
-    /// [`APART`], takes none and returns the last two.
+    /// Takes a sample, and returns it with the previous sample. If the last sample is younger than
+    /// [`APART`], takes no sample, and returns the last two samples.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl SampleStore {
     }
 
     /// Takes samples of the endpoints of these addresses, except for addresses whose last sample is
-    /// younger than [`APART`]. Returns the last two samples of each.
+    /// younger than [`APART`]. Returns the last two samples of each endpoint.
     ///
     /// # Errors
     ///

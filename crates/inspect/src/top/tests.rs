@@ -293,7 +293,8 @@ fn clients_that_list_different_ports_see_the_same_rates() {
     assert_eq!(look(&both, 71_500).1, None);
 }
 
-/// Fake reader whose read lasts until the test allows it to end.
+/// Fake reader. A read sends a message on the first channel, and ends when a message arrives on the
+/// second channel.
 struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl ReadCounters for Waits {

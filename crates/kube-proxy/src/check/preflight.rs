@@ -113,8 +113,8 @@ impl Traces {
     }
 }
 
-/// Runs all checks on the calling thread. `seen` is the forecast of a start, or `None` if the
-/// forecast failed.
+/// Runs all checks on the calling thread. `seen` is the forecast of a start with the model from
+/// which it was computed, or `None` if the forecast failed.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,

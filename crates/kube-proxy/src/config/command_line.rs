@@ -7,7 +7,8 @@
 //!   --config ─▶ file ───┘
 //! ```
 //!
-//! - With `--config`, the file overrides all flags that have a field: see [`crate::config`].
+//! - With `--config`, the file overrides each flag that has a field, except log flags and
+//!   `--hostname-override`.
 //! - An unknown flag is an error, as upstream.
 //! - A flag without effect is accepted with a warning.
 
@@ -47,7 +48,7 @@ const DEPRECATED: [(&str, &str); 2] = [
 pub enum Command {
     /// Runs the daemon.
     Run(Box<Options>),
-    /// Checks a start without changes, and exits.
+    /// Previews a start without changes (`check`, `plan` or `diff`), and exits.
     Check(Box<Options>, StartQuestion),
     /// Removes the entries of all modes (`--cleanup`), and exits.
     Cleanup(Box<Options>),
@@ -66,7 +67,7 @@ pub enum CommandLineError {
     /// A flag with an invalid value.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
-    /// A command that checks a start, given without any flag of the daemon.
+    /// A command that previews a start, given without any flag of the daemon.
     #[error(
         "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n \
          kube-system exec POD -- \
@@ -109,7 +110,7 @@ pub fn parse_keeping<A: Into<OsString>>(
     })
 }
 
-/// Reads the command line of a starting process, which may be a restart in the same pod.
+/// Reads the command line at the start of the process, also after a restart in the same pod.
 ///
 /// - Fields that need a new pod keep their values from the prepared configuration
 ///   (`--prepared-config`).
@@ -313,8 +314,8 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // The file has one field with both address and port of each server. The file has no field for
-    // the port alone.
+    // For each server, the file has a single field with the address and the port. The file has no
+    // field for the port alone.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -1,5 +1,5 @@
-//! Reads the configuration file strictly. If the only errors are unknown field names, reads the
-//! file again leniently, and warns.
+//! Reads the configuration file. Unknown fields and duplicate fields cause a warning; all other
+//! errors make the file unusable.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};

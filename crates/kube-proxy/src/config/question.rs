@@ -61,7 +61,7 @@ impl Question {
         }
     }
 
-    /// Returns the command with this subcommand, if any.
+    /// Returns the command whose subcommand is `word`, if any.
     pub(crate) fn of(word: &str) -> Option<Self> {
         let mut words = Self::WORDS.iter();
         words

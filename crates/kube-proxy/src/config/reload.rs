@@ -109,8 +109,8 @@ pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// Returns all fields that are not sections, by path. Does not descend into feature gates, because
-/// their names are values.
+/// Returns all fields that are not sections, by path. Treats `featureGates` as a single field,
+/// because the names of gates are not names of fields.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

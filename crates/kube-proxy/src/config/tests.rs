@@ -573,7 +573,7 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_written_default_configuration_equals_that_of_upstream() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
-    // The text equals upstream's file, except for one sync period of another mode.
+    // The text equals upstream's file, except for `ipvs.minSyncPeriod`.
     assert_eq!(
         text.replace('"', ""),
         include_str!("upstream-1.30.5.yaml")
@@ -948,9 +948,9 @@ fn a_start_uses_the_configuration_that_was_prepared_for_the_pod() {
     }
 }
 
-/// The tables for operators contain each flag and each field once. A flag and a field of the same
-/// setting share a row, at the same place of its two lists. The columns about effect and change
-/// match the program.
+/// The tables in docs/flags.md contain each flag and each field once. A flag and a field of the
+/// same setting are in the same row, at the same position of the row's two lists. The columns about
+/// effect and change match the program.
 #[test]
 fn the_documentation_lists_each_flag_and_field() {
     use clap::CommandFactory as _;

@@ -249,8 +249,8 @@ impl Cleaner {
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
         // Deletes flows over a second socket, because the first socket still receives the list. If
-        // this deletes the flow that the kernel listed last, the kernel lists that flow's hash
-        // bucket again, and some flows count twice.
+        // a deletion affects the flow that the kernel listed last, the kernel lists that flow's
+        // hash bucket again, and some flows count twice.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =

@@ -8,8 +8,8 @@
 //! - Each Service has one server in each family. The server listens on all addresses, or on the
 //!   addresses of `--nodeport-addresses`.
 //! - A server changes its response only once the kernel has all entries of the Service.
-//! - If another process occupies the port, the server tries again after each write or read of the
-//!   kernel.
+//! - If another process occupies the port, the server tries again each time the daemon has written
+//!   to the kernel or read from it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -207,7 +207,12 @@ impl HealthChecks {
 }
 
 impl Server {
-    /// Listens on all missing addresses. Returns the addresses that cannot be bound.
+    /// Listens on all addresses in `addresses` on which the server does not listen yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns the last address that cannot be bound, with the reason. The server listens on all
+    /// other addresses.
     fn listen(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
@@ -217,8 +222,8 @@ impl Server {
         // Enters the tokio runtime, because a socket belongs to the runtime that creates it.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // Accepts connections of this IP family only. The other family has a separate server
-            // and a separate number of endpoints.
+            // Accepts connections of this IP family only. Each family has its own server and its
+            // own number of endpoints.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);

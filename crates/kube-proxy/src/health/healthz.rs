@@ -2,12 +2,13 @@
 //!
 //! | path       | 200 if                                                                         |
 //! |------------|--------------------------------------------------------------------------------|
-//! | `/livez`   | within two sync periods, some pending entry was written, or none was pending   |
+//! | `/livez`   | each family wrote an entry, or had none pending, in the last two sync periods  |
 //! | `/healthz` | `/livez` returns 200, and the Node exists and is not being deleted             |
 //! | `/readyz`  | every object of the first lists is in the kernel, in every family              |
 //!
-//! Otherwise the response is 503. Bodies and headers of the first two paths are the same as
-//! upstream's (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
+//! Otherwise the response is 503. All paths return 503 if the daemon's loop hangs. Bodies and
+//! headers of `/livez` and `/healthz` are the same as upstream's
+//! (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -10,8 +10,8 @@
 //! - `file` is printed without its folder.
 //! - Message and texts are quoted as in Go (`strconv.Quote`).
 //!
-//! There is one difference. klog splits a text with line breaks into several lines (`key=<`, …, `
-//! >`). This program quotes the text, so that each event is one line.
+//! There is one difference. klog splits a text with line breaks into several lines, between `key=<`
+//! and `>`. This program quotes the text, so that each event is one line.
 
 use std::fmt::{self, Write as _};
 

@@ -18,7 +18,7 @@ use modes::metrics::of;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, DrainingCount>>>);
 
-/// Number of draining endpoints, and the time at which the oldest began to drain, if known.
+/// Number of draining endpoints, and the time at which the oldest drain began, if known.
 type DrainingCount = (usize, Option<Instant>);
 
 impl Draining {

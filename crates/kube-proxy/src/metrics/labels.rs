@@ -64,8 +64,8 @@ pub(crate) struct StabilityLabels {
 }
 
 /// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools use
-/// this metric to compare the versions in a cluster. So the version of this program has another
-/// metric, [`OwnBuild`].
+/// this metric to compare the versions in a cluster. So a separate metric has this program's own
+/// version: see [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 pub(crate) struct Build {

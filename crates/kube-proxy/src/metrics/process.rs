@@ -125,7 +125,7 @@ impl Stat {
         // character, also a parenthesis.
         let (_, after_name) = text.rsplit_once(')')?;
         let fields: Vec<_> = after_name.split_whitespace().collect();
-        // proc(5) counts fields from 1. The first field here is number 3.
+        // proc(5) counts fields from 1. The first item of `fields` is field 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)?.saturating_add(field(15)?),

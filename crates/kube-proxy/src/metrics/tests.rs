@@ -661,7 +661,7 @@ fn service(policies: &Policies) -> Event {
     })
 }
 
-/// Returns an EndpointSlice with endpoints on these nodes. The value is true for a ready endpoint.
+/// Returns an EndpointSlice with one endpoint for each pair: its node, and true if it is ready.
 fn slice(endpoints: &[(&str, bool)]) -> Event {
     let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
         address: [10, 0, 0, number].into(),

@@ -272,8 +272,8 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Logs this finding as information instead of an error, because some load balancers use
-            // the nodes' own addresses.
+            // Logs this finding as information instead of a warning, and sends no event, because
+            // some load balancers use the nodes' own addresses.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what
             {

@@ -2,7 +2,7 @@
 //! that used much memory.
 //!
 //! A first sync and each drift check use tens of megabytes for about a second. They need this
-//! memory for writes with their replies, or for a dump of the kernel. glibc's allocator has a
+//! memory for writes with their replies, or for a dump of kernel entries. glibc's allocator has a
 //! separate arena for each thread. In each arena, it keeps freed memory below the last allocation
 //! until `malloc_trim` is called. So:
 //!

@@ -159,8 +159,8 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer serves all deadlines. Resetting the timer costs system calls, so this happens
-        // only if the time changes.
+        // One timer serves all deadlines. The loop resets the timer only if the deadline changes,
+        // because a reset costs system calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         let health = Arc::clone(&self.observed.health);
         loop {
@@ -195,8 +195,8 @@ impl Daemon {
                         drain.finish(|family, counts| metrics.former_mode_drains(family, counts)).await;
                         None
                     }));
-                    // The addresses of the removed link belonged to the node. The kernel sent no
-                    // notification about these addresses.
+                    // The cleanup removed a link whose addresses belonged to the node. The kernel
+                    // sent no notification about these addresses.
                     self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
@@ -397,7 +397,7 @@ impl Daemon {
         due.fold(self.next_tick, Instant::min)
     }
 
-    /// Returns the longest time between two comparisons with the kernel.
+    /// Returns the longest time between two comparisons of the kernel with the desired state.
     pub(super) fn sync_period(&self) -> Duration {
         self.options.modes.shared.sync_period
     }

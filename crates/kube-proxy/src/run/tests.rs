@@ -189,8 +189,8 @@ async fn a_busy_ip_family_later_gets_all_changes() {
     daemon.model.apply(slice(2));
     daemon.turn(later(10)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
-    // The mode must receive both changes together, because an address may move from the second
-    // Service to the third Service.
+    // The IPv6 mode must receive both changes together, because an address may move from the
+    // second Service to the third Service.
     daemon.model.apply(slice(3));
     daemon.turn(later(11)).await.unwrap();
     assert_eq!((of_four.updates(), of_six.updates()), (2, 1));

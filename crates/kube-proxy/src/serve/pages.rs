@@ -13,8 +13,8 @@
 //! | `/ui/`          | a page with that state, on loopback only: see `ui`               |
 //! | `/`             | redirects to `/ui/`, on loopback only                            |
 //!
-//! Except for `DELETE /metrics/slis`, the pages that upstream also has ignore a request's method
-//! and body, as in upstream.
+//! The pages that upstream also has ignore a request's method and body, as in upstream. The only
+//! exception is `DELETE /metrics/slis`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Header with the start time of the process, in seconds since 1970. With it, a scraper detects
-/// that the counters have restarted.
+/// Header with the start time of the process, in seconds since 1970. From this time, a scraper
+/// detects that the counters have restarted.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

@@ -76,7 +76,8 @@ fn each_mode_specific_flag_and_field_exists() {
     }
 }
 
-/// If two modes had the same setting, one mode would restore the value that the other mode has set.
+/// If two modes had the same setting, one mode would restore its original value while the other
+/// mode needs it.
 #[test]
 fn each_kernel_setting_belongs_to_one_mode() {
     let mut all = sysctls(None);

@@ -118,7 +118,8 @@ pub(super) fn has_flags(arguments: &[OsString]) -> bool {
     !others.is_empty()
 }
 
-/// Returns true if the last `--dry-run` does not have the value false.
+/// Returns true if the command line contains `--dry-run`, unless the last one is
+/// `--dry-run=false`.
 fn is_dry_run(arguments: &[OsString]) -> bool {
     let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
     let last = flags.skip(1).filter_map(|flag| {

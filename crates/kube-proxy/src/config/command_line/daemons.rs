@@ -98,7 +98,8 @@ fn is_daemons(line: &[OsString]) -> bool {
     line.len() == 1 || line.get(1).is_some_and(is_flag)
 }
 
-/// Returns the command line of process 1, if that process runs the same program file.
+/// Returns the command line of process 1, if process 1 is another process that runs the same
+/// program file as this process.
 fn first(proc: &Path) -> Option<Vec<OsString>> {
     if std::process::id() == 1 {
         return None;

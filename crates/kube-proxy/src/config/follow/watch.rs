@@ -1,7 +1,7 @@
 //! Watches the configuration file.
 //!
-//! The watch covers the file's whole folder, because a program may replace the file itself. A
-//! mounted ConfigMap changes by a symbolic link beside the file, and editors rename files.
+//! The watch covers the file's whole folder, because programs may replace the file itself. The
+//! kubelet changes a mounted ConfigMap by a symbolic link beside the file. Editors rename files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Sums of counters that never fall.
+//! Sums of counters. A sum never falls, even if one of its counters disappears or restarts.
 //!
 //! A Service port has a counter at each of its addresses. A plain sum would fall when an address is
 //! removed, or when its kernel entry is created again. A scraper would take the lower sum for a
@@ -71,8 +71,8 @@ impl Sum {
 }
 
 /// Updates all sums with the counts of the last read. The metrics omit a sum that has no count in
-/// this read. A sum with past counts stays in memory, so that its value does not fall when the
-/// count returns.
+/// this read. If `may_return` is true for its key, a sum with past counts stays in memory, so that
+/// its value does not fall when the count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,

@@ -240,7 +240,8 @@ async fn services_with_many_endpoints_are_returned_in_small_batches() {
     );
 }
 
-/// The test prints the time. The asserted limit is much higher than the usual time.
+/// The test prints the time of the longest reply. The asserted limit is much higher than the usual
+/// time.
 #[tokio::test]
 async fn address_lookups_do_not_block_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);

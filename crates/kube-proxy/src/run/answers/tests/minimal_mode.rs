@@ -89,7 +89,7 @@ async fn diff(kernel: &Kernel) -> String {
 }
 
 #[tokio::test]
-async fn a_minimal_mode_supports_show_and_diff() {
+async fn a_minimal_mode_supports_status_and_diff() {
     let kernel = Kernel::default();
     assert_eq!(diff(&kernel).await, "IPv4 sockets\n+ 10.96.0.1:80\n");
     assert!(kernel.lock().unwrap().open.is_empty());
