@@ -1,5 +1,5 @@
-//! Subcommands that query the daemon on this node. If no daemon runs, some of them read the kernel
-//! instead. The subcommands change nothing.
+//! Subcommands that query the daemon on this node. If no daemon runs, some subcommands read the
+//! kernel instead. The subcommands change nothing.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML

@@ -1,5 +1,5 @@
 //! The subcommand `kube-proxy top`, which shows the busiest Services and endpoints. In a terminal,
-//! it updates the list continuously. Otherwise, it prints the list once.
+//! the subcommand updates the list continuously. Without a terminal, it prints the list once.
 //!
 //! ```text
 //!   keys ────────┐

@@ -271,8 +271,8 @@ impl Gates {
     }
 
     /// Returns the warnings about gates. Each gate of kube-proxy whose value has no effect in this
-    /// program gets a line. All gates of other components share one line, and all unknown gates
-    /// share another.
+    /// program gets its own line. All gates of other components share a line. All unknown gates
+    /// share a line.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());

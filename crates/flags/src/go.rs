@@ -190,8 +190,8 @@ pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str>
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Replaces `_` with `-` in the name of a flag, such as `--proxy_mode=ipvs`. Kubernetes components
-/// do the same.
+/// Replaces `_` with `-` in the name of a flag, such as `--proxy_mode=ipvs`, as Kubernetes
+/// components do.
 pub fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;

@@ -38,7 +38,7 @@ impl HttpThread {
         })
     }
 
-    /// Returns a handle to this thread's runtime, so that later servers can run on it.
+    /// Returns a handle to this thread's runtime, so that later servers can run on this thread.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }

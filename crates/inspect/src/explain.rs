@@ -200,7 +200,7 @@ pub fn own_node(
     }
 }
 
-/// Returns some pods of this node. Finds them among the endpoints of the first Services.
+/// Returns the addresses of some pods of this node, from the endpoints of the first Services.
 fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let names = model.service_names().take(LOOKED_AT_A_TURN);
     let views = names.filter_map(|name| model.view(name));

@@ -1,10 +1,10 @@
 //! Restricts the API at the metrics address to clients on this node. In a browser, only the
-//! daemon's own page may use it.
+//! daemon's own page may use the API.
 //!
-//! Every program on the node can reach a loopback address, including a browser. A page of another
-//! site can resolve its own name to 127.0.0.1, and then read responses as if they were its own (DNS
-//! rebinding). Such a request has the name of that site as its host. So this module accepts only
-//! host names of this node.
+//! Every program on the node can reach a loopback address, including a browser. Another site can
+//! make its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then lets the site's
+//! page read the daemon's responses. Such a request has the site's name as its host. So this module
+//! accepts only host names of this node.
 
 use std::net::IpAddr;
 

@@ -21,11 +21,11 @@ use super::owners::{Owners, RequestedPorts};
 
 /// Maximum number of names that the loop copies in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// Maximum number of Services that the loop copies in one turn. It copies fewer if they have many
-/// endpoints.
+/// Maximum number of Services that the loop copies in one turn. The loop copies fewer Services if
+/// they have many endpoints.
 pub const SERVICES_A_TURN: usize = 100;
-/// Maximum number of endpoints that the loop copies in one turn. It always copies all endpoints of
-/// a Service at once.
+/// Number of endpoints after which the loop copies no further Service in the same turn. The loop
+/// always copies all endpoints of a Service in one turn.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
 /// Maximum number of failures, and of conflicts, that the loop copies for one IP family.
 pub const TROUBLES: usize = 1_000;
@@ -60,7 +60,7 @@ pub enum Question {
 pub struct ClaimingServices {
     /// Names of the Services that have the requested address.
     pub names: Vec<NamespacedName>,
-    /// Version of the list of Services. It changes whenever their order changes.
+    /// Version of the list of Services. It changes whenever the order of Services changes.
     pub version: u64,
     /// Index from which the next turn must continue, or `None` once all Services are checked.
     pub next: Option<usize>,
@@ -71,7 +71,7 @@ pub struct ClaimingServices {
 pub struct Names {
     /// Names of some Services, unsorted.
     pub some: Vec<NamespacedName>,
-    /// Version of the list of Services. It changes whenever their order changes.
+    /// Version of the list of Services. It changes whenever the order of Services changes.
     pub version: u64,
     /// True if no more names follow.
     pub is_last: bool,

@@ -247,7 +247,7 @@ fn counted_of_page(
     counted(counters, which, notes)
 }
 
-/// Reads counters. If they cannot be read, adds a note and returns none. Blocks.
+/// Reads counters. If the read fails, adds a note and returns no counters. Blocks.
 fn counted(
     counters: &Counters,
     which: CounterSelection<'_>,

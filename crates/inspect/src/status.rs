@@ -155,8 +155,8 @@ fn add_forms(forms: &mut Vec<String>, families: &[FamilyFacts]) {
     }
 }
 
-/// Adds the number of connections to each draining endpoint, if it can be read. `status` lists the
-/// first endpoints of `drains`, in the same order.
+/// Adds to each draining endpoint the number of its connections, if this number can be read.
+/// `status` lists the first endpoints of `drains`, in the order of `drains`.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;

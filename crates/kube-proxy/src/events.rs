@@ -9,8 +9,8 @@
 //!   information.
 //! - Of equal events within [`ONCE_IN`], only the first is sent. No event has the field `series`.
 //! - An event with the same content on every node also has the same name. The first node creates
-//!   it, and the other nodes find that it exists. So a conflict of two Services causes one event in
-//!   the whole cluster.
+//!   the event, and all other nodes find that the event exists. So a conflict of two Services
+//!   causes one event in the whole cluster.
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -108,7 +108,7 @@ fn may_administer_network() -> bool {
 /// Function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
-    /// [`live`] logs the messages, before it runs the command.
+    /// `live` logs the messages, before it runs the command.
     Here,
     /// `run::run` logs the messages, after the first line of its log.
     ByLife,
@@ -122,7 +122,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // Runs all tasks on one thread, because they only wait. Blocking netlink sockets and HTTP
+    // Runs all tasks on one thread, because the tasks only wait. Blocking netlink sockets and HTTP
     // servers have their own threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,7 +1,7 @@
 //! Properties of this process: capabilities, descriptors, memory, panics and version.
 //!
-//! Called by another name, this program acts as iptables, or as `go-runner`, which runs a command
-//! with its log in a file.
+//! Called as `iptables`, this program runs the host's iptables. Called as `go-runner`, it runs a
+//! command with its log in a file.
 
 pub mod capabilities;
 pub mod descriptors;

@@ -152,8 +152,8 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // Ignores the error at the end of the output. The kernel returns it once the child process
-        // has closed its terminal.
+        // Ignores the error at the end of the output. The kernel returns this error once the child
+        // process has closed its terminal.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

@@ -105,7 +105,7 @@ async fn an_error_names_another_program_at_the_abstract_socket() {
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
     // The perl process calls `listen`, because the kernel reports the credentials of the last
-    // process that called it.
+    // process that called `listen`.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();

@@ -176,7 +176,7 @@ impl AddressRanking {
 
     /// Adds the busiest endpoints of the Service ports in the ranking, in the sort order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
-        // An endpoint has counters at each address of its Service port. Adds them up.
+        // Sums the counters of an endpoint, which has counters at each address of its Service port.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
         for ((at, endpoint), counted) in found {
             let Some(port) = self.port_of.get(at) else {

@@ -23,7 +23,7 @@ const KEPT: Duration = Duration::from_mins(1);
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) addresses: HashMap<At, Count>,
-    /// Counters of Service ports. Only userspace mode has them.
+    /// Counters of Service ports. Only userspace mode has such counters.
     pub(super) ports: HashMap<ServicePortName, Count>,
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }

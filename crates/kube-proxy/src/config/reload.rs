@@ -15,7 +15,7 @@
 //! With a rolling update instead, the operator chooses the time and sees a failure on the first
 //! node. The init containers run, too.
 //!
-//! Upstream intends to exit after a change, but does not do so in a cluster: upstream loses its
+//! Upstream intends to exit after a change. In a cluster it does not exit, because it loses its
 //! watch when a mounted ConfigMap changes (k/k#132949, k/k#139204). So upstream's pods also need a
 //! manual restart.
 

@@ -133,8 +133,8 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the configuration of an empty file. It differs from the configuration of a command line
-/// without flags, because a few defaults differ.
+/// Returns the configuration of an empty file. A few of its defaults differ from the defaults of a
+/// command line without flags.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
     // Cannot fail: an empty configuration has no invalid value.

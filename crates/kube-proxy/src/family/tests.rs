@@ -132,7 +132,7 @@ fn settled(services: &[&str]) -> Report {
 }
 
 #[tokio::test]
-async fn a_node_with_only_refused_writes_is_neither_ready_nor_healthy() {
+async fn a_node_whose_writes_are_all_rejected_is_neither_ready_nor_healthy() {
     let mut world = World::new();
     world.told([service("web", None)]);
     let start = Some(world.now);
@@ -186,7 +186,7 @@ async fn programming_latency_is_measured_when_the_service_is_written() {
 }
 
 #[tokio::test]
-async fn service_programming_is_measured_from_the_received_event() {
+async fn service_programming_is_measured_from_the_arrival_of_the_change() {
     let mut world = World::new();
     let series = "kubeproxy_service_programming_duration_seconds";
     let count = |world: &World| world.metric(&format!("{series}_count{{ip_family=\"IPv4\"}}"));
@@ -205,7 +205,7 @@ async fn service_programming_is_measured_from_the_received_event() {
     assert_eq!(count(&world), 2000, "each once");
     let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
     assert_eq!(sum, 5000, "two seconds and three");
-    // This Service has entries only in the other IP family.
+    // This Service needs no write in this IP family.
     world.told([service("dns", Some(2))]);
     world.turn(0).await;
     world.script.finish(Report {

@@ -147,8 +147,8 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // Closes servers before it opens others, because a port may move from one Service to
-        // another Service.
+        // Closes old servers before it opens new servers, because a port may move from one Service
+        // to another Service.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }

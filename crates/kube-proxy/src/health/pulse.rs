@@ -1,5 +1,5 @@
-//! Pulse of the daemon's loop. The threads that respond to probes use it to check that the loop is
-//! alive.
+//! Pulse of the daemon's loop. The threads that respond to probes use the pulse to check that the
+//! loop is alive.
 //!
 //! ```text
 //!   a probe ─ hung_for ─▶ request, unless the loop has just replied ─▶ the loop: answer
@@ -8,8 +8,8 @@
 //!
 //! - Without probes, the pulse does nothing.
 //! - A living loop works in turns of limited length, and replies between two turns.
-//! - If the loop hangs, requests stay without a reply. [`HUNG_AFTER`] after the oldest such
-//!   request, the next probe reports the hang.
+//! - If the loop hangs, requests stay without a reply. Once the oldest such request has the age
+//!   [`HUNG_AFTER`], each probe reports the hang.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

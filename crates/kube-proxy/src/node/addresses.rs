@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - The daemon adds tens of thousands of addresses to `kube-ipvs0`. A BPF filter in the kernel
-//!   drops the notifications about them.
+//!   drops the notifications about these addresses.
 //! - This module ignores link-local addresses, because they serve no NodePort.
 //! - If the receive buffer overflows, messages are lost, and any address may have changed. So the
 //!   buffer is large, and a separate task reads it.
@@ -222,7 +222,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// Returns the address, or `None` if it can never serve NodePorts.
+/// Returns `address`, or `None` if it is link-local. A link-local address serves no NodePort.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)

@@ -2,7 +2,7 @@
 //!
 //! - contested external and load-balancer addresses. The proxy refuses some of these addresses. It
 //!   serves an address in `spec.externalIPs` even if the address belongs to this node. The Service
-//!   then gets the packets instead of the address's former owner;
+//!   then gets packets that processes of this node would otherwise get;
 //! - Services above the size limit;
 //! - ignored Service options.
 //!

@@ -2,12 +2,13 @@
 //!
 //! A watch usually reports deletions. A new list can lack known objects for two reasons:
 //!
-//! - They were deleted while the API server was unreachable, or while it compacted its history.
-//! - The API server lost them, because it restarted with empty storage or from a backup.
+//! - Users deleted the objects while the API server was unreachable, or while it compacted its
+//!   history.
+//! - The API server lost the objects, because it restarted with empty storage or from a backup.
 //!
-//! In both cases the list looks the same, so the daemon always removes the objects. If a tenth of
-//! all objects is missing in one list, the daemon logs a warning. For fewer objects it logs
-//! information. It also logs information if only one or two objects of a small cluster are missing.
+//! In both cases the list looks the same, so the daemon always removes the objects. The daemon logs
+//! a warning if a list lacks all known objects, or a tenth of them and at least
+//! [`NOTEWORTHY_COUNT`]. If a list lacks fewer objects, the daemon logs information.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -9,6 +9,8 @@
 //! - This process uses a single arena, because its threads rarely allocate in parallel.
 //! - The allocator keeps the memory that a first sync frees, because later work reuses it. Fresh
 //!   pages would cost more than most of that work.
+//! - A second after work that used much memory, the daemon calls `trim`, which returns the unused
+//!   memory to the system.
 //!
 //! Other C libraries are not configured.
 

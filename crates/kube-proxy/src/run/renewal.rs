@@ -7,7 +7,7 @@
 //!
 //! All changed options take effect together or not at all, so that the reported configuration is
 //! correct. There is one exception: if this process may not write an option's kernel setting, it
-//! drops the option and logs this.
+//! drops this option and logs an error.
 
 use std::future::pending;
 use std::mem;

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Subscription to SIGTERM and SIGINT. A signal that arrives before the daemon waits for it is
-/// kept.
+/// Subscription to SIGTERM and SIGINT. A signal is not lost if it arrives before the daemon waits
+/// for it.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,

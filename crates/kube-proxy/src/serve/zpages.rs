@@ -1,5 +1,5 @@
 //! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
-//! enable them, and are on by default.
+//! enable these pages, and are on by default.
 //!
 //! - **Text**: the default. Upstream does not define its format.
 //! - **An object of the API group `config.k8s.io`**: programs request it with `Accept:

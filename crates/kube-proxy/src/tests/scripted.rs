@@ -1,4 +1,4 @@
-//! A mode for tests. It follows a script and records the calls to it.
+//! A mode for tests. The mode follows a script, and records the calls of its functions.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;

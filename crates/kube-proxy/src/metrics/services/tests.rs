@@ -157,7 +157,7 @@ impl World {
 const LABELS: &str = "namespace=\"default\",service=\"web\",port_name=\"http\",protocol=\"TCP\"";
 
 #[test]
-fn a_ports_counter_is_the_sum_over_its_addresses() {
+fn the_counter_of_a_service_port_is_the_sum_over_its_addresses() {
     let mut world = World::new(Detail::Ports, 10);
     world.apply(service("web", 1, Some(30_080)));
     let cluster_ip = at([10, 96, 0, 1], 80);
