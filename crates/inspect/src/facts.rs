@@ -17,8 +17,8 @@ pub struct Facts {
     pub uses: Uses,
     /// State of each IP family that the daemon serves.
     pub families: Vec<FamilyFacts>,
-    /// External and load-balancer addresses that the daemon refuses to serve, each with the time at
-    /// which the refusal began.
+    /// Parts of Services that the daemon refuses (addresses, options, and Services above the size
+    /// limit), each with the time at which the daemon found it.
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the daemon serves.
     pub services: usize,

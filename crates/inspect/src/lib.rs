@@ -14,7 +14,7 @@
 //! - A blocking thread computes and renders the response.
 //! - Between requests, the server stores only counter samples, for a minute. So an idle API needs
 //!   no memory.
-//! - The API is read-only: it responds only to `GET`, and no response contains a secret.
+//! - The API is read-only: it accepts only `GET` and `HEAD`. No response contains a secret.
 //!
 //! # The local socket
 //!
@@ -126,7 +126,7 @@ pub struct About {
 
 /// Access to the daemon's health.
 pub trait Health: Send + Sync {
-    /// Reports whether the initial lists are still incomplete.
+    /// Reports whether the initial lists are complete, so that the first sync has begun.
     fn is_expecting(&self) -> bool;
 
     /// Lists the conditions that must hold before the daemon is ready.

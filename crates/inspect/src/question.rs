@@ -117,7 +117,8 @@ impl ServiceCopy {
 pub struct NodeContext {
     /// Problems of each IP family that the daemon serves.
     pub families: Vec<GroundOfFamily>,
-    /// External and load-balancer addresses that the daemon refuses to serve.
+    /// Parts of Services that the daemon refuses: addresses, options, and Services above the size
+    /// limit.
     pub refused: Vec<Contested>,
 }
 

@@ -169,7 +169,7 @@ async fn live(
 ///
 /// # Errors
 ///
-/// Fails if this node cannot run the mode.
+/// Fails if this node cannot run the mode, or if a kernel setting cannot be written.
 pub async fn init(options: &Options) -> Result<()> {
     prepare(&options.modes).await?;
     Ok(settle(&mut options.clone(), Step::Prepare)?)

@@ -26,7 +26,8 @@ pub struct Status {
     pub families: Vec<Family>,
     /// The source of objects.
     pub source: Source,
-    /// Entries that the kernel rejected at the last attempt. At most 100.
+    /// Entries that the kernel rejected at the last attempt, and parts of Services that the proxy
+    /// refuses. At most 100.
     pub errors: Vec<RejectedEntry>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
@@ -105,7 +106,7 @@ pub struct Source {
     pub node_exists: Option<bool>,
 }
 
-/// An entry that the kernel rejected.
+/// An entry that the kernel rejected, or a part of a Service that the proxy refuses.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedEntry {

@@ -43,7 +43,8 @@ impl Sort {
     }
 }
 
-/// Addresses with the most traffic. In userspace mode, these are names of Service ports instead.
+/// Addresses with the most traffic. Userspace mode counts traffic by Service port, so its busiest
+/// Service ports are in `names`.
 #[derive(Debug, Default)]
 pub(super) struct BusiestAddresses {
     pub(super) at: Vec<At>,

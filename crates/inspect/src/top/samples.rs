@@ -18,7 +18,7 @@ const APART: Duration = Duration::from_secs(1);
 /// Time after the last request at which the samples are dropped.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// A sample of all counters of addresses.
+/// A sample of the counters of all addresses.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,

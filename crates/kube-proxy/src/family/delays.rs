@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use proxy::{Changes, Model, Standing};
 
-/// Delays of changed Services in one family.
+/// Delays in one family that its mode cannot count.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
     /// Number of changed Services that no family has received yet, with the arrival time of the
     /// oldest change. `None` if no Service waits.
     waiting: Option<(usize, Instant)>,
-    /// Arrival time of the oldest change that the mode has not processed. `None` if the mode has
-    /// processed all changes.
+    /// Arrival time of the oldest change that the mode has not received. `None` if the mode has
+    /// received all changes.
     heard: Option<Instant>,
     /// Time since which removals have been held back. `None`: removals are not held back.
     held_back: Option<Instant>,

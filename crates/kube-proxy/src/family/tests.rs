@@ -155,7 +155,7 @@ async fn a_node_whose_writes_are_all_rejected_is_neither_ready_nor_healthy() {
     }
     assert_eq!(world.last_timestamp(), 0);
     assert_eq!(world.syncs(), 1, "it was tried");
-    // Now the mode is ready and receives the change.
+    // Now the kernel accepts the change.
     world.stands(None, true);
     world.script.finish(settled(&["web"]));
     world.turn(1).await;

@@ -148,7 +148,8 @@ impl ExternalAddresses {
         }
     }
 
-    /// Returns the refused addresses, each with the time at which the refusal was found.
+    /// Returns the refused addresses and options and the Services above the size limit, each with
+    /// the time at which the daemon found it.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())

@@ -46,8 +46,8 @@ pub(crate) enum Step {
 }
 
 /// Writes all needed settings, and restores the settings that are no longer needed. Logs the
-/// outcome. Disables options whose setting cannot be written. The module `ip_vs` must be loaded,
-/// because it also loads `nf_conntrack`.
+/// outcome. Disables options whose setting cannot be written. In IPVS mode, the module `ip_vs`
+/// must already be loaded: it also loads `nf_conntrack`, which has some of the settings.
 ///
 /// # Errors
 ///
