@@ -91,8 +91,8 @@ impl Sort {
     }
 }
 
-/// Shows the busiest Services until a key or a signal ends the program. With `--once` or `-o`,
-/// prints them once.
+/// Shows the busiest Services until a key or a signal ends the program. With `--once` or `-o`, or
+/// without a terminal, prints the busiest Services once.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
     // Requests the first sample before the switch to full screen. If no daemon runs, the user then

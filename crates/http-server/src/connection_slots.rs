@@ -202,8 +202,8 @@ impl OpenConnections {
         }
     }
 
-    /// Evicts a connection of the client that has the most connections. If several clients have the
-    /// most, chooses the client with the oldest connection.
+    /// Evicts a connection of the client that has the most connections. If several clients have
+    /// equally many connections, chooses the client with the oldest connection.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {

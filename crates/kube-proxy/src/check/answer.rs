@@ -15,8 +15,9 @@ use crate::config::question::Output;
 /// Result of the check. In JSON and YAML, the result has these fields:
 ///
 /// - `preflight`: the findings; always present;
-/// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`) and `changes`: the
-///   forecast. Each change has `of`, `kind`, `action`, and `write`, which describes the change;
+/// - `wouldChange`, `whole`, `warnings`, `writes` (by `node`, `IPv4` and `IPv6`), `changes`, `kept`
+///   and `forms`: the forecast. Of each change, `of` is the IP family or `node`, and `write`
+///   describes the change;
 /// - `error`: the reason why there is no forecast; replaces the fields of the forecast;
 /// - `migration`: present if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]

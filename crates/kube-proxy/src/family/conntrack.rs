@@ -65,7 +65,7 @@ pub(crate) struct StaleFlows {
     waiting: HashMap<NamespacedName, UdpService>,
     /// Number of calls that the worker has not started yet.
     queued: Arc<AtomicUsize>,
-    /// True if the worker received a change after its last comparison of flows.
+    /// True if the worker must compare the flows again, after a change or a failure.
     is_due: Arc<AtomicBool>,
 }
 
@@ -124,7 +124,7 @@ impl StaleFlows {
     ///
     /// - changed or repaired UDP Services have reached the kernel;
     /// - UDP entries were removed from the kernel;
-    /// - an earlier comparison failed.
+    /// - an earlier comparison failed, or had to wait because an object was unreadable.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -172,7 +172,7 @@ struct Cleaner {
     /// listening port.
     counters: Counters,
     services: UdpServices,
-    /// True if a Service changed since the last comparison of flows.
+    /// True if the worker must compare the flows again, after a change or a failure.
     is_due: Arc<AtomicBool>,
     /// Number of calls queued after the current call.
     queued: Arc<AtomicUsize>,

@@ -55,7 +55,8 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Returns a limited number of lines about refused addresses and options.
+/// Returns a limited number of lines about refused addresses and options, and about Services above
+/// the size limit.
 pub(crate) fn refused(model: &Model, heeding: &OptionSupport) -> Vec<String> {
     let mut all: Vec<Contested> = all_refused(model, heeding).collect();
     all.sort_unstable();

@@ -6,9 +6,10 @@
 //!   history.
 //! - The API server lost the objects, because it restarted with empty storage or from a backup.
 //!
-//! In both cases the list looks the same, so the daemon always removes the objects. The daemon logs
-//! a warning if a list lacks all known objects, or a tenth of them and at least
-//! [`NOTEWORTHY_COUNT`]. If a list lacks fewer objects, the daemon logs information.
+//! In both cases the list looks the same, so the daemon always removes the objects. Only the last
+//! known state of this node's Node object stays in use. The daemon logs a warning if a list lacks
+//! all known objects, or a tenth of them and at least [`NOTEWORTHY_COUNT`]. If a list lacks fewer
+//! objects, the daemon logs information.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
