@@ -4,8 +4,8 @@
 //! - It has no API server, no object model and no read-back.
 //! - It prepares its messages before the clock starts. Only set members are encoded during the
 //!   measurement.
-//! - After preparation, it stops itself (SIGSTOP). The benchmark starts the clock and continues it
-//!   (SIGCONT).
+//! - After preparation, the loader stops itself (SIGSTOP). The benchmark starts the clock and
+//!   continues the loader (SIGCONT).
 //! - It writes in the daemon's order: sets, members, rules, virtual servers with destinations,
 //!   addresses.
 //! - Like the daemon, it writes the iptables rules with one `iptables-restore` per family.

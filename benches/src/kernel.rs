@@ -2,8 +2,8 @@
 //!
 //! The benchmark does not rely on a kube-proxy's own report. While the kube-proxy works, the
 //! benchmark looks up a few entries by their keys. It does so at the lowest scheduler priority, to
-//! avoid slowing the kube-proxy down. Once all these entries exist, the benchmark reads and
-//! compares the whole state.
+//! avoid slowing the kube-proxy down. Once all these entries exist, the benchmark reads the whole
+//! state, and compares it with the expected state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

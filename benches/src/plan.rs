@@ -416,8 +416,8 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if the run counts this program's system calls on this axis. Each mode has such a
-/// program.
+/// Returns true if the run counts this program's system calls on this axis. It counts them for at
+/// least one program of each mode.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)

@@ -196,8 +196,9 @@ impl<'a> Rules<'a> {
     /// Visits all rules of a chain, and of the chains that it calls for all packets.
     ///
     /// If a rule matches only one address and port, follows a packet to this address. Adds the
-    /// packet's possible destinations to `found`, with true once no such packet can pass the rule.
-    /// Then visits the later rules, too, because packets to other addresses may pass this rule.
+    /// packet's possible destinations to `found`. The flag in `found` is true once no packet to
+    /// this address can pass the rule. Then visits the later rules, too, because packets to other
+    /// addresses may pass this rule.
     fn gather(
         &self,
         from: usize,
@@ -261,8 +262,8 @@ impl<'a> Rules<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Returns whether the rule matches a TCP packet to an address and port. The packet's source is
-    /// unknown.
+    /// Returns the certainty that the rule matches a TCP packet to an address and port. The
+    /// packet's source is unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         // Checks the destination first, for speed. Among tens of thousands of rules, nearly every
         // rule is for a different address.
@@ -418,8 +419,8 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Returns whether this match accepts a TCP packet to an address and port. The packet's source
-    /// is unknown.
+    /// Returns the certainty that this match accepts a TCP packet to an address and port. The
+    /// packet's source is unknown.
     fn takes(&self, packet: SocketAddrV4) -> Result<RuleEffect> {
         match self.name {
             b"comment" => Ok(RuleEffect::Always),

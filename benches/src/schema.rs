@@ -98,7 +98,7 @@ pub(crate) enum Mode {
     Iptables,
     /// An nftables table translates packets (`nftables`).
     Nftables,
-    /// Userspace mode, in which the daemon relays packets through its sockets.
+    /// The daemon relays connections and datagrams through its own sockets (`userspace`).
     Userspace,
 }
 

@@ -8,7 +8,7 @@
 //! - One server has the addresses of all endpoints. So every Service works, and the direct path to
 //!   a pod has the same length as the path through a Service.
 //! - During measurements, the API fixture is stopped. The measured program is also stopped, unless
-//!   it carries packets itself. The packets then have the only CPU.
+//!   it carries packets itself. The packets then have the VM's only CPU for themselves.
 //! - The benchmark alternates block by block between four targets: the first, the middle and the
 //!   last Service, and the pod. A disturbance then affects all targets equally.
 //!
@@ -125,8 +125,8 @@ fn silent_host(world: &mut World) -> Result<Place> {
     Ok(server)
 }
 
-/// Gives a host the addresses of all endpoints. It replies with a TCP reset on ports without a
-/// listener.
+/// Gives a host the addresses of all endpoints. On ports without a listener, the host replies with
+/// a TCP reset.
 fn let_answer(host: &Place) -> Result<()> {
     host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
     Ok(())

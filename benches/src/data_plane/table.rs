@@ -14,7 +14,7 @@ use nftables_netlink::{
 /// features that other rules need.
 const BENCH: &str = "bench";
 /// Priority of IPVS in the input hook. IPVS takes its packets there, so chains with a higher
-/// priority number never see them.
+/// priority number never see these packets.
 const IPVS: i32 = 99;
 
 /// An nf_tables table, with the rules of its base chains in the order in which a packet traverses

@@ -138,7 +138,7 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// Returns by how many milliseconds our time exceeds the bare loader's time.
+/// Returns the number of milliseconds by which our time exceeds the bare loader's time.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))

@@ -385,7 +385,7 @@ fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// Returns true if a cell was measured or went wrong.
+/// Returns true if a cell has figures, a wrong state or a failure.
 fn has_result(cell: &Cell) -> bool {
     matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed)
 }

@@ -23,8 +23,8 @@ pub(crate) struct Results {
 
 /// Pattern of the specs to run: the network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
-/// Pattern of the specs to skip: specs that need a cloud, external hosts, network policies, a DNS
-/// server, or much time. The lab's VM lacks these.
+/// Pattern of the specs to skip: specs that take much time, and specs that need a cloud, external
+/// hosts, network policies or a DNS server. The lab's VM lacks all of these.
 ///
 /// Specs with a `Feature` label are skipped unless the feature's name begins with `IPv`
 /// (dual-stack). The pattern excludes the letters of `IPv` one by one, because ginkgo's regular

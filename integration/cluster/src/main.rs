@@ -391,7 +391,7 @@ impl Cluster {
         })
     }
 
-    /// Migrates from one image to another and back, while clients send requests.
+    /// Migrates from one image to another image and back, while clients send requests.
     fn migrate(
         &self,
         first: &Image,

@@ -12,7 +12,8 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// Number of lines that an error quotes from the output of a program that has ended.
 const LINES: usize = 15;
 
-/// Running programs of the control plane and of the nodes. Dropping the last clone kills them.
+/// Running programs of the control plane and of the nodes. Dropping the last clone kills the
+/// programs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Programs(Arc<Mutex<Vec<Program>>>);
 

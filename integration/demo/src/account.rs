@@ -77,7 +77,7 @@ impl Account {
         println!();
     }
 
-    /// Prints a claim, and reports whether the claim holds.
+    /// Prints a claim with the observed result, and records whether the claim holds.
     pub(crate) fn claim(&mut self, claim: &str, is_so: bool, seen: &str) {
         if is_so {
             self.seen += 1;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Path of the kernel that `integration/kernel/packaged 6.12` fetches, below the user's cache folder.
-/// Guests need less CPU time on this kernel than on Linux 6.1.
+/// Path of the kernel that `integration/kernel/packaged 6.12` fetches, below the user's cache
+/// folder. Guests need less CPU time on this kernel than on Linux 6.1.
 const FETCHED: &str = "kube-proxy-ipvs/packaged-6.12/linux";
 
 /// Paths of an installed package `user-mode-linux`: the kernel, and the folder with its modules per
@@ -25,8 +25,8 @@ pub enum Lane {
     /// package. The kernel has only iptables-legacy. `--kernel` selects a kernel of another Debian
     /// suite.
     A,
-    /// A custom User Mode Linux kernel (`--kernel`) that supports iptables-nft: Debian's kernel with
-    /// further modules (`integration/kernel/modules`), or a kernel without modules
+    /// A custom User Mode Linux kernel (`--kernel`) that supports iptables-nft: Debian's kernel
+    /// with further modules (`integration/kernel/modules`), or a kernel without modules
     /// (`integration/kernel/build`), which boots in half a second.
     B,
 }
@@ -159,8 +159,8 @@ fn packaged() -> PathBuf {
     fetched.unwrap_or_else(|| INSTALLED.into())
 }
 
-/// Returns the folder with the kernel's modules: for a kernel that is not installed, the only folder
-/// in the folder `modules` next to the kernel.
+/// Returns the folder with the kernel's modules. The installed kernel has the modules of its
+/// package. Any other kernel has its modules in a subfolder of `modules`, next to the kernel.
 fn modules_of(kernel: &Path) -> Option<PathBuf> {
     if kernel == Path::new(INSTALLED) {
         newest_release(Path::new(INSTALLED_MODULES))
@@ -169,8 +169,8 @@ fn modules_of(kernel: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns the folder of the package's modules. The folder is named after the package's only kernel
-/// release.
+/// Returns the last subfolder in the order of names. A subfolder is named after its kernel release.
+/// Usually, there is only one.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
     let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
         .ok()?

@@ -1,4 +1,4 @@
-//! `lab`: runs a command where IPVS is real.
+//! `lab`: runs a command on a kernel with IPVS.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -337,7 +337,8 @@ impl Guest {
                 // and with dummy0 if dummy is built in.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
-                // From Linux 6.16 on, guests can enter the kernel without ptrace, which takes longer.
+                // From Linux 6.16 on, guests can enter the kernel by seccomp, which is faster than
+                // ptrace.
                 command.arg("seccomp=auto");
                 command.arg("--").arg("init").arg(dir);
                 command
@@ -543,7 +544,7 @@ struct WorkDir(PathBuf);
 impl WorkDir {
     fn new() -> Result<Self> {
         // The path must have no blanks, because blanks separate arguments of the kernel's command
-        // line. It must be short, because the path of a socket has at most 108 bytes.
+        // line. The path must be short, because the path of a socket has at most 108 bytes.
         let fits = |dir: &PathBuf| {
             dir.is_absolute()
                 && dir.as_os_str().len() < 60

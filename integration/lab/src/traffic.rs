@@ -40,7 +40,7 @@ pub struct Client {
 pub enum Counts {
     /// All requests count.
     All,
-    /// Requests from the first successful one on.
+    /// The first successful request and all later requests count.
     FromFirstAnswer,
     /// All requests up to the first failure. The failure stops the client.
     UntilFailure,

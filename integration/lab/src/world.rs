@@ -555,7 +555,7 @@ fn load_modules() -> Result<(), Error> {
     LOADED.call_once(|| {
         let _ = Command::new("modprobe")
             .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
-            // Stories set its sysctls, which exist only while it is loaded.
+            // Tests set the sysctls of this module, which exist only while the module is loaded.
             .arg("nf_conntrack")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Folder of one test. The run creates its work dir inside.
+/// Folder of one test. The run creates its work dir in this folder.
 struct Scratch(PathBuf);
 
 impl Scratch {

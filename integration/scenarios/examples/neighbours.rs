@@ -259,8 +259,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background, and measures changes in the meantime. Ends when the daemon
-    /// has programmed the objects of `beside` and the program has measured `CHANGES` changes.
+    /// Runs `beside` in the background, and measures changes in the meantime. Returns once the
+    /// daemon has programmed the objects of `beside`, and at least `CHANGES` changes are measured.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
         let lives = Mutex::new(Vec::new());
@@ -313,7 +313,7 @@ impl Watch<'_> {
 }
 
 /// Returns true if the kernel holds the state of all objects that the daemon has received. Packets
-/// alone do not show this, because they may arrive before the daemon has confirmed its write.
+/// alone do not prove this, because they may arrive before the daemon has confirmed its write.
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {
@@ -416,7 +416,7 @@ fn cpu(c: &Cluster) -> Result<f64> {
     Ok(lab::process::cpu(c.daemon_id()?)?.as_secs_f64())
 }
 
-/// Returns the mean and the maximum.
+/// Formats the mean, the maximum and the number of the durations.
 #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn spread(took: &[Duration]) -> String {
     let sum: Duration = took.iter().sum();

@@ -28,7 +28,7 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
-    /// TLS configuration of the server, with the token that it accepts.
+    /// TLS configuration of the server, and the only token that the server accepts.
     tls: Option<(Tls, String)>,
 }
 
@@ -92,7 +92,7 @@ impl ApiServer {
         self.objects.get(Kind::Service, "default", name)
     }
 
-    /// Returns the posted Events, by namespace and name.
+    /// Returns the Events that clients have posted, in the order of namespace and name.
     pub fn events(&self) -> Vec<Value> {
         self.objects.events()
     }
@@ -110,12 +110,12 @@ impl ApiServer {
         Ok(())
     }
 
-    /// From the next start on, serves HTTPS and accepts only this token.
+    /// Makes the server use HTTPS and accept only this token, from its next start on.
     pub fn secure(&mut self, tls: Tls, token: &str) {
         self.tls = Some((tls, token.to_owned()));
     }
 
-    /// Starts the server on its previous port.
+    /// Starts the server on its listen address.
     pub fn start(&mut self) -> Result<()> {
         let options = Options {
             listener: Some(self.listen()?),
@@ -161,8 +161,8 @@ impl ApiServer {
         )
     }
 
-    /// Starts a server with invalid responses on the API server's port. It returns these bodies as
-    /// JSON, one after another. The API server must be stopped.
+    /// Starts another server on the API server's address, which must be stopped. The new server
+    /// returns these invalid bodies as JSON, one after another.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<InvalidApiServer> {
         InvalidApiServer::start(self.listen()?, bodies)
     }

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, kube_proxy};
 
-/// Runs a subcommand on node1. Returns its exit status and output.
+/// Runs a subcommand on node1. Returns its exit status, and its standard output followed by its
+/// standard error.
 ///
 /// # Errors
 ///
@@ -19,7 +20,7 @@ pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     Ok((code, output.stdout + &output.stderr))
 }
 
-/// Runs a subcommand with `-o json`.
+/// Runs a subcommand with `-o json`. Returns its exit status and the parsed JSON.
 ///
 /// # Errors
 ///

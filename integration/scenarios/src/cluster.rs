@@ -20,7 +20,7 @@ use crate::object::Service;
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between two checks of the kernel during a wait.
+/// Interval between two checks of an awaited condition.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// Address of the API server, on the external host.
@@ -198,8 +198,8 @@ impl Cluster {
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests, and waits for its first sync. The test owns the returned
-    /// daemon, so it can use the cluster while the daemon runs.
+    /// Starts a daemon with the manifests, and waits for its first sync. Needs no exclusive access
+    /// to the cluster, because the test owns the returned daemon.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -239,7 +239,7 @@ impl Cluster {
         Ok(daemon.wait_for(part, self.patience)?)
     }
 
-    /// Sends the daemon SIGTERM. The daemon must exit successfully and log its exit.
+    /// Sends the daemon SIGTERM. Fails if the daemon does not exit successfully.
     pub fn stop(&mut self) -> Result<()> {
         let status = self.terminate()?;
         ensure!(status.success(), "kube-proxy ended with {status}");
@@ -328,8 +328,9 @@ impl Cluster {
         kernel::virtual_servers(&self.node1)
     }
 
-    /// Returns the destinations of a virtual server with their weights, separated by blanks.
-    /// Returns an empty text if the virtual server does not exist.
+    /// Returns the destinations of a virtual server with their weights, separated by blanks:
+    /// `10.244.1.10:8080*1 10.244.2.10:8080*0`. Returns an empty text if the virtual server does
+    /// not exist.
     pub fn reals(&self, server: &str) -> Result<String> {
         Ok(self
             .servers()?
@@ -354,7 +355,8 @@ impl Cluster {
         kernel::state(&self.node1)
     }
 
-    /// Runs a shell script on node1, which must succeed. See [`with_backend`].
+    /// Runs a shell script on node1, with the variable of [`with_backend`]. Returns its standard
+    /// output. Fails if the script fails.
     pub fn sh(&self, script: &str) -> Result<String> {
         Ok(self.node1.read(["sh", "-ec", &with_backend(script)])?)
     }
@@ -377,8 +379,9 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1's kernel has exactly this Service's entries: addresses, virtual servers,
-    /// and endpoints with weight 1. Other destinations may drain with weight 0.
+    /// Waits until node1's kernel has this Service's addresses and virtual servers. Each virtual
+    /// server must have exactly the Service's endpoints with weight 1. Other destinations may drain
+    /// with weight 0.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);

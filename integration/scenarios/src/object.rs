@@ -131,7 +131,7 @@ impl Service {
         ))
     }
 
-    /// Adds fields to `spec`, in YAML's flow style.
+    /// Sets further fields of `spec`, in YAML's flow style. Replaces the fields of an earlier call.
     #[must_use]
     pub fn spec(self, spec: &str) -> Self {
         Self {
@@ -140,7 +140,8 @@ impl Service {
         }
     }
 
-    /// Adds fields to `metadata`, in YAML's flow style.
+    /// Sets further fields of `metadata`, in YAML's flow style. Replaces the fields of an earlier
+    /// call.
     #[must_use]
     pub fn metadata(self, metadata: &str) -> Self {
         Self {

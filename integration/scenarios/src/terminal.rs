@@ -211,14 +211,14 @@ impl Terminal {
         }
     }
 
-    /// Checks that the program switched to the alternate screen, and that it has restored the
-    /// terminal and its former settings.
+    /// Checks that the program switched to the alternate screen, and that it later restored the
+    /// main screen, the cursor and the terminal's former settings.
     ///
     /// # Errors
     ///
     /// Fails if the terminal is not restored.
     pub fn is_given_back(&self) -> Result<()> {
-        // Waits, because the reading thread may lag behind.
+        // Waits, because the reading thread may lag behind the program.
         let began = Instant::now();
         let is_back = |shown: &str| {
             let back = shown.rfind(GIVEN_BACK);

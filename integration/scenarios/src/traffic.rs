@@ -73,7 +73,8 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
 /// same pods as before must reply.
 ///
 /// # Errors
-/// Fails if a request gets no reply `within` that time, or if the test fails.
+/// Fails if a request gets no reply in time, or if the test fails. `within` is the timeout of
+/// requests on new connections.
 ///
 /// # Panics
 /// Panics if another pod replies on a held connection.

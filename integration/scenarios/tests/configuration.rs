@@ -451,8 +451,8 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
 }
 
 /// The new mode needs a kernel setting that the daemon cannot write. The new mode therefore does
-/// not replace the previous mode, whose state stays. A mode that has served once continues to
-/// serve.
+/// not replace the previous mode, whose state stays. If a mode has served before, it serves again
+/// although the daemon cannot write the setting.
 fn the_old_mode_serves_while_the_new_mode_cannot_start(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let map = ConfigMap::new(c, "mode: iptables\n")?;

@@ -36,8 +36,8 @@ impl ModeForm {
 
 const DEVICE: &str = "dev kube-ipvs0";
 const SET: &str = "create KUBE-CLUSTER-IP";
-/// Output line for a Service address on the link. If local routes make Service addresses local, the
-/// output has the lines `RANGE` or `ROUTE` instead.
+/// Line of [`held`] for a Service address on the link `kube-ipvs0`. If routes make Service
+/// addresses local, [`held`] has the line `RANGE` or `ROUTE` instead.
 const ADDRESS: &str = "inet 10.96.0.10/32";
 const RANGE: &str = "local 10.96.0.0/12 proto 107";
 const ROUTE: &str = "local 10.96.0.10 proto 107";
@@ -124,7 +124,7 @@ const ALL: [&ModeForm; 9] = [
     &NFTABLES_FLAT,
 ];
 
-/// Output line for the ipset with the firewall marks of `--ipvs-semantics=exact`.
+/// Line of [`held`] for the ipset with the firewall marks of `--ipvs-semantics=exact`.
 const MARKS: &str = "create KUBE-LOCAL-MARK";
 
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
@@ -277,8 +277,8 @@ fn among_many(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome {
     there_and_back(c, one, other)
 }
 
-/// Runs the daemon with default flags. Adds Services until the daemon switches its nftables table
-/// to the flat layout, and then removes the Services.
+/// Runs the daemon in nftables mode with the default layout. Adds Services until the daemon
+/// switches its nftables table to the flat layout, and then removes the Services.
 fn by_number_of_services(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     c.patience = Duration::from_mins(1);
@@ -400,7 +400,7 @@ fn drains(c: &Cluster, to: &ModeForm) -> Outcome {
 /// Restarts the new mode after the clients have closed their connections. The daemon then continues
 /// the drain, and ends it.
 fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
-    // A short drain timeout is necessary. The UDP flow stays open, and the kernel still counts
+    // The drain timeout must be short, because the UDP flow stays open, and the kernel still counts
     // closed connections for some time.
     let mut daemon = c.start_apart(&[to.flags, &["--ipvs-drain-timeout=1s"]].concat())?;
     is_alone(c, to)?;
@@ -408,8 +408,8 @@ fn drain_ends(c: &Cluster, to: &ModeForm) -> Outcome {
     Ok(())
 }
 
-/// Waits until `services` reports no node port at a Service address. While `kube-ipvs0` exists, its
-/// addresses count as addresses of the node.
+/// Waits until `kube-proxy services` reports no node port at a Service address. While `kube-ipvs0`
+/// exists, its addresses count as addresses of the node.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {

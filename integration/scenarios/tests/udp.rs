@@ -268,7 +268,7 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     assert_eq!(stale, []);
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
     until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
-    // At the removed endpoint, IPVS has only the connections of clients of the other Service.
+    // At the removed endpoint, IPVS has only connections to the other Service.
     let entries = c.sh("ipvsadm -Lnc")?;
     let stale: Vec<_> = entries
         .lines()
@@ -278,8 +278,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// The node forwarded these flows before the Service existed. IPVS does not know these flows, so it
-/// never deletes their conntrack entries. The daemon must delete the entries.
+/// The node forwarded the clients' flows before the Service existed. IPVS does not know these
+/// flows, so it never deletes their conntrack entries. The daemon must delete the entries.
 fn udp_flows_older_than_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
     // The Service does not exist yet. These routes send packets for the Service's addresses to a
@@ -528,8 +528,8 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of flows go to another host, with the node port's number. The guest's conntrack table
-/// has room for 8192 flows.
+/// Thousands of flows go to another host, at the port number of the node port. The guest's
+/// conntrack table has room for 8192 flows.
 fn a_full_conntrack_table_delays_no_change(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
@@ -617,8 +617,8 @@ fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The module ctnetlink is missing. The daemon logs this once per family, with the next step. It
-/// continues all other work, and deletes the flows after the module is loaded.
+/// The module ctnetlink is missing. The daemon logs this once per family, with the command that
+/// loads the module. It continues all other work, and deletes the flows after the module is loaded.
 fn without_ctnetlink_the_log_names_the_module(c: &mut Cluster) -> Outcome {
     // Prevents the kernel from loading the module on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;

@@ -13,8 +13,8 @@ use crate::judge::Figure;
 /// - Service entries: except during a change, the kernel has a constant number of entries. A leak
 ///   of only one entry in a few rounds exceeds the tolerance.
 /// - Connections: the number follows the traffic. Clients open tens of connections per second, and
-///   the kernel keeps each for ten seconds. In a short run, the number still rises during the
-///   judged part.
+///   the kernel keeps each connection for ten seconds. In a short run, the number still rises
+///   during the judged part.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),

@@ -26,8 +26,10 @@ pub(super) struct Page<'a> {
 impl Page<'_> {
     /// Prints the result of a line of the template:
     ///
-    /// - `$ STATUS MOST COMMAND`: at most `MOST` lines of the command's output;
-    /// - `? WHO TO WANTED`: the result of a request;
+    /// - `$ STATUS MOST COMMAND`: at most `MOST` lines of the command's output. The command must
+    ///   exit with `STATUS`;
+    /// - `? WHO TO WANTED`: the result of a request from `WHO` to the address `TO`. The result must
+    ///   contain `WANTED`;
     /// - any other line: the line unchanged.
     pub(super) fn line(&mut self, line: &str) -> Result<()> {
         if let Some(look) = line.strip_prefix("$ ") {

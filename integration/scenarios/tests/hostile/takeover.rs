@@ -130,7 +130,7 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     })?;
 
     // The daemon still watches objects. When the victim releases its cluster IP, the thief gets the
-    // address. When another Service owns this cluster IP, the thief loses it again.
+    // address. When the victim has its cluster IP again, the thief loses the address.
     api.delete_service("victim")?;
     c.until("the thief to have it", || {
         let answer = c.client.ask_tcp(at(VICTIM), SOON);

@@ -122,7 +122,7 @@ endpoints: [{addresses: [172.35.0.100], nodeName: node1, conditions: {ready: tru
 ///
 /// - If explain expects a reply, the reply must arrive.
 /// - If explain expects no reply, no reply may arrive.
-/// - If the node cannot know, explain must report this.
+/// - If the node cannot know whether the reply arrives, explain must report this.
 pub(crate) fn explain_predicts_replies(c: &mut Cluster) -> Outcome {
     c.node1.serve_tcp(8081)?;
     for (number, endpoint) in [(1, "10.244.1.10 fd44:1::10"), (2, "10.244.2.10 fd44:2::10")] {
@@ -199,8 +199,8 @@ fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>)
     Ok(())
 }
 
-/// The requests go to an address of the node without a Service. If a process on the node listens
-/// there, it replies.
+/// The requests go to two ports of the node that no Service exposes. A process on the node listens
+/// on the first port, and replies.
 fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [

@@ -61,7 +61,7 @@ macro_rules! story {
     };
 }
 
-/// Returns true for one test. By default, only this test runs with `--ipvs-semantics=exact` and an
+/// Returns true for the only test that runs by default with `--ipvs-semantics=exact` and an
 /// iptables shim:
 ///
 /// - without nf_tables (lane A): the test of the rows for UDP and SCTP, which takes a quarter of

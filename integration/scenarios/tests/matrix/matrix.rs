@@ -14,8 +14,8 @@ use crate::observe::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
 /// Flags of the daemon for the three columns of the table. By default, the daemon gets the pod
-/// networks of both families. Without a pod network, the daemon cannot detect local traffic of that
-/// family.
+/// networks of both families. Without the pod network of a family, the daemon cannot detect local
+/// traffic of that family.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");

@@ -32,7 +32,7 @@ pub(crate) struct Row {
     why: &'static str,
 }
 
-/// Reasons why IPVS mode differs from the rule-based modes.
+/// Letters and texts of the reasons why modes differ from each other.
 const REASONS: [(&str, &str); 7] = [
     (
         "A",

@@ -251,7 +251,7 @@ struct DataPlane {
     chain: &'static str,
     /// Script that runs after each start of kube-proxy.
     refresh: &'static str,
-    /// Script that prints the first rule of each chain that Felix shares with others.
+    /// Script that prints the first rule of each chain that Felix shares with other programs.
     first: &'static str,
 }
 
@@ -262,7 +262,7 @@ const IN_IPTABLES: DataPlane = DataPlane {
     first: FIRST,
 };
 
-/// Felix' nftables data plane shares no chain.
+/// Felix's nftables data plane, which shares no chain with other programs.
 const IN_NFTABLES: DataPlane = DataPlane {
     rules: NFTABLES,
     chain: "filter-INPUT",

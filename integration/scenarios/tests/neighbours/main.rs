@@ -6,8 +6,8 @@
 //! run.
 //!
 //! Each test runs kube-proxy in one mode after another. In each mode, the test sends packets, and
-//! compares the other program's state. At the end, `--cleanup` must restore exactly the state from
-//! before the first start.
+//! checks that the other program's state is still there. At the end, `--cleanup` must restore
+//! exactly the state from before the first start.
 
 mod announcers;
 mod calico;

@@ -6,8 +6,8 @@ use anyhow::Result;
 use lab::{Transport, less_stalls};
 use scenarios::{Cluster, Outcome, Service, ask_json, at, sctp, tally, tcp, udp};
 
-/// Longest time until a node port serves a new address of the node. A client that the node refused
-/// just before repeats its first packet after a second.
+/// Time limit for node ports to follow an added or removed address of the node. The limit includes
+/// a second, after which a client repeats a first packet that was too early.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(3);
 
 pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {

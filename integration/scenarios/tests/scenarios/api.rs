@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use scenarios::{Cluster, Outcome, Service, at, tcp};
 
-/// Timeout for a reconnect. After several failures, the daemon waits some seconds before its next
-/// attempt.
+/// Time that a test waits for the daemon to reconnect. After several failures, the daemon waits
+/// some seconds before its next attempt.
 const BACK_OFF: Duration = Duration::from_secs(40);
 
 fn web() -> Service {

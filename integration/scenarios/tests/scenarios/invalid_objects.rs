@@ -96,7 +96,7 @@ pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> 
     c.until_served(&corrected).map(drop)
 }
 
-/// Another program has a set with the name of one of the daemon's sets, but of another type.
+/// A foreign set has the name of one of the daemon's sets, but another type.
 pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;

@@ -257,7 +257,7 @@ pub(crate) fn native_nft_rules_stay_beside_iptables_rules(c: &mut Cluster) -> Ou
             ensure!(node && is_right, "{flags:?}: {who} answers {source}");
             if first.is_empty() {
                 first = jumps(c)?;
-                // Waits for two periods of the full comparison.
+                // Waits for two periods (1 s each) of the daemon's full comparison.
                 thread::sleep(Duration::from_secs(2));
             }
             let now = jumps(c)?;

@@ -139,9 +139,9 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Another program replaces a set of the shim's table, and adds a rule that uses the set. Later, it
-/// makes the table dormant. The daemon repairs the table, because the table belongs to kube-proxy
-/// alone.
+/// Another program replaces a set of the shim's table, and adds a rule that uses the set. Later,
+/// that program makes the table dormant. The daemon repairs the table, because the table belongs to
+/// kube-proxy alone.
 pub(crate) fn the_shims_nftables_table_is_repaired(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

@@ -60,7 +60,8 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     top.hang_up();
     top.ended()?;
 
-    // If the output is a pipe, `top` writes a single table. The reader then closes the pipe.
+    // With `--once`, `top` writes a single table to a pipe. It must succeed although the reader
+    // closes the pipe at once.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

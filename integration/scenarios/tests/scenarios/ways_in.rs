@@ -228,8 +228,8 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // One Service is no longer headless, so the daemon must program it. Another proxy takes over
-    // the other Service, so the daemon must remove its entries.
+    // Another proxy takes over the Service `web`, so the daemon must remove its entries. Later,
+    // `web` belongs to kube-proxy again.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");
