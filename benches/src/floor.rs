@@ -38,6 +38,7 @@ const READY: &str = "ready";
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
 /// Waits until the bare loader has prepared its messages, and then continues its stopped process.
+/// Returns the process, and the time at which it continued.
 pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
@@ -230,7 +231,7 @@ fn restore(program: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the members of the three sets that grow with the objects.
+/// Returns the names and the members of the three sets that grow with the objects.
 fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
     let all = || (0..objects.services()).map(|service| IpAddr::V4(Objects::address(service)));
     let local = (0..objects.services()).flat_map(|service| objects.endpoints(service));

@@ -1,9 +1,10 @@
 //! Reads the kernel state of a node: a few entries during a wait, and the whole state at the end.
 //!
 //! The benchmark does not rely on a kube-proxy's own report. While the kube-proxy works, the
-//! benchmark looks up a few entries by their keys. It does so at the lowest scheduler priority, to
-//! avoid slowing the kube-proxy down. Once all these entries exist, the benchmark reads the whole
-//! state, and compares it with the expected state.
+//! benchmark looks up a few entries by their keys. Pauses between the look-ups avoid slowing the
+//! kube-proxy down. For single changes, the look-ups run without pauses at the lowest scheduler
+//! priority. Once all these entries exist, the benchmark reads the whole state, and compares it
+//! with the expected state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

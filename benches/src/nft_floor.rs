@@ -3,7 +3,7 @@
 //!
 //! Before the clock starts, the mode runs against a recorder in place of the kernel. The recorder
 //! accepts every transaction for the objects and for each change. The bare loader then encodes
-//! these transactions. It has no API server, no object model and no read-back.
+//! these transactions. The bare loader has no API server, no object model and no read-back.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

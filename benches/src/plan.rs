@@ -56,7 +56,7 @@ impl Often {
     }
 }
 
-/// Parses a row of `points.txt`.
+/// Parses a row of `points.txt`: an axis, a size and a frequency.
 fn point(row: &str) -> Option<(Axis, Size, Often)> {
     let mut words = row.split(' ');
     let (axis, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);

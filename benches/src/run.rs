@@ -25,8 +25,8 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time that a cell may take in addition to its limits, for booting, setting up the node, starting
-/// the API fixture and a last read of the kernel.
+/// Time that a cell may take in addition to its limits. This time covers the boot, the setup of the
+/// node, the start of the API fixture, and a last read of the kernel.
 const AROUND: Duration = Duration::from_mins(2);
 /// Time limit for another kube-proxy to print its version. Includes booting the VM.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);

@@ -510,7 +510,7 @@ pub(crate) struct Measurement {
 /// Content of `report.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Format version. It is incremented whenever a field changes its meaning.
+    /// Format version, incremented whenever a field changes its meaning.
     pub(crate) version: u32,
     pub(crate) about: About,
     /// Measurements in the order in which they were made.

@@ -22,7 +22,7 @@ use crate::wait::{self, WaitEnd};
 
 /// Address of the API fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// Time limit for the start of the API fixture. It allows more than a second per thousand objects.
+/// Time limit for the start of the API fixture: more than a second per thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
 /// Environment of a measured program: its node, its objects and its API server.
 pub(crate) struct Stage {

@@ -220,7 +220,7 @@ fn settled(
 /// Restarts the measured program. Measures the time until it repairs one Service, which was removed
 /// from the kernel while the program was stopped.
 ///
-/// A repeat under strace removes no Service. It counts the system calls of the start.
+/// A repeat under strace removes no Service, and counts the system calls of the start.
 fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     subject.stop()?;
     if stage.cell.is_counting {

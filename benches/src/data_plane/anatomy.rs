@@ -42,7 +42,8 @@ use crate::stage::Stage;
 /// into the connection table.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
-/// Number of packets sent before each block. They load the node's tables into the CPU caches again.
+/// Number of packets sent before each block, which load the node's tables into the CPU caches
+/// again.
 const BEFORE: u16 = 6;
 /// A chain that no packet traverses. A rule in this chain makes the kernel enable the features that
 /// the rule needs, such as connection tracking.

@@ -12,9 +12,9 @@
 //! - The benchmark alternates block by block between four targets: the first, the middle and the
 //!   last Service, and the pod. A disturbance then affects all targets equally.
 //!
-//! In iptables mode, the first Service is the one whose rules come first. In other modes, it is the
-//! Service that was created first. IPVS inserts a new virtual server at the head of its hash
-//! bucket, so the kernel finds the first Service last.
+//! In iptables mode, the first Service is the Service whose rules come first. In other modes, the
+//! first Service is the Service that was created first. IPVS inserts a new virtual server at the
+//! head of its hash bucket, so the kernel finds the first Service last.
 
 mod anatomy;
 mod packets;
@@ -49,7 +49,7 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
 /// Name of the series for packets that go directly to the pod, without a Service.
 const DIRECT: &str = "direct";
-/// Pause before the first measured packet. It lets the measured program finish its sync.
+/// Pause before the first measured packet, in which the measured program finishes its sync.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Number of flows in a block of first packets. The number is small, so that the hash chains of
 /// IPVS' connection table (4096 buckets) stay short.
@@ -316,7 +316,7 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
 
 /// Measures the first packets of flows to each target, in blocks. Sends some blocks to a silent
 /// server, then some to a server that replies with TCP resets. The resets travel back within the
-/// measured time.
+/// measured time. Returns series in the format of [`in_turns`].
 fn first(
     client: &Place,
     server: &Place,
@@ -333,7 +333,8 @@ fn first(
     Ok(series)
 }
 
-/// Sends one block of new flows to each target per round. Returns the nanoseconds per packet.
+/// Sends one block of new flows to each target per round. Returns each series with its name, its
+/// unit and the nanoseconds per packet in each round.
 fn in_turns(
     sender: &mut packets::Sender,
     lanes: &[(&str, packets::ClientSocket)],

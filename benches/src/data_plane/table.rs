@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(pieces.others(), 1);
         let translates: Vec<bool> = (0..=4).map(|pieces_| pieces.translates(pieces_)).collect();
         assert_eq!(translates, [false, false, true, true, true]);
-        // A forwarded packet traverses these hooks. It never reaches IPVS.
+        // A forwarded packet traverses these hooks, and never reaches IPVS.
         let hooks = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
         assert_eq!(Pieces::new(whole(&chains, &rules), "t", &hooks).len(), 3);
     }

@@ -259,7 +259,8 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     Some((figure, Some(is_met)))
 }
 
-/// Returns the system call counts of our IPVS mode on an axis, at the largest counted size.
+/// Returns the cell that counted the system calls of our IPVS mode on an axis, with its figures.
+/// Among several sizes, chooses the cell with the most Services.
 fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &CellFigures)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"

@@ -31,7 +31,7 @@ use table::{brief, count, full, short, table};
 /// our daemon with other kube-proxies.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
-/// Explanations of the column names.
+/// Names of columns, each with its explanation.
 const COLUMNS: [(&str, &str); 16] = [
     ("ipvs", "our daemon in IPVS mode"),
     ("ipvs-route", "IPVS mode with `--ipvs-vip-mode=route`"),
@@ -93,7 +93,7 @@ struct Figure {
     size: Size,
 }
 
-/// Introduction of the page that shows only the main figures. It links to the other figures.
+/// Introduction of the page that shows only the main figures, with a link to all figures.
 const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies. The first table has the main figures; the sections add ratios and further \
     figures. [The last section](#the-run) explains the cells. `bench report` draws all figures from a copy of \
     [report.json](report.json).\n\n";
@@ -561,8 +561,8 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws a table of the time that the bare loader and the kernel's tools spend on each part. They
-/// print these times as lines `write_NAME_s`.
+/// Draws a table of the time that the bare loader and the kernel's tools spend on each part. Both
+/// programs print these times as lines `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {

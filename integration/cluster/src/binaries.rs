@@ -22,12 +22,12 @@ const CLUSTER: [(&str, &str); 7] = [
         "the etcd that this version of Kubernetes is released with; from etcd's release page",
     ),
 ];
-/// Program that `make e2e` needs in addition.
+/// Program that `make e2e` needs in addition, with the download that contains it.
 pub(crate) const E2E: (&str, &str) = (
     "e2e.test",
     "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
 );
-/// Program that `make migrate` needs to migrate from upstream.
+/// Program that `make migrate` needs to migrate from upstream, with the download that contains it.
 pub(crate) const UPSTREAM: (&str, &str) = ("kube-proxy", NODE);
 
 const SERVER: &str =

@@ -259,7 +259,8 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
 
 /// Chooses a CPU for the VM. If the processes of a User Mode Linux move between CPUs, every system
 /// call takes three times as long. The runner binds an abstract socket to reserve the CPU, so that
-/// concurrent runs use different CPUs. The reservation ends with the runner.
+/// concurrent runs use different CPUs. The reservation ends with the runner. Returns the CPU's
+/// number, and the socket if there is a reservation.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     if let Some(cpu) = wanted {
@@ -372,8 +373,8 @@ impl Guest {
                 Ok(())
             });
         }
-        // As a subreaper, this process becomes the parent of the group's orphans. It can then wait
-        // for them.
+        // As a subreaper, this process becomes the parent of the group's orphans. This process can
+        // then wait for the orphans.
         set_child_subreaper(Some(getpid())).context("cannot become a subreaper")?;
         let leader = command
             .spawn()
@@ -399,7 +400,7 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Forwards output after the check for the end of the run. The runner thus also forwards
+            // Forwards output after the check for the end of the run. So the runner also forwards
             // the output that the VM wrote just before its end.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);

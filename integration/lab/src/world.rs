@@ -124,7 +124,7 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
 /// links, servers and processes.
 #[derive(Debug)]
 pub struct World {
-    /// Prefix of every namespace's name. It is unique to this world.
+    /// Prefix of every namespace's name, unique to this world.
     prefix: String,
     /// Namespaces created so far, including those of nodes and pods whose setup has failed.
     namespaces: Vec<Netns>,
@@ -186,7 +186,7 @@ impl World {
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
         // Sets the bridge's MAC address. By default, a bridge takes the lowest MAC address of its
-        // ports. This default would change when the test adds a pod, but other pods cache the
+        // ports. That address would change when the test adds a pod, but other pods cache the
         // previous address.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];

@@ -27,7 +27,7 @@ pub struct Fault {
 }
 
 impl Faults {
-    /// Puts the wrappers first into the PATH. This affects daemons that start later.
+    /// Puts the wrappers first into the PATH. Only daemons that start later use the wrappers.
     pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("faults");
         fs::create_dir_all(&folder)?;

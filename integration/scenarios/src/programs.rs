@@ -32,7 +32,7 @@ const PROGRAMS: [&str; 12] = [
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Puts the wrappers first into the PATH. This affects daemons that start later.
+    /// Puts the wrappers first into the PATH. Only daemons that start later use the wrappers.
     pub fn record(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("bin");
         fs::create_dir_all(&folder)?;
@@ -80,7 +80,7 @@ pub(crate) fn write_program(file: &Path, script: &str) -> Result<()> {
     )?)
 }
 
-/// Puts a folder first into the PATH. This affects daemons that start later.
+/// Puts a folder first into the PATH of daemons that start later.
 pub(crate) fn put_first(cluster: &mut Cluster, folder: &Path) {
     let search = std::env::var("PATH").unwrap_or_default();
     let path = format!("PATH={}:{search}", folder.display());

@@ -277,7 +277,7 @@ fn changes_that_need_a_restart_are_logged(c: &mut Cluster) -> Outcome {
         says("/reason", "RestartRequired") && says("/regarding/kind", "Node")
     };
     c.until("the event", || Ok(api.events().iter().any(of_the_node)))?;
-    // The process has not restarted. It keeps its state and watches objects.
+    // The process has not restarted, keeps its state, and still watches objects.
     ensure!(c.state()? == before && c.daemon_id()? == daemon);
     ensure!(c.sh("curl -s http://127.0.0.1:10249/proxyMode")? == "ipvs");
     let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;

@@ -277,8 +277,8 @@ fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outc
     Ok(())
 }
 
-/// Returns a `PATH` with slow iptables programs. They wait a second before each write. `arms` adds
-/// cases for the program's input, in the syntax of a shell's `case $input in`.
+/// Returns a `PATH` with iptables programs that wait a second before each write. `arms` adds cases
+/// for the program's input, in the syntax of a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;

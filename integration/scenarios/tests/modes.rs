@@ -177,8 +177,8 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
     c.refuses(&c.node1, "127.0.0.1:30080")
 }
 
-/// If a daemon starts without the feature gate of KEP-5707, it removes external IPs and keeps all
-/// other state. This holds in IPVS mode and in iptables mode.
+/// In IPVS mode and in iptables mode, a daemon that starts without the feature gate of KEP-5707
+/// removes external IPs, and keeps all other state.
 fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     const EXTERNAL: &str = "192.0.2.10:80";
     const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
@@ -217,8 +217,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service of any age may claim the node's address as an external IP. At this address, the
-/// Service gets each of its ports, except a node port of another Service. This holds in every mode.
+/// A Service of any age may claim the node's address as an external IP. In every mode, the Service
+/// gets each of its ports at this address, except a node port of another Service.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

@@ -109,7 +109,8 @@ impl Client {
         Ok(Self { flow, about })
     }
 
-    /// Sends a packet, and waits for a reply until the next packet is due.
+    /// Sends a packet, and waits at most [`PACE`] for the reply. Returns the name of the server
+    /// that replies.
     fn ask(&mut self) -> Option<String> {
         Some(self.flow.ask().ok()?.who)
     }

@@ -19,7 +19,8 @@ use scenarios::{
     with_backend,
 };
 
-/// Timeout for a request. It is shorter than a second, after which TCP retransmits a lost packet.
+/// Timeout for a request. TCP retransmits a lost packet only later (after 1 s), so a lost packet
+/// makes the request fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Timeout for a connection. It is longer than the time for which the relay tries all endpoints,

@@ -128,7 +128,8 @@ impl Churn {
         Ok(())
     }
 
-    /// Returns an address that a changing Service has at some time during the run.
+    /// Returns an address and a transport protocol that a changing Service has at some time during
+    /// the run.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
         // Does not look up the present address of the slot's Service. At some times, the returned
@@ -193,8 +194,8 @@ fn staying() -> [Service; 2] {
     ]
 }
 
-/// Returns the addresses of a slot's Service in a generation. After some generations, the addresses
-/// repeat, as in real clusters.
+/// Returns the IPv4 address and the IPv6 address of a slot's Service in a generation. After some
+/// generations, the addresses repeat, as in real clusters.
 fn address(slot: u32, generation: u32) -> (String, String) {
     let (third, fourth) = (generation % ADDRESSES, slot + 1);
     (

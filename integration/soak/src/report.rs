@@ -71,7 +71,8 @@ impl Samples {
         self.all.len()
     }
 
-    /// Returns the samples of the figure with this index.
+    /// Returns the samples of the figure with this index: the minutes since the start, and the
+    /// value.
     fn of(&self, index: usize) -> Vec<(f64, f64)> {
         let value = |values: &Values| values.get(index).copied().unwrap_or_default();
         self.all

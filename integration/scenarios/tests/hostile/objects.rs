@@ -35,8 +35,8 @@ fn is_plain(what: &str, text: &str) -> Outcome {
 pub(crate) fn hostile_objects_affect_only_their_own_services(c: &mut Cluster) -> Outcome {
     c.apply(&good("10.244.1.10"))?;
     // Half of the objects exist at the start. The test adds the other half later. In modes other
-    // than default IPVS, the objects have fewer ports and ranges. With many of them, iptables
-    // programs and this lab's kernel are slow. Tests with fake kernels cover large objects.
+    // than default IPVS, the objects have fewer ports and ranges, because many of them make
+    // iptables programs and this lab's kernel slow. Tests with fake kernels cover large objects.
     let is_ipvs = !c.flags.iter().any(|flag| flag != "--proxy-mode=ipvs");
     let files = if is_ipvs {
         hostile::files(2_000, 10_000)

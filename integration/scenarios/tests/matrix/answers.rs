@@ -15,8 +15,9 @@ use crate::clients::{Mode, answers_come_back, place, policies, start};
 /// replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Requests with their senders: a pod of this node, this node, and an external host. The requests
-/// cover IPv4 and IPv6, with the client's own address and with masquerading.
+/// Senders and addresses of requests. The senders are a pod of this node, this node, and an
+/// external host. The requests cover IPv4 and IPv6, with the client's own address and with
+/// masquerading.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -43,7 +44,7 @@ struct Fault {
     is_for_all: bool,
 }
 
-/// Obstacles for replies. `-I` inserts the rules, and `-D` removes them.
+/// Obstacles for replies: kernel settings, chain policies and rules. The first obstacle is none.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",

@@ -12,8 +12,8 @@ use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
 
 use super::{EXACT, Form, in_modes, policed_services, policies_hold};
 
-/// Script that turns the pods `near`, `client` and `other` into Calico's pods. Such a pod has no
-/// bridge, but its own route and interface `cali…`.
+/// Script that turns the pods `near`, `client` and `other` into Calico's pods. The node has no
+/// bridge to such a pod, but a separate interface `cali…` and a route.
 const PODS: &str = "
     for pair in port2:near:10 port4:client:99 port6:other:98; do
         IFS=: read -r port pod last <<.

@@ -23,7 +23,8 @@ fn web(endpoints: &str) -> Service {
 }
 
 const BOTH: &str = "10.244.1.10 10.244.2.10";
-/// Timeout for a connection. It is shorter than a second, after which TCP retransmits a lost SYN.
+/// Timeout for a connection. TCP retransmits a lost SYN only later (after 1 s), so a lost SYN makes
+/// the connection fail.
 const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";

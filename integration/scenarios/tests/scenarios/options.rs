@@ -82,8 +82,8 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         module.exists() || !is_module("ip_vs_sh"),
         "the kernel has loaded it"
     );
-    // The first Service sends each client to one endpoint. The endpoints of the other Service take
-    // turns.
+    // The scheduler of the first Service sends each client to one endpoint. The scheduler of the
+    // other Service uses its endpoints in turn.
     ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
     let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
     assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);

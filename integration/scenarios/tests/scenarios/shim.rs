@@ -9,7 +9,8 @@ use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
 const NFTABLES: &str = "--ipvs-shim=nftables";
-/// Timeout for a connection. It is shorter than a second, after which TCP retransmits a lost SYN.
+/// Timeout for a connection. TCP retransmits a lost SYN only later (after 1 s), so a lost SYN makes
+/// the connection fail.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// Sends requests until `is_over`. Returns the number of requests.

@@ -55,7 +55,7 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     ensure!(top.ended()?.success());
     top.is_given_back()?;
 
-    // Hangs up the terminal, as a closed window does. This must end `top`.
+    // Hangs up the terminal, as a closed window does. `top` must then end.
     let mut top = start(c)?;
     top.hang_up();
     top.ended()?;

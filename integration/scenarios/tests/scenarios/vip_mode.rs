@@ -215,8 +215,9 @@ pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster)
     Ok(())
 }
 
-/// A Service address is in the node's network. `--ipvs-strict-arp` decides whether the node replies
-/// to ARP requests for this address. This holds with device addresses and with routes.
+/// A Service address is in the node's network, first as a device address and then as a route. In
+/// both cases, `--ipvs-strict-arp` decides whether the node replies to ARP requests for this
+/// address.
 pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;
@@ -245,9 +246,9 @@ pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Clust
     Ok(())
 }
 
-/// Service addresses reply to `ping` only with `--ipvs-answer-ping`. This holds with each shim, and
-/// with each way to make addresses local. The node still rejects pings to unused addresses, other
-/// ICMP requests, and requests to unexposed ports.
+/// With each shim and each way to make addresses local, Service addresses reply to `ping` only with
+/// `--ipvs-answer-ping`. The node still rejects pings to unused addresses, other ICMP requests, and
+/// requests to unexposed ports.
 pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outcome {
     const VIPS: [&str; 4] = ["10.96.0.10", "fd96::10", "192.0.2.20", "2001:db8::20"];
     const UNUSED: [&str; 2] = ["10.96.0.77", "fd96::77"];
