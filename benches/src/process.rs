@@ -51,7 +51,7 @@ impl Process {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Returns the whole output.
+    /// Returns the program's whole output.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

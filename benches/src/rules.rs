@@ -401,7 +401,7 @@ const TCP: [u8; 2] = 6_u16.to_ne_bytes();
 struct Extension<'a> {
     name: &'a [u8],
     revision: u8,
-    /// Size of the match.
+    /// Size of the match or target, in bytes.
     size: usize,
     own: &'a [u8],
 }

@@ -436,7 +436,7 @@ impl RequestOccasion {
         Self::Storm,
     ];
 
-    /// Returns the name.
+    /// Returns the name of the occasion in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::First => "First list",

@@ -88,7 +88,7 @@ impl Stage {
         self.has_legacy
     }
 
-    /// Returns the time limit.
+    /// Returns the time limit of the cell.
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.cell.limit_s)
     }

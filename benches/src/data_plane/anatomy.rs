@@ -51,7 +51,7 @@ const UNUSED: &str = "BENCH-UNUSED";
 
 /// Rules of each chain. The key is the table and the chain. A rule is the whole line (`-A …`).
 type Chains = BTreeMap<(String, String), Vec<String>>;
-/// A rule with its table.
+/// Table and line of a rule.
 type Rule = (String, String);
 
 /// One step of the measurement. Its node has the state of the previous step's node and the addition

@@ -28,7 +28,7 @@ const FEW: [(u32, &str); 3] = [
     (3, "endpoints-tcp-3"),
 ];
 
-/// Target of an element.
+/// Target to which an element of a map leads.
 enum ElementTarget {
     Endpoint(SocketAddrV4),
     Chain(Name),

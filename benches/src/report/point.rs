@@ -81,7 +81,7 @@ pub(super) struct Point {
     /// Relative spread: (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
-    /// Number of attempts.
+    /// Number of repeats, including repeats without a figure.
     pub(super) tried: usize,
 }
 

@@ -60,7 +60,8 @@ pub struct Options {
     /// Lane (kernel) to use. `None` chooses in this order: lane B if a kernel is given, the host's
     /// kernel if it has IPVS, lane A.
     pub lane: Option<Lane>,
-    /// Kernel of lane B.
+    /// Path of a User Mode Linux kernel. Lane B needs a path. For lane A, `None` selects the
+    /// packaged kernel.
     pub kernel: Option<PathBuf>,
     /// Host folders to which the VM may write, at the same paths.
     pub keep: Vec<PathBuf>,

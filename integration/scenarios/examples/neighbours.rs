@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 /// Minimum number of changes that the program measures for a result.
 const CHANGES: usize = 20;
-/// Time limit of a phase.
+/// Time limit of each measurement, and of each change within it.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -18,7 +18,7 @@ use crate::object::Service;
 
 /// Timeout for an event that normally follows at once. The timeout allows for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
-/// Timeout for one request.
+/// Timeout for one request of [`tally`](crate::tally).
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// Interval between two checks of an awaited condition.
 const GLANCE: Duration = Duration::from_millis(20);

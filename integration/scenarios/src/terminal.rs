@@ -141,7 +141,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// Fails after a timeout.
+    /// Fails if the program does not write the text in time.
     pub fn sees(&self, text: &str) -> Result<()> {
         let began = Instant::now();
         let from = self.shown().len();
@@ -197,7 +197,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// Fails after a timeout.
+    /// Fails if the program does not end in time.
     pub fn ended(&mut self) -> Result<ExitStatus> {
         let began = Instant::now();
         loop {

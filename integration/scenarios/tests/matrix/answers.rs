@@ -256,7 +256,7 @@ struct ExplainOutput {
     exit: i32,
 }
 
-/// Runs explain for all senders.
+/// Runs explain for a Service or an address, with all senders.
 fn explain(c: &Cluster, what: &str) -> Result<ExplainOutput> {
     explain_from(c, what, &[&c.client, &c.outside, &c.node1])
 }

@@ -266,7 +266,7 @@ outside | externalIP    | remote kept | remote kept | remote kept | timeout | C
 ];
 
 impl Section {
-    /// Returns the rows, in order.
+    /// Returns the rows of this section, in the order of the document.
     pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
         self.rows.trim().lines().map(|line| {
             let mut cells = line.split('|').map(str::trim);

@@ -245,7 +245,7 @@ ip6 6 fd44:1::99 fd44::/16 fd35::100, fd44:1::1
 
 /// A data plane of Felix.
 struct DataPlane {
-    /// Script that adds the rules.
+    /// Script that adds the rules of this data plane.
     rules: &'static str,
     /// Chain that the warning of exact semantics names.
     chain: &'static str,
