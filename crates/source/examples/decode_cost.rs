@@ -3,8 +3,8 @@
 //! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
 //!
 //! The API fixture returns the lists: whole, as from a watch cache, or streamed as the beginning of
-//! a watch (`WatchList`). Servers compress streamed lists from 1.37 on. The formats take turns, one
-//! run at a time. In each run:
+//! a watch (`WatchList`). Servers compress streamed lists from Kubernetes 1.37 on. The formats take
+//! turns, one run at a time. In each run:
 //!
 //! 1. A separate process reads the list from a socket, up to the event that completes the list, and
 //!    drops the objects.
@@ -38,8 +38,7 @@ const RUNS: usize = 5;
 const STREAM_SECONDS: u32 = 20;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// Formats. Each has a name, the accepted content types, the compression, and the method of
-/// listing.
+/// Measured formats: name, accepted content types, accepted compression, and method of listing.
 const FORMS: [(&str, &str, &str, Lists); 6] = [
     ("JSON", JSON, "identity", Lists::Cached),
     ("JSON, gzip", JSON, "gzip", Lists::Cached),
@@ -122,7 +121,7 @@ fn median(mut runs: Vec<[u64; 3]>) -> [u64; 3] {
     })
 }
 
-/// Reads the EndpointSlices, and returns the same three numbers as [`run`].
+/// Reads the EndpointSlices in this process. Returns the same three numbers as [`run`].
 fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread();

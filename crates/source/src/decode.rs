@@ -14,7 +14,7 @@
 //! Each kind has one wire type for all formats, and one function that validates it.
 //!
 //! Manifests have not passed through an API server. So the converters set the API server's
-//! defaults, and find the errors that it would reject:
+//! defaults, and find the errors that the API server would reject:
 //!
 //! - An invalid part is ignored and reported by name as a `Problem`. The rest of the object is
 //!   used.

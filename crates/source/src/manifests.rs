@@ -186,8 +186,8 @@ fn follow(
     }
 }
 
-/// Watches on the folder, and on the nearest existing folder above it. The watch on the folder
-/// above reports when the folder is replaced, or when a symbolic link changes its target.
+/// Inotify watches on the folder, and on the nearest existing folder above it. The watch on the
+/// folder above reports when the folder is replaced, or when a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,

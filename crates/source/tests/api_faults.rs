@@ -302,7 +302,8 @@ impl Comeback {
 /// request.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
-/// Measures the time until `nodes` know all objects, after a server was away for this duration.
+/// Measures, for each of `nodes` sources, the time from the server's return until the source knows
+/// all objects. Before its return, the server was away for the duration `away`.
 async fn caught_up(
     nodes: usize,
     away: Duration,

@@ -356,7 +356,7 @@ async fn a_temporary_refusal_does_not_disable_streamed_lists() {
 }
 
 /// Checks that the source decodes the objects of a compressed streamed list before the watch ends.
-/// Servers compress streamed lists from 1.37 on.
+/// Servers compress streamed lists from Kubernetes 1.37 on.
 #[tokio::test]
 async fn a_compressed_streamed_list_is_decoded_object_by_object() {
     let mut sent = Vec::new();

@@ -404,9 +404,8 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
-/// Follows a server that has lost its history, and that replies to all lists with `nonsense`.
-/// Returns the Services that the source still has, and the number of list requests within a short
-/// time.
+/// Follows a server that loses its history, and then replies to all lists with `nonsense`. Checks
+/// that the source keeps its Service, and sends few list requests within three seconds.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -505,7 +504,7 @@ async fn a_truncated_streamed_list_removes_no_object() {
 }
 
 /// Checks that the source lists all objects again if the server's storage cannot read a version.
-/// Servers before 1.38 refuse such a version with status 500, later servers with 400.
+/// Servers before Kubernetes 1.38 refuse such a version with status 500, later servers with 400.
 #[tokio::test]
 async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {

@@ -139,7 +139,8 @@ async fn an_api_server_without_service_cidrs_delays_no_list() {
     }
 }
 
-/// Checks the responses to unknown paths. Servers send plain text, and from 1.37 on a Status.
+/// Checks the responses to unknown paths. Servers send plain text, and from Kubernetes 1.37 on a
+/// Status.
 #[tokio::test]
 async fn unknown_paths_are_recognised_in_text_and_status_responses() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",

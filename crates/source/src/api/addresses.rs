@@ -128,7 +128,7 @@ pub(super) struct ServerPeer {
 }
 
 impl ServerPeer {
-    /// Returns the target of a URL, if it has a host.
+    /// Returns the host and port of a URL, or `None` if the URL has no host.
     pub(super) fn of(url: &Uri) -> Option<Self> {
         let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
@@ -138,7 +138,7 @@ impl ServerPeer {
         })
     }
 
-    /// Returns the target's address, unless its host is a name.
+    /// Returns the peer's address and port, or `None` if its host is a name.
     fn address(&self) -> Option<SocketAddr> {
         let ip: IpAddr = self.host.parse().ok()?;
         Some(SocketAddr::new(ip.to_canonical(), self.port))
@@ -161,13 +161,13 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Reasons to keep an address. The address is removed once none of them applies.
+/// Reasons to keep an address. The address is removed once no reason applies.
 #[derive(Debug, Default)]
 struct Entry {
     /// True if the kubeconfig contains the address itself.
     is_given: bool,
-    /// Name that resolves to the address, and the time of the last look-up that returned it. `None`
-    /// if no look-up has returned it.
+    /// Name that resolves to the address, and the time of the last look-up that returned the
+    /// address. `None` if no look-up has returned it.
     resolved: Option<(String, Instant)>,
     /// Number of open connections.
     connections: usize,
@@ -192,7 +192,8 @@ impl fmt::Display for Entry {
 }
 
 impl Addresses {
-    /// Returns the addresses of targets, and prepares to look up targets that are names.
+    /// Records the targets that are IP addresses. Later look-ups add the addresses of targets that
+    /// are names.
     pub(super) fn new(targets: Vec<ServerPeer>, hooks: ConnectHooks) -> Self {
         let mut known = AddressBook::default();
         for at in targets.iter().filter_map(ServerPeer::address) {

@@ -9,13 +9,13 @@
 //! - **Random**: each wait is between half of the time in the table and the whole time. So nodes
 //!   that lost the server together do not return together.
 //! - **Counting**: each row counts its own failures. So failed connections during an outage do not
-//!   lengthen the waits after it, when a server that has just started may refuse requests.
+//!   lengthen the waits after the outage, when a server that has just started may refuse requests.
 //! - **Reset**: a row begins again with its first wait after a success, or after two minutes
 //!   without a failure of this row.
 //!
 //! **Why refused connections have short waits.** They cost the server nothing. Once the server
 //! accepts connections again, each of the three watches sends a request within 5 s. If the network
-//! drops packets, the limit is 8 s: the kernel resends the SYN after 1, 3 and 7 s, connecting ends
+//! drops packets, the limit is 8 s. The kernel resends the SYN after 1, 3 and 7 s, the attempt ends
 //! after 10 s, and the next attempt follows within 5 s. 1,000 nodes then send 600 requests a
 //! second, for one object each.
 //!

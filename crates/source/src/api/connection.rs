@@ -1,7 +1,7 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! **Files.** Requests are few, so this module reads a kubeconfig's files before each request, like
-//! the token.
+//! **Files.** Requests are few. So before each request, this module reads the files that the
+//! kubeconfig names (`token` does so for the token).
 //!
 //! - If a file changed, new requests use new connections with the new content. An open watch keeps
 //!   its connection, but ends within minutes.
@@ -80,7 +80,7 @@ pub(super) struct Files {
     pub(super) key: Option<PathBuf>,
 }
 
-/// Content of each file at its last read, if it was readable.
+/// Content of the three [`Files`] at their last read. `None`: not configured or not readable.
 type FileContents = [Option<Vec<u8>>; 3];
 
 impl Files {
@@ -116,7 +116,7 @@ impl Connection {
 }
 
 impl Shared {
-    /// Returns the connections for a request. Opens a new pool if a file changed.
+    /// Returns the connection pool for a request. Opens a new pool if a file changed.
     fn pool(&self) -> Pool {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.files.read();

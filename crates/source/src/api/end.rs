@@ -7,7 +7,7 @@ use super::connection;
 use super::outage::Failure;
 use crate::decode::Status;
 
-/// Largest number of characters of the server's message in errors.
+/// Largest number of characters that an error quotes from the server's message.
 const LONGEST_MESSAGE: usize = 200;
 
 /// Reason why a request or a watch ended early.

@@ -32,7 +32,7 @@
 //! # Why not `kube::runtime::watcher`
 //!
 //! - If the server does not support streamed lists, the watcher has no fallback.
-//! - If a server closes at once, the watcher reconnects without delay.
+//! - If a server closes a watch at once, the watcher reconnects without delay.
 //! - If the watcher cannot decode one object, it loses the whole page.
 //! - The watcher accepts an empty list of another kind as an empty list of Services, which would
 //!   delete all Services.
@@ -575,7 +575,7 @@ impl ListWatch {
     }
 }
 
-/// Version of a sent object, and true if the object had a name.
+/// Result of sending an object: its version, if any, and whether it had a name.
 #[derive(Debug, Default)]
 struct SentObject {
     version: Option<Box<str>>,

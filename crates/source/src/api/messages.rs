@@ -44,7 +44,7 @@ impl Messages {
         }
     }
 
-    /// Reports whether no byte of an event has arrived yet.
+    /// Reports whether no byte of the next event has arrived yet.
     pub(super) fn is_silent(&self) -> bool {
         self.is_told || self.buffer.is_empty()
     }

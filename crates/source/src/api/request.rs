@@ -77,7 +77,7 @@ pub(super) enum Paging<'a> {
 impl Resource {
     /// Returns the URL of a list.
     ///
-    /// Only a list of any age has a limit. A watch cache ignores the limit. A server without a
+    /// Only a list of [`Age::Any`] has a limit. A watch cache ignores the limit. A server without a
     /// watch cache needs the limit: otherwise it would read all objects at once. In other lists, a
     /// limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {

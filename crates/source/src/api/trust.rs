@@ -1,4 +1,5 @@
-//! Explains why client, server or proxy do not trust a certificate, with advice for the operator.
+//! Explains why a client or server does not trust its peer's certificate, with advice for the
+//! operator.
 
 use std::path::PathBuf;
 

@@ -26,7 +26,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Returns the kind's name as objects have it (`kind`).
+/// Returns the kind's name in the spelling of an object's field `kind`.
 pub const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "Service",
@@ -93,7 +93,7 @@ impl Content {
 }
 
 impl Key {
-    /// Returns the event for the model when the object is deleted.
+    /// Returns the event that reports the deletion of the object to the model.
     pub(crate) fn into_deletion(self) -> Event {
         match self.kind {
             Kind::Service => Event::ServiceDeleted(self.name),

@@ -173,7 +173,7 @@ fn placement(
     })
 }
 
-/// Returns the placement of an endpoint on this node, without hints. Slices repeat the same few
+/// Returns the placement, without hints, of an endpoint on `node`. Slices repeat the same few
 /// thousand placements, so each placement is allocated only once. Separate allocations would take a
 /// third of the time for decoding a list.
 fn on_node(node: &str, zone: &str) -> Arc<Placement> {

@@ -9,9 +9,9 @@ use proxy::{IpFamily, Kind, NamespacedName, Protocol};
 use super::decoded::{Content, DecodedObject, Key, MissingName, Object, Problem, kind_name};
 use super::{address, wire};
 
-/// Largest number of characters of an invalid value in messages.
+/// Largest number of characters that a message quotes from an invalid value.
 const SHOWN_MAX: usize = 100;
-/// Length of the longest name of any object, a DNS subdomain.
+/// Length in bytes of the longest name of any object, a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
 /// Maximum number of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
@@ -55,7 +55,7 @@ impl Findings {
         })
     }
 
-    /// Adds a problem with a text value.
+    /// Adds a problem of a field that has this text value.
     pub(super) fn text(
         &mut self,
         field: impl Into<String>,
@@ -110,7 +110,7 @@ impl Findings {
         None
     }
 
-    /// Adds a problem with a value.
+    /// Adds a problem of a field that has this value.
     pub(super) fn value(
         &mut self,
         field: impl Into<String>,

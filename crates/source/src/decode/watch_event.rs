@@ -11,8 +11,8 @@ use super::wire::MetadataOnly;
 pub(crate) enum WatchEvent {
     /// An object was added or modified.
     Applied(Result<DecodedObject, MissingName>),
-    /// An object that was deleted, or no longer matches the selector. The value contains its
-    /// resource version.
+    /// An object that was deleted, or no longer matches the selector. The value contains the
+    /// object's key and resource version.
     Deleted(Result<(Key, Option<Box<str>>), MissingName>),
     /// The server has sent all changes up to a resource version.
     Bookmark {

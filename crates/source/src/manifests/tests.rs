@@ -74,8 +74,8 @@ fn words(events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the events of a first read without the events that end lists. Also returns true if all
-/// lists are whole.
+/// Returns the events of a first read, without the events that begin and end lists. Also returns
+/// true if all lists are whole.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
     let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));

@@ -22,7 +22,7 @@ macro_rules! vector {
     };
 }
 
-/// Pairs of equal lists in JSON and protobuf, each with its kind.
+/// Lists that the tests have in both formats: kind, list in JSON, and the equal list in protobuf.
 const SAME: [(Kind, &[u8], &[u8]); 4] = [
     (
         Kind::Service,

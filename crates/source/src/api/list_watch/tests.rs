@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 #[test]
-fn watches_have_random_lengths() {
+fn watch_durations_are_random() {
     let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
     assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
     assert!(lengths.len() > 50, "{lengths:?}");
