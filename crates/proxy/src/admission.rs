@@ -6,7 +6,8 @@
 //! - `spec.externalIPs`: users who may write a Service choose these addresses.
 //! - `status.loadBalancer`: users who may write the status of a Service choose these addresses.
 //!
-//! Every mode refuses a Service the following addresses, even if it is the older Service:
+//! Every mode refuses to serve a Service at the following addresses, regardless of the Service's
+//! age:
 //!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;

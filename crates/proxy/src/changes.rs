@@ -229,8 +229,8 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + 
 }
 
 /// Estimates the cost of compiling a Service with this number of endpoints: ports × addresses ×
-/// endpoints, plus ports × addresses × source ranges. All addresses of the node count as one
-/// address.
+/// (endpoints + 1), plus ports × load-balancer addresses × source ranges. All addresses of the node
+/// count as one address.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

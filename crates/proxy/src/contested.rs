@@ -89,7 +89,7 @@ impl ContestedPart {
         "limit",
     ];
 
-    /// Returns the label value of the reason, or `None` if the part is not an address.
+    /// Returns the label value of the reason, or `None` for an ignored option.
     pub fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Address(_, _, ContestReason::Refused(Refusal::ClusterIp)) => "cluster-ip",

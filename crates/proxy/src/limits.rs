@@ -1,8 +1,8 @@
 //! Limits on the kernel entries of one Service.
 //!
 //! A Service object of 90 KB can contain 5,000 external IPs and 100 ports. In IPVS mode, such a
-//! Service needs 500,000 virtual servers on every node. So two products have a limit, for each IP
-//! family:
+//! Service needs 500,000 virtual servers on every node. So two products are limited for each
+//! Service and IP family:
 //!
 //! | product | entries |
 //! |---|---|

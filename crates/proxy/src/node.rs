@@ -190,8 +190,8 @@ impl NodePortAddresses {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
 
-    /// Reports whether a network of this family contains only loopback addresses. Larger networks,
-    /// such as 0.0.0.0/0, do not count (KEP-6032).
+    /// Reports whether `--nodeport-addresses` has a network of this family with only loopback
+    /// addresses. Larger networks, such as 0.0.0.0/0, do not count (KEP-6032).
     pub fn names_loopback(&self, family: IpFamily) -> bool {
         let (Self::Within(nets) | Self::PrimaryOrWithin(nets)) = self else {
             return false;
@@ -200,7 +200,7 @@ impl NodePortAddresses {
         of_family(nets, family).any(is_loopback)
     }
 
-    /// Reports whether 127.0.0.1 is selected, explicitly or among all addresses.
+    /// Reports whether IPv4 loopback addresses are selected, explicitly or within a larger network.
     pub fn has_localhost(&self) -> bool {
         let first = IpAddr::from([127, 0, 0, 0]);
         match self.of(IpFamily::V4) {

@@ -1,6 +1,6 @@
 //! Compact forms of the Kubernetes objects that a proxy needs.
 //!
-//! A source decodes JSON or YAML straight into these types, because they are small. For 10,000
+//! A source decodes JSON, YAML and protobuf into these types, because they are small. For 10,000
 //! Services with 50 endpoints each, the k8s-openapi types would need hundreds of megabytes. An
 //! endpoint in an [`EndpointList`] needs 5 bytes.
 //!

@@ -25,8 +25,8 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Largest work of one namespace in one batch of changes. The daemon does this work within
-/// milliseconds.
+/// Largest estimated [work](work) of one namespace in one batch of changes. The daemon does this
+/// work within milliseconds.
 const SHARE: usize = 8_192;
 
 /// Longest time for which a large batch of changes waits for the writes of the previous large

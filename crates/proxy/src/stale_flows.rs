@@ -337,7 +337,7 @@ impl UdpServices {
         withdrawn.filter(|_| is_translated).map(StaleOf::Withdrawn)
     }
 
-    /// Reports whether a Service claims `destination`.
+    /// Reports whether the Service `service` claims `destination`.
     pub fn is_claimed_by(
         &self,
         service: &NamespacedName,

@@ -62,12 +62,12 @@ pub struct Endpoints<'a> {
     sorted: Vec<SliceEndpoint<'a>>,
     /// Indexes of each slice's endpoints in `sorted`.
     places: Vec<Vec<usize>>,
-    /// Slices that have a port, each with the index of the port in the slice. The key is the port's
-    /// name and protocol. A Service may have thousands of ports, in different slices.
+    /// Slices that have a port, each with the port number in that slice. The key is the port's name
+    /// and protocol. A Service may have thousands of ports, in different slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Indexes of slices, each with the index of a port in that slice.
+/// Indexes of slices, each with the number of a port in that slice.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
