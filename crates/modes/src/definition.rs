@@ -78,7 +78,7 @@ pub trait Definition: Sync {
     ///
     /// # Errors
     ///
-    /// The node can serve no family, or the settings cannot be applied.
+    /// Fails if the node can serve no family, or if the settings cannot be applied.
     fn open(
         &self,
         settings: &Settings,
@@ -90,7 +90,7 @@ pub trait Definition: Sync {
     ///
     /// # Errors
     ///
-    /// This node cannot run the mode.
+    /// Fails if this node cannot run the mode.
     fn prepare(&self, _settings: &Settings, _programs: &Programs) -> Result<()> {
         Ok(())
     }
@@ -100,7 +100,7 @@ pub trait Definition: Sync {
     ///
     /// # Errors
     ///
-    /// The kernel lacks such a feature.
+    /// Fails if the kernel lacks such a feature.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
     /// Returns the mode's kernel settings (sysctls) with their wanted values. `facts` is `None` if
@@ -179,7 +179,7 @@ pub trait OpenedKernel: Send {
     ///
     /// # Errors
     ///
-    /// The subscription fails.
+    /// Fails if the subscription fails.
     fn notices(&self) -> Result<Vec<Notices>> {
         Ok(Vec::new())
     }
@@ -205,7 +205,7 @@ pub trait Opened: OpenedKernel {
     ///
     /// # Errors
     ///
-    /// A worker thread cannot be started.
+    /// Fails if a worker thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
     /// Returns the writes that the modes would make. `told` lists all objects of the model as
@@ -213,7 +213,7 @@ pub trait Opened: OpenedKernel {
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read.
+    /// Fails if the kernel cannot be read.
     fn preview<'a>(
         self: Box<Self>,
         start: &'a Start<'a>,
@@ -302,7 +302,7 @@ pub(super) fn modules<'a>(
 
 /// A flag that only one mode reads.
 pub struct OwnFlag {
-    /// Name of the flag, without dashes.
+    /// Name of the flag, without the two dashes before it.
     pub name: &'static str,
     /// Function that reports whether the flag's values differ between two sets of flags.
     pub differs: fn(&Flags, &Flags) -> bool,

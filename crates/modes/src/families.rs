@@ -160,7 +160,7 @@ pub fn log_skipped_families(left_out: &[SkippedFamily]) {
 ///
 /// # Errors
 ///
-/// The node cannot serve the family.
+/// Fails if the node cannot serve the family.
 pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(SkippedFamily { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),

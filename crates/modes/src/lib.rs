@@ -56,7 +56,7 @@ impl ProxyMode {
     ///
     /// # Errors
     ///
-    /// No mode has this name.
+    /// Fails if no mode has this name.
     pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         let flag = &*flags.proxy_mode;
         let mut modes = Self::ALL.into_iter();
@@ -74,7 +74,7 @@ impl ProxyMode {
     ///
     /// # Errors
     ///
-    /// The gate is false.
+    /// Fails if the gate is false.
     pub fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
         let gate = self.definition().gate();
         let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
@@ -98,7 +98,7 @@ impl ProxyMode {
     ///
     /// # Errors
     ///
-    /// The sync period is zero, or shorter than the shortest time between two syncs.
+    /// Fails if the sync period is zero, or shorter than the shortest time between two syncs.
     pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
         let periods = self.definition().periods(flags);
         let Periods { sync, min_sync } = periods;
@@ -129,7 +129,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A flag has an invalid value, even if it belongs to another mode.
+    /// Fails if a flag has an invalid value, even if the flag belongs to another mode.
     pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,

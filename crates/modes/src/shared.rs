@@ -95,7 +95,8 @@ impl Shared {
         })
     }
 
-    /// Returns the packet mark for masquerading, with only its bit set.
+    /// Returns the packet mark for masquerading: a number in which only the bit `masquerade_bit` is
+    /// set.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }

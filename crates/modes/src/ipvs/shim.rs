@@ -36,7 +36,7 @@ const SET_MATCH: (&str, u8) = ("set", 1);
 
 /// Chain in which Calico's Felix changes packet marks at hook input, in its iptables data plane.
 const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
-/// Table and chain in which Felix does so in its nftables data plane.
+/// Table and chain in which Felix changes packet marks at hook input, in its nftables data plane.
 const FELIX_IN_NFTABLES: (&str, &str) = ("calico", "filter-INPUT");
 
 impl ChosenShim {
@@ -245,7 +245,8 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // Tests a rule with one or two programs. This test also makes the kernel load the modules.
+    // Tests a rule of each family with the iptables programs. This test also makes the kernel load
+    // the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
     let is_missing = is_missing(is_lacking, access, is_refused);
@@ -288,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    /// A start and its preview must choose the same shim.
+    /// Checks a preview, which must choose the same shim as the start.
     #[test]
     fn a_preview_reports_a_missing_match_for_sets_without_a_test_rule() {
         let nothing_tried = || unreachable!("nothing may be tried");

@@ -21,12 +21,12 @@ pub(super) static ROWS: &Rows<Context> = &[
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // Connections to a removed destination end at once instead of after a timeout.
+    // This setting ends connections to a removed destination at once instead of after a timeout.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
-    // Session affinity does not use a draining destination (k/k#71809).
+    // This setting keeps session affinity from choosing a draining destination (k/k#71809).
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),

@@ -28,7 +28,7 @@ pub enum LayoutChoice {
     /// The number of Service ports decides ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). If
     /// the kernel lacks a feature for the layout `flat`, the layout is always upstream's.
     Auto,
-    /// This layout, whatever the number of Service ports.
+    /// This layout, for any number of Service ports.
     Always(Layout),
 }
 

@@ -39,7 +39,7 @@ pub(super) enum Redirector {
 }
 
 impl Redirector {
-    /// Chooses nf_tables or iptables. Blocks while the kernel replies to queries.
+    /// Chooses nf_tables or iptables. Blocks until the kernel has replied to all queries.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),

@@ -32,7 +32,7 @@ impl Settings {
         })
     }
 
-    /// Reports whether the mode serves NodePorts on 127.0.0.1. Two conditions:
+    /// Reports whether the mode serves NodePorts on 127.0.0.1. Two conditions must hold:
     /// `--iptables-localhost-nodeports` is set, and `--nodeport-addresses` includes 127.0.0.1.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
