@@ -46,7 +46,7 @@ pub trait Part: Copy + Eq + Send + 'static {
     fn lane(self) -> Self::Lane;
 }
 
-/// A worker thread of a mode. It executes one step after the other.
+/// A worker thread of a mode. It executes one step at a time.
 pub trait Lane: Copy + Eq + Send + 'static {
     /// All lanes (worker threads), in the order in which they start. The first lane has the most
     /// urgent work: it writes changes of Services.

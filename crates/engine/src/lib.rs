@@ -107,8 +107,8 @@
 //!
 //! # What stays with the modes
 //!
-//! Earlier, the engine did the following tasks for all modes. Now each mode does them itself,
-//! because the modes share little more than the name of each task:
+//! Each mode does the following tasks itself. The engine does not, because the modes share little
+//! more than the name of each task:
 //!
 //! - The order of writes. The three lanes of IPVS mode wait for each other, entry by entry.
 //!   iptables mode writes one text, and finds rejected rules by halving the text. nftables mode

@@ -81,8 +81,7 @@ impl<K: Kinds> State<K> {
         self.may_delete
     }
 
-    /// Returns how tables count unwanted entries. While deletion is forbidden, unwanted entries do
-    /// not count as late.
+    /// Returns whether unwanted entries count as late. They do not while deletion is forbidden.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late

@@ -178,7 +178,7 @@ fn the_older_of_two_services_gets_the_entry_that_both_claim() {
 }
 
 #[test]
-fn many_conflicts_in_one_namespace_do_not_hide_conflicts_in_others() {
+fn conflicts_of_one_namespace_are_listed_up_to_a_limit_and_counted_beyond_it() {
     const MANY: i64 = 1_000;
     let mut world = World::new().listed();
     for created in 1..=MANY {

@@ -10,7 +10,7 @@ use engine::{Concern, Extent, KernelAccess, Served, State, Step};
 use proxy::{Failure, Model, NamespacedName, Notice, Owner, Service, Unreadable};
 use reconcile::{Rows, Table};
 
-/// Marker for the address entries of the test mode.
+/// Part of the kernel's state that this mode reads: the node's addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Addresses;
 
