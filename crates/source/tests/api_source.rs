@@ -377,7 +377,7 @@ async fn an_invalid_object_keeps_its_last_known_state() {
 }
 
 #[tokio::test]
-async fn an_object_without_a_name_makes_the_list_incomplete() {
+async fn an_object_without_a_name_keeps_the_list_from_being_whole() {
     let server = Scripted::new(|target| {
         lists(
             target,
@@ -559,7 +559,7 @@ async fn the_source_recovers_from_responses_that_are_not_http() {
 }
 
 #[tokio::test]
-async fn a_configuration_error_fails_at_once() {
+async fn a_configuration_error_ends_the_start_at_once() {
     let dir = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let write = |name: &str, text: &str| {

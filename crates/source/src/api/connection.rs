@@ -1,7 +1,7 @@
 //! Connections to the API server, and the certificates that they need.
 //!
 //! **Files.** Requests are few. So before each request, this module reads the files that the
-//! kubeconfig names (`token` does so for the token).
+//! kubeconfig names. The module `token` reads the token file.
 //!
 //! - If a file changed, new requests use new connections with the new content. An open watch keeps
 //!   its connection, but ends within minutes.

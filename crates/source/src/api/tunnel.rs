@@ -9,7 +9,7 @@
 //! **Certificates.** This module checks the proxy's certificate as client-go does: with the
 //! kubeconfig's authorities if the kubeconfig names any, and otherwise with the system's
 //! authorities. The certificate must be valid for the proxy's host. `tls-server-name` applies only
-//! to the server. (client-go also applies it to the proxy.)
+//! to the server. (client-go also applies this name to the proxy.)
 //!
 //! **`hyper-util`.** This module uses only the SOCKS client of `hyper-util`, for two reasons:
 //!

@@ -200,7 +200,7 @@ fn an_invalid_manifest_is_reported_and_keeps_its_previous_objects() {
 }
 
 #[test]
-fn an_invalid_manifest_at_start_makes_the_list_incomplete() {
+fn an_invalid_manifest_at_start_keeps_the_lists_from_being_whole() {
     for heal in [true, false] {
         let dir = Temporary::new();
         dir.write("a.yaml", &service("a", "10.96.0.1"));
