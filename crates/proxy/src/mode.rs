@@ -47,7 +47,7 @@ pub trait Mode: Send {
     fn check(&mut self, now: Instant);
 
     /// Starts all pending work for which worker threads are idle. These threads read and write the
-    /// kernel. Returns at once.
+    /// kernel's state. Returns at once.
     fn proceed(&mut self, model: &Model, now: Instant);
 
     /// Starts only writes for which clients wait. The daemon calls this function instead of
@@ -198,8 +198,8 @@ pub struct Report {
     /// Number of conflicts that `conflicts` omits, because one namespace can cause very many
     /// conflicts.
     pub more_conflicts: usize,
-    /// Addresses and ports that a Service port wants but another program owns. The mode reports
-    /// each address and port only once.
+    /// Addresses and ports that another program owns, as text, each with the Service port that
+    /// wants them. The mode reports each address and port only once.
     pub foreign: Vec<(String, ServicePortName)>,
     /// Service ports that need a packet mark, although no mark is free (`--ipvs-mark-bits`). The
     /// mode reports each Service port only once.

@@ -79,8 +79,8 @@ impl Model {
     }
 
     /// Creates an empty model for the node with this name. For each endpoint, the model records
-    /// whether the endpoint is on this node or has a hint for it. The model drops the names of
-    /// other nodes.
+    /// whether the endpoint is on this node or has a hint for this node. The model drops the names
+    /// of other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),

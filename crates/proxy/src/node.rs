@@ -143,8 +143,7 @@ pub enum NodePortAddresses {
     All,
     /// The node's own IP (`primary`).
     Primary,
-    /// Addresses in these networks. If all networks are of the other family, all addresses of this
-    /// family serve NodePorts.
+    /// Addresses in these networks. In a family without a network, all addresses serve NodePorts.
     Within(Vec<IpNet>),
     /// The node's own IP (`primary`), and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_selects_the_node_port_addresses() {
+    fn the_nodeport_addresses_flag_selects_the_addresses_that_serve_node_ports() {
         assert_eq!(
             serving(NodePortAddresses::All),
             ["10.0.0.1", "192.168.0.10"]
@@ -296,8 +295,8 @@ mod tests {
         let of = |nets: &[&str]| serving(with_primary(nets));
         assert_eq!(of(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
         assert_eq!(of(&["10.0.0.0/16"]), ["10.0.0.1", "192.168.0.10"]);
-        // `0.0.0.0/0` selects all addresses. If all networks are of the other family, only
-        // `primary` counts.
+        // `0.0.0.0/0` selects all addresses. Without an IPv4 network, only `primary` selects an
+        // IPv4 address.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
         // While the node's own IP is unknown, NodePorts are served only at addresses in the

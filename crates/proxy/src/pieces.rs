@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// Largest estimated [work](work) of one namespace in one batch of changes. The daemon does this
+/// Largest estimated work ([`work`]) of one namespace in one batch of changes. The daemon does this
 /// work within milliseconds.
 const SHARE: usize = 8_192;
 
@@ -392,8 +392,8 @@ mod tests {
             sizes.push(world.take_at_rest().len());
         }
         assert_eq!(sizes.iter().sum::<usize>(), 10_001);
-        // The first batch contains the share of the namespace, and the change of the other
-        // namespace.
+        // The first batch contains the share of the namespace `a`, and the change in the namespace
+        // `b`.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
     }

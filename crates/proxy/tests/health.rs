@@ -130,7 +130,7 @@ fn endpoints_without_a_port_are_not_counted() {
 }
 
 #[test]
-fn a_service_without_health_check_node_port_is_not_reported() {
+fn a_service_without_health_check_node_port_has_no_health_check() {
     let events = [
         service(&DUAL, None),
         slice("a", Some(80), &["10.0.0.1@n1 ready"]),

@@ -405,7 +405,7 @@ fn flows_to_endpoints_of_either_claimant_are_not_stale() {
 }
 
 #[test]
-fn a_node_address_as_external_ip_also_keeps_node_port_flows() {
+fn an_external_ip_at_a_node_address_keeps_flows_to_the_node_ports_endpoints() {
     let mut world = World::new(V4);
     let mut other = service("other", "10.96.0.2", "172.35.0.100");
     other.ports.iter_mut().for_each(|port| port.port = 30053);

@@ -224,7 +224,7 @@ fn endpoints_of_other_nodes_keep_no_node_name() {
 }
 
 #[test]
-fn a_complete_list_removes_missing_objects() {
+fn a_whole_list_removes_missing_objects() {
     let mut model = model([START, service("a"), service("b")]);
     assert!(!model.is_complete());
     model.apply(complete(Kind::Service, true));
@@ -330,7 +330,7 @@ fn slices_and_the_node_missing_from_a_list_are_reported() {
 }
 
 #[test]
-fn cluster_ip_ranges_are_known_after_a_complete_list() {
+fn cluster_ip_ranges_are_known_after_a_whole_list() {
     let cidr = |name: &str, nets: &[&str]| {
         Event::ServiceCidrApplied(ServiceCidr {
             name: name.into(),
@@ -367,12 +367,12 @@ fn cluster_ip_ranges_are_known_after_a_complete_list() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // The complete list of ServiceCIDRs completes no list of another kind.
+    // The list of ServiceCIDRs completes no list of another kind.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 
 #[test]
-fn a_deletion_event_or_a_list_without_the_node_deletes_the_node() {
+fn a_deletion_event_or_a_list_without_the_node_marks_the_node_as_absent() {
     let node = || {
         Event::NodeApplied(Node {
             name: "n".into(),
@@ -428,7 +428,7 @@ fn changes_are_counted_with_their_trigger_times() {
 }
 
 #[test]
-fn an_incomplete_list_removes_no_object() {
+fn a_complete_list_that_is_not_whole_removes_no_object() {
     let mut model = model([START, service("a"), complete(Kind::Service, false)]);
     assert!(model.is_complete() && !model.is_whole());
     for event in [START, complete(Kind::Service, false)] {
@@ -462,7 +462,7 @@ fn an_unreadable_object_stays_unknown_after_an_unreadable_change() {
 }
 
 #[test]
-fn an_unreadable_object_keeps_the_model_incomplete() {
+fn an_unreadable_object_keeps_the_model_from_being_whole() {
     let first = [
         START,
         unreadable("a"),
