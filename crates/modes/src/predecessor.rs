@@ -94,7 +94,7 @@ impl PredecessorDrain {
     /// remaining entries of other modes, and logs the result.
     ///
     /// Calls `count` with each family and two numbers: draining virtual servers, and their
-    /// connections. Does so at the start, after each read, and at the end (with zeros).
+    /// connections. The calls are at the start, after each read, and at the end (with zeros).
     pub async fn finish(self, count: impl Fn(IpFamily, (u64, u64))) {
         let (mut drain, start) = (self.drain, Instant::now());
         let end = self.timeout.and_then(|timeout| start.checked_add(timeout));

@@ -22,7 +22,7 @@ pub struct Preview {
     pub settings: Vec<Setting>,
     /// Changes, in the order in which the mode would make them.
     pub changes: Vec<Change>,
-    /// Number of writes for each family. `settings` are not included.
+    /// Name of each family, with its number of writes. Excludes `settings`.
     pub writes: Vec<(String, usize)>,
     /// Number of entries that are up to date, by family and part.
     pub kept: Vec<CurrentEntryCount>,

@@ -30,7 +30,7 @@ const VIP_MODES: [(&str, VipMode); 3] = [
 /// Value of `--ipvs-vip-mode` for which the source watches ServiceCIDRs.
 pub(super) const RANGE: &str = "range";
 
-/// Allowed values of `--ipvs-semantics`.
+/// Allowed values of `--ipvs-semantics`, each with true if the semantics are exact.
 const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
 
 /// Settings that only IPVS mode has.

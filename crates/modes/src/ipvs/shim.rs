@@ -34,7 +34,8 @@ pub(super) struct ChosenShim {
 /// rules need this match.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
-/// Chain in which Calico's Felix changes packet marks at hook input, in its iptables data plane.
+/// Table and chain in which Calico's Felix changes packet marks at hook input, in its iptables data
+/// plane.
 const FELIX: (Table, &str) = (Table::Filter, "cali-INPUT");
 /// Table and chain in which Felix changes packet marks at hook input, in its nftables data plane.
 const FELIX_IN_NFTABLES: (&str, &str) = ("calico", "filter-INPUT");

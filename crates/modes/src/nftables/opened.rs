@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_before_5_13_are_served_with_a_warning() {
+    fn nftables_mode_runs_on_kernels_before_5_13_with_a_log_line() {
         assert_eq!(note_of_kernel((5, 13), false), None);
         assert_eq!(note_of_kernel((6, 1), false), None);
         assert_eq!(note_of_kernel((5, 4), true), None);

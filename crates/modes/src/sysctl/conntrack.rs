@@ -1,4 +1,4 @@
-//! Kernel settings of connection tracking. Every mode needs them.
+//! Kernel settings of connection tracking, which every mode needs.
 
 use std::time::Duration;
 
