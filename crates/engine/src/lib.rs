@@ -3,7 +3,7 @@
 //! Three names:
 //!
 //! - [`Mode`] is the interface that the daemon uses. The daemon has one `Mode` for each IP family.
-//!   In every mode, the type behind it is named `Proxier`.
+//!   In every mode, the type that implements `Mode` is named `Proxier`.
 //! - [`Scheme`] is a mode's own part: its tables, its writing order and its kernel access. Apart
 //!   from [`KernelAccess`], it is pure. The schemes are `Ipvs`, `Iptables`, `Nftables` and
 //!   `Userspace`.
