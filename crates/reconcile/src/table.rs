@@ -47,7 +47,7 @@ pub struct Table<K, V, O> {
     /// Number and start of the current epoch. An epoch is an interval in which rows became pending.
     /// The number is 0 before the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
-    /// Start of each epoch, with the number of rows that became pending in it.
+    /// Start of each epoch, and number of rows that are pending since that epoch, by epoch number.
     since: BTreeMap<u32, (Instant, usize)>,
     /// Choice whether unwanted entries count as late.
     removals: Removals,

@@ -42,7 +42,7 @@ fn the_first_owner_wins_until_it_releases_the_key() {
 }
 
 #[test]
-fn a_failed_write_backs_off_until_the_wanted_value_changes() {
+fn retries_of_a_failed_write_back_off_until_the_wanted_value_changes() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);
@@ -93,7 +93,7 @@ fn a_wanted_and_present_value_is_stored_once() {
 }
 
 #[test]
-fn the_oldest_pending_row_gives_the_pending_time() {
+fn pending_since_is_the_time_of_the_oldest_pending_row() {
     let start = Instant::now();
     let at = |count: u32| start + GRAIN * count;
     let mut table = T::new();
