@@ -37,8 +37,8 @@ pub enum Outcome {
     /// The kernel refused to delete the flow. `EBUSY` means that the flow is offloaded, so its
     /// packets bypass the kernel's network stack.
     Refused(Refusal),
-    /// The kernel's reply was lost, so the flow may still exist. A new search shows whether it
-    /// does.
+    /// The kernel's reply was lost, so the flow may still exist. A new search shows whether the
+    /// flow exists.
     Unknown,
 }
 
