@@ -11,7 +11,7 @@
 //! | list | request | source of the response |
 //! |---|---|---|
 //! | first list | `resourceVersion=0`, a limit | watch cache, unpaged; without a cache, paged |
-//! | later list | at least the last seen version | watch cache, unpaged, once it is that new |
+//! | later list | at least the last seen version | watch cache, unpaged, once the cache is that new |
 //! | after "too large resource version" or "gone" | the newest | cache or etcd (server decides) |
 //! | streamed, if configured | `sendInitialEvents` | watch cache, at the start of a watch |
 //!
@@ -82,8 +82,8 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before a request, so that the tasks of the previous
-/// connection (the reader, the waiter for the end, the owner) each run in turn.
+/// Number of times that this task yields before a request. So each task of the previous connection
+/// (the reader, the waiter for the end, the owner) can run.
 const HANDOVER: usize = 4;
 /// Number of consecutive times that a watch may break at an unreadable event without progress. Then
 /// a list replaces the watch, because a list skips the unreadable event.
