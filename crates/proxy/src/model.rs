@@ -26,7 +26,7 @@ use shared::{Shared, is_just_elsewhere, seen};
 #[derive(Debug, Default)]
 pub struct Model {
     /// Services by name. The values are boxed, because a hash table needs up to twice the memory of
-    /// its entries, and three times as much while the table grows.
+    /// its entries. While the table grows, it needs up to three times their memory.
     services: HashMap<NamespacedName, Box<Service>>,
     /// Slices by Service, sorted by name. A list needs less memory than a tree: most Services have
     /// one slice, and even one tree node would be ten times as large.

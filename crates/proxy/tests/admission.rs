@@ -518,8 +518,7 @@ fn a_refused_load_balancer_address_displaces_no_external_ip() {
 
 proptest! {
     /// Checks external IPs after any sequence of changes. A port of an external IP serves its
-    /// Service if and only if no other Service's load balancer is served at the same address and
-    /// port.
+    /// Service, unless another Service's load balancer is served at this address and port.
     #[test]
     fn an_external_ip_port_is_served_unless_a_load_balancer_has_the_port(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)
