@@ -302,7 +302,7 @@ pub(super) fn modules<'a>(
 
 /// A flag that only one mode reads.
 pub struct OwnFlag {
-    /// Name of the flag, without the two dashes before it.
+    /// Name of the flag, without the leading dashes.
     pub name: &'static str,
     /// Function that reports whether the flag's values differ between two sets of flags.
     pub differs: fn(&Flags, &Flags) -> bool,

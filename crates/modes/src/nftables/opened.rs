@@ -61,7 +61,7 @@ impl OpenedNftables {
         // Subscribes before the first read, so that the mode misses no change.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
-            // Opens nf_tables first, because this error names the missing module or privilege.
+            // Opens nf_tables first, because its error names the missing module or privilege.
             Nftables::open()?;
             for family in IpFamily::ALL {
                 let subscription =
