@@ -81,7 +81,8 @@ impl<K: Kinds> State<K> {
         self.may_delete
     }
 
-    /// Returns whether unwanted entries count as late. They do not while deletion is forbidden.
+    /// Returns the choice whether unwanted entries count as late. While deletion is forbidden, they
+    /// do not.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
