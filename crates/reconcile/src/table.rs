@@ -333,9 +333,9 @@ where
         }
     }
 
-    /// Replaces the list of pending rows by a count if more than half of all rows are pending, and
-    /// the count by a list if fewer than an eighth are. Creating a list scans all rows, but many
-    /// changes lie between two switches.
+    /// Replaces the list of pending rows by a count if more than half of all rows are pending.
+    /// Replaces the count by a list if fewer than an eighth are. Creating a list scans all rows,
+    /// but many changes lie between two switches.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
