@@ -11,7 +11,7 @@
 //! | list | request | source of the response |
 //! |---|---|---|
 //! | first list | `resourceVersion=0`, a limit | watch cache, unpaged; without a cache, paged |
-//! | later list | at least the last seen version | watch cache, unpaged, once the cache is that new |
+//! | later list | at least the last seen version | watch cache, unpaged, once it is new enough |
 //! | after "too large resource version" or "gone" | the newest | cache or etcd (server decides) |
 //! | streamed, if configured | `sendInitialEvents` | watch cache, at the start of a watch |
 //!
