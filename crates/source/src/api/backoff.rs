@@ -3,7 +3,7 @@
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|
 //! | connecting: refused, no route, no reply, or no connection by the proxy | 0.8 s | 5 s |
-//! | a connected server: it refuses (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
+//! | a connected server: refuses (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
 //! | a server that does not serve an optional kind | 0.8 s | 5 min |
 //!
 //! - **Random**: each wait is between half of the time in the table and the whole time. So nodes
