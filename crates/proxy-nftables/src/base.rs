@@ -53,14 +53,14 @@ pub(crate) enum BaseKey {
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set and may still exist in the kernel, although no
-    /// layout wants the chain. There are two kinds:
+    /// Returns true for a chain that uses this set and may exist in the kernel although the mode
+    /// does not want the chain. There are two kinds of such chains:
     ///
-    /// * a chain of upstream's layout;
+    /// * a chain of upstream's layout, if the mode wants the layout `flat`;
     /// * a chooser chain for a number of endpoints that no Service has.
     ///
-    /// All other chains of an unwanted layout use only sets that the mode deletes together with the
-    /// chains.
+    /// All other chains of an unwanted layout use only sets that the mode does not want, either.
+    /// The mode deletes these sets together with the chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,

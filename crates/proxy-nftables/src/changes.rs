@@ -30,7 +30,8 @@ use kube_rules::nft::{address_type, octets};
 /// Grouping of added and deleted elements. Each group becomes one change of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// One change contains all elements of a map. The kernel executes such changes faster.
+    /// One change contains all elements of a map. The kernel executes one large change faster than
+    /// many small changes.
     ByMap,
     /// One change contains the elements of one plan unit in a map. If the kernel refuses the
     /// change, the unit at fault is known.
@@ -44,8 +45,8 @@ enum Stage {
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets are added after chains, as in upstream. The handles of sets and chains then show a
-    /// later version of this program that the sets were created without a size
+    /// Sets are added after chains, as in upstream. From this order, which handles show, a later
+    /// version of this program infers that the sets were created without a size
     /// ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
@@ -183,8 +184,9 @@ impl Plan {
             }
             BaseKey::Chain(_) | BaseKey::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // No layout wants this chain, but it uses a set that this transaction replaces.
-                    // So the transaction flushes the chain. A later transaction deletes it.
+                    // This base does not want the chain, but the chain uses a set that this
+                    // transaction replaces. So the transaction flushes the chain. A later
+                    // transaction deletes it.
                     let name = match key {
                         BaseKey::Chooser(chooser) => chooser.name().into(),
                         BaseKey::Chain(name) | BaseKey::Set(name) | BaseKey::Counter(name) => {

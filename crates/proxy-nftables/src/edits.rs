@@ -17,7 +17,7 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Largest number of rules with which a changed chain is always rewritten as a whole.
+/// Number of wanted rules up to which the plan always rewrites a changed chain as a whole.
 const LONG: u32 = 4;
 
 /// Largest number of rules of one chain that a transaction writes. Between two transactions for a
@@ -107,8 +107,8 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // First unwanted rule after the last kept rule. A step that deletes no rule inserts the last
-    // new rules of the chain before this rule.
+    // Handle of the first unwanted rule after the last kept rule. A step that deletes no rule
+    // inserts new rules of the chain's end before this unwanted rule.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);

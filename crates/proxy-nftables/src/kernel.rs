@@ -46,7 +46,7 @@ pub trait Kernel: Send + 'static {
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable>;
 
     /// Returns the rules of a chain in order, with their handles. A rule may contain the name of an
-    /// anonymous set instead of its elements.
+    /// anonymous set instead of the set's elements.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ pub enum Refusal {
     Refused {
         /// The kernel's error for the whole transaction.
         reason: String,
-        /// Changes that the kernel refused. Empty if it named none.
+        /// Changes that the kernel refused. Empty if the kernel named no change.
         changes: Vec<Blame>,
     },
     /// No object changed. The kernel would also refuse every other transaction, because this

@@ -45,7 +45,7 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns the counter for localhost with this name as a constant, or `None` for any other name.
+/// Returns this name as a constant if it is the name of a counter for localhost, or else `None`.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
@@ -64,7 +64,7 @@ pub enum Purpose {
     Cluster,
     /// Chooses an endpoint on this node.
     Local,
-    /// Handles packets to addresses outside the cluster.
+    /// Handles packets to external IPs, load-balancer IPs and NodePorts.
     External,
     /// Checks the source ranges of load-balancer addresses.
     Firewall,
@@ -99,7 +99,8 @@ pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
-/// Returns the name of the set to which the chain of an endpoint adds clients.
+/// Returns the name of the set to which the chain of an endpoint adds clients. Returns `None` for
+/// any other chain.
 pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
     Some([AFFINITY, base].concat().into())

@@ -67,11 +67,11 @@ pub(crate) struct BaseChange {
     pub(crate) there: ExistingObject,
 }
 
-/// Object in the kernel that has the name of a wanted object, compared with the wanted object.
+/// Result of comparing a wanted object with the kernel's object of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExistingObject {
     Nothing,
-    /// An object of the same kind with other content.
+    /// An object of the same kind. Its content may differ.
     Same,
     /// An object of another kind, such as a chain with another hook or a set with another key. It
     /// must be replaced.
@@ -117,7 +117,7 @@ pub(crate) struct PortChanges {
     pub(crate) members: Vec<(Member, bool)>,
 }
 
-/// A chain that the plan writes, with its new content.
+/// New content of a chain that the plan writes, and the chain's state before.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChainWrite {
     pub(crate) content: Content,
@@ -243,7 +243,8 @@ pub struct Outcomes {
     pub(crate) is_doubtful: bool,
     /// Error that would also make every further transaction fail, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// Method that this kernel needs for deleting chains, as far as the plan has shown it.
+    /// Method of deleting chains for the next plans. Differs from the plan's method if the kernel
+    /// needs the other method.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
     /// Chains that the plan has written only in part, each with its present content.

@@ -34,8 +34,8 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Smallest number of Service ports in a plan for which the process, after this plan, returns free
-/// memory to the operating system.
+/// Smallest number of Service ports in a plan after which the process returns free memory to the
+/// operating system.
 const MANY: usize = 1_000;
 
 /// Shortest pause between two reads of the table, as a multiple of the duration of the last read.
@@ -58,15 +58,15 @@ pub struct Nftables {
     claims: Claims,
     base: Arc<Base>,
     /// Chooser chains that exist. Each chooses among a fixed number of endpoints. A chooser chain
-    /// that no Service needs stays until the next start. If a Service needs it again, the kernel
-    /// saves the time for a new chain.
+    /// that no Service needs stays until the next start. If a Service then needs the chain again,
+    /// the kernel need not create it.
     choosers: BTreeSet<Chooser>,
     /// True if Services need chooser chains that are not yet among the wanted objects.
     lacks_choosers: bool,
     /// Rule in the kernel that drops packets to unallocated ClusterIPs, if any.
     unallocated: Option<Rule>,
-    /// Method by which this kernel can delete unwanted chains, as far as earlier writes have shown
-    /// it.
+    /// Method of deleting unwanted chains. Changes once a write shows that this kernel needs the
+    /// other method.
     removal: Removal,
     timeouts: Timeouts,
     /// Size limit of the next transaction, or `None` until the mode has written all Service ports
@@ -83,7 +83,8 @@ pub struct Nftables {
     /// address becomes unknown.
     has_own_address: bool,
     /// Sets of session affinity clients for which the kernel has already released the reserved
-    /// memory. The handles of these sets still show that the sets were created with a size.
+    /// memory. The handles of these sets never change, so each read of the table reports the memory
+    /// as reserved. This list corrects the reports.
     shrunk: HashSet<Name>,
     /// Layout that the number of Service ports determined, or `None` before the table's first read.
     chosen: Option<Layout>,
@@ -99,7 +100,7 @@ enum ServedAddresses {
     Unknown,
 }
 
-/// Existence of the node's own address, as far as the mode knows.
+/// Knowledge of the mode about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
     /// The address is known, was known before, or may still become known.
@@ -160,8 +161,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // Keeps the addresses in the kernel's set. No interface has the address of the Node
-            // object now, but this may last only for a moment.
+            // Keeps the addresses in the kernel's set. No interface has the Node object's address
+            // now, but an interface may get this address soon.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
             }

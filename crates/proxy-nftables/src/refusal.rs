@@ -5,8 +5,8 @@ use nftables_netlink::{CommitError, Error, Transaction};
 use crate::describe::describe;
 use crate::kernel::{Blame, Refusal};
 
-/// Returns the changes of a transaction that the kernel refused, or the refusal of the whole
-/// transaction.
+/// Converts the error of a transaction to a refusal. Names the changes at fault if the kernel has
+/// named them.
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {

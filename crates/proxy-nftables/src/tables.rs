@@ -25,7 +25,7 @@ use crate::port::{Member, Route, Slot};
 /// addresses serve NodePorts.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
-/// Returns true for an object of either layout that exists only if the rules reject NodePorts on
+/// Returns true for an object that both layouts have only if the rules reject NodePorts on
 /// localhost.
 fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
@@ -48,7 +48,7 @@ pub(crate) struct Tables {
     /// NodePorts that a relay serves on localhost.
     ///
     /// - Their actual state is always known, because the relay is part of this process.
-    /// - They never count as late, because another program may have opened the port.
+    /// - They never count as late, because another program may use the same port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
@@ -63,7 +63,8 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted objects of Services count as late (not yet deleted in time).
+    /// Sets whether unwanted objects of Services count as late if the mode does not delete them in
+    /// time.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -79,9 +80,9 @@ impl Tables {
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Returns the layout of the table in the kernel, or `None` if the table has no layout. Looks
-    /// only at chains: maps of the layout `flat` may exist in a table of upstream's layout, too,
-    /// because upstream's kube-proxy does not delete them.
+    /// Returns the layout of the table in the kernel, or `None` if the table has no chain of a
+    /// layout. Looks only at chains: maps of the layout `flat` may exist in a table of upstream's
+    /// layout, too, because upstream's kube-proxy does not delete them.
     pub(crate) fn actual_layout(&self) -> Option<Layout> {
         if self.base.actual(&UPSTREAM_ONLY).is_some() {
             return Some(Layout::Upstream);

@@ -25,7 +25,7 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real kernel. Measures the duration of the kernel's calls.
+/// The real kernel. Adds the duration of its calls to the counter, in microseconds.
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
 /// Duration of the longest kernel call, in microseconds.
@@ -287,7 +287,7 @@ fn a_changed_endpoint_is_one_transaction_and_a_restart_writes_nothing() {
         assert_eq!(generation(), before.next());
         world.service(7, None, &[1, 3]);
         let before = generation();
-        // The only transaction flushes the chain and adds its only rule.
+        // One transaction flushes the chain and adds its single rule.
         assert_eq!(world.sync(), 2);
         assert_eq!(generation(), before.next());
         // The restarted daemon adopts the table without a change.
@@ -332,7 +332,7 @@ fn removed_endpoints_and_their_affinity_clients_are_deleted() {
     });
 }
 
-/// Returns true if this kernel can change the timeout of a set that exists.
+/// Returns true if this kernel can change the timeout of an existing set.
 fn changes_timeouts() -> bool {
     let table = nftables_netlink::Table::new(Family::Ip, "timeouts".into());
     let set = |seconds| {

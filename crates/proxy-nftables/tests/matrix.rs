@@ -25,7 +25,8 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// Number of ways to detect pods. A cell of the matrix has a result for each, or one for all.
+/// Number of ways to detect pods. A cell of the matrix has either one result for each way, or a
+/// single result for all ways.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {

@@ -148,8 +148,8 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns the numbers of addresses and ports that are served and that are rejected, in either
-    /// layout.
+    /// Returns two numbers: the addresses that map elements lead to endpoints, and the addresses
+    /// whose map elements reject or drop packets. Counts the elements of either layout.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -582,7 +582,7 @@ fn a_dormant_table_is_activated() {
 }
 
 #[test]
-fn a_set_with_our_name_and_another_type_is_replaced() {
+fn a_foreign_set_with_the_name_of_a_base_set_but_another_type_is_replaced() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1000,7 +1000,7 @@ fn service_cidrs_apply_at_once_and_a_restart_keeps_their_rules() {
 }
 
 #[test]
-fn node_ports_are_served_at_the_addresses_of_the_flag() {
+fn node_ports_are_served_at_the_addresses_that_the_flag_selects() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1558,8 +1558,8 @@ fn walled(number: u16) -> Event {
     ))
 }
 
-/// During a change of the layout, the chain that checks source ranges stays until its replacement
-/// exists.
+/// During a change of the layout, the chain that checks source ranges (the guarding chain) stays
+/// until its replacement exists.
 #[test]
 fn a_chain_that_checks_source_ranges_stays_until_its_replacement_is_written() {
     // If `is_late`, the lists become complete only after the first writes.

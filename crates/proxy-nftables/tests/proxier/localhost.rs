@@ -92,8 +92,8 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
     }
 }
 
-/// If localhost is added to the served addresses, the rules reject TCP packets to it until a
-/// restart: the element that rejects them stays (k/k#142183).
+/// The element that rejects TCP packets on localhost must not survive the restart that adds
+/// localhost to the served addresses (k/k#142183).
 #[test]
 fn a_restart_with_localhost_added_serves_node_ports_on_localhost() {
     for layout in LAYOUTS {
