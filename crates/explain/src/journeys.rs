@@ -59,8 +59,8 @@ pub(crate) struct Sender {
     /// True if the sender's address is also a service address of this node.
     pub(crate) has_service_address: bool,
     /// Reason why the mode's rules do not recognise the sender as a pod, although it is on an
-    /// interface of pods. `None` if the rules recognise the sender, or if the sender is on another
-    /// interface.
+    /// interface of pods. `None` if the rules recognise the sender, or if the sender is not on an
+    /// interface of pods.
     pub(crate) stranger: Option<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Kubernetes objects for a request, as the daemon returns them. If no daemon runs, there are none.
+//! Kubernetes objects for a request, as the daemon returns them. If no daemon runs, there are no
+//! objects.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -77,7 +78,7 @@ impl Objects {
     }
 
     /// Returns the Service port at an address and protocol. If several Service ports claim the
-    /// address, prefers the port that won it.
+    /// address, prefers the Service port that owns the address.
     pub(crate) fn place_at(
         &self,
         at: SocketAddr,

@@ -256,7 +256,8 @@ fn taken(planned: &TracedPacket<'_>) -> String {
     )
 }
 
-/// Describes why routing drops a packet. Adds the next step if the sender has a service address.
+/// Describes why routing drops a packet. If the sender has a service address, adds advice for the
+/// operator.
 fn by_routing(planned: &TracedPacket<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {

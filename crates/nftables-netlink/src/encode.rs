@@ -34,11 +34,12 @@ const TOLD_BYTES: usize = 4 * 1024;
 /// A transaction encoded as messages, ready for one send.
 ///
 /// A caller may send the transaction again. Both sends create anonymous sets with the same names.
-/// So the caller must first delete the rules that use these sets.
+/// So before the second send, the caller must delete the rules that use these sets.
 #[derive(Debug, Clone)]
 pub struct PreparedTransaction {
     pub(crate) batch: Batch,
-    /// Index of the first message of each change. Index 0 is the message that begins the batch.
+    /// Index of the first message of each change. Index 0 stands for the message that begins the
+    /// batch.
     firsts: Vec<usize>,
     /// Index of the last message of the last change, or 0 without changes.
     last: usize,

@@ -73,7 +73,7 @@ pub enum Expression {
         to: Register,
         /// Bits to keep. The mask is as long as the value.
         mask: Bytes,
-        /// Bits to flip. As long as the value.
+        /// Bits to flip. This field is as long as the value.
         xor: Bytes,
     },
     /// Loads a constant into a register (`immediate`).
@@ -128,7 +128,7 @@ pub enum Expression {
     Nat {
         /// Source or destination NAT.
         kind: NatKind,
-        /// Family of the address, equal to the table's.
+        /// Family of the address, equal to the family of the table.
         family: crate::value::Family,
         /// Register of the new address, or `None` to keep the address.
         address: Option<Register>,

@@ -16,7 +16,8 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// Largest number of times that a transaction is sent again because the kernel requests a restart.
+/// Largest number of times that this crate sends a transaction again because the kernel requests a
+/// restart.
 const RESTARTS: u32 = 8;
 /// Largest number of attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
@@ -85,7 +86,8 @@ impl Nftables {
         self.connection.port()
     }
 
-    /// Returns the generation of the ruleset. While the number is the same, no object has changed.
+    /// Returns the generation of the ruleset. While the generation stays the same, no object
+    /// changes.
     ///
     /// # Errors
     ///

@@ -129,7 +129,8 @@ pub struct Set {
     /// Largest number of elements, or `None` for no limit.
     pub size: Option<u32>,
     /// Packet fields of keys and values, which the kernel stores together with the comment. `nft`
-    /// needs them to print some sets: those whose key contains a number, or whose values are ports.
+    /// needs these fields to print some sets: those whose key contains a number, or whose values
+    /// are ports.
     pub type_of: Option<TypeOf>,
     /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
@@ -305,6 +306,6 @@ pub struct HookedChain {
     pub table: Name,
     /// Name of the chain.
     pub chain: Name,
-    /// Hook of the chain, or `None` for a hook that no IP family has (`ingress`, `egress`).
+    /// Hook of the chain, or `None` for a hook that [`Hook`] lacks (`ingress`, `egress`).
     pub base: Option<BaseChain>,
 }

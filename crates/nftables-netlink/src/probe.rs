@@ -1,4 +1,4 @@
-//! Tests which features the kernel has. One transaction uses each feature, and ends with a change
+//! Tests which features the kernel has. One transaction uses all features, and ends with changes
 //! that the kernel must refuse. So the kernel applies no change.
 
 use std::fmt;

@@ -57,8 +57,8 @@ pub struct TableDump {
 type AnonymousSets = HashMap<Name, Arc<AnonymousSet>>;
 
 impl Nftables {
-    /// Returns the rules of a table by chain, with their anonymous sets. Returns no rules if the
-    /// table does not exist.
+    /// Returns the rules of a table, grouped by chain, with their anonymous sets. Returns no rules
+    /// if the table does not exist.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Nftables {
     }
 
     /// Returns the rules of a chain in order. Does not read anonymous sets: the rules contain only
-    /// their names.
+    /// the names of these sets.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ pub struct Transaction {
     pub changes: Vec<Change>,
 }
 
-/// Generation of the ruleset in a network namespace. Each committed transaction increments this
-/// number, whichever table it changes. The number is never 0.
+/// Generation of the ruleset in a network namespace. Each committed transaction of any table
+/// increments this number. The number is never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u32);
 

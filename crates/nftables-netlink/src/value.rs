@@ -126,7 +126,7 @@ pub type Bytes = SmallVec<[u8; 24]>;
 /// Decision about a packet (`NFTA_VERDICT_*`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Accepts the packet in this base chain. Later base chains still see it.
+    /// Accepts the packet in this base chain. Later base chains still see the packet.
     Accept,
     /// Drops the packet.
     Drop,
@@ -142,7 +142,7 @@ pub enum Verdict {
 
 /// Data type, with the name and number that `nft` uses (`enum datatypes` in its sources). The
 /// number of a concatenated type has six bits for each part. `nft` needs the types to list
-/// elements, and the kernel ignores them.
+/// elements. The kernel ignores the types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IPv4 address (`ipv4_addr`), 4 bytes.

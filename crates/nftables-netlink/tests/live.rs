@@ -126,7 +126,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
 }
 
 #[test]
-fn objects_written_to_the_kernel_read_back_unchanged() {
+fn objects_written_to_the_kernel_are_read_back_unchanged() {
     in_namespace(|mut nftables| {
         let before = nftables.generation().unwrap();
         let after = nftables
@@ -282,8 +282,8 @@ fn told(subscription: &Subscription) -> Vec<Event> {
         match subscription.receive() {
             Ok(events) => told.extend(events),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // The kernel may report one transaction in several datagrams. Removes the repeated
-                // events.
+                // Removes repeated events, because the kernel may report one transaction in several
+                // datagrams.
                 told.dedup();
                 return told;
             }

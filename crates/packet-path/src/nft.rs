@@ -18,8 +18,9 @@
 //!
 //! **Assumptions about the reply:**
 //!
-//! - No rule matches the client's port.
-//! - A dynamic set contains the client only if it contains the client now.
+//! - The client's port is a typical ephemeral port
+//!   ([`Packet::CLIENT_PORT`](crate::Packet::CLIENT_PORT)).
+//! - A dynamic set contains the client only if the set contains the client now.
 //!
 //! If a rule depends on other unknown data (users of sockets, CPUs, client ports), the evaluation
 //! follows both outcomes: match and no match. Each of these paths records a doubt.

@@ -372,8 +372,8 @@ impl Base {
         }
     }
 
-    /// Returns the rule that looks up the NodePort of a packet, and continues in the chain of its
-    /// Service.
+    /// Returns the rule that looks up the NodePort of a packet, and sends the packet to the chain
+    /// of the NodePort's Service.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),

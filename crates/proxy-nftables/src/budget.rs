@@ -65,8 +65,8 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // A small transaction does not change the size, because the kernel's scans take most of its
-        // time.
+        // The duration of a small transaction does not change the size, because most of this time
+        // is the kernel's scan.
         assert_eq!(after(10, 90), least);
     }
 }

@@ -1,6 +1,5 @@
-//! Converts a plan into changes of the table, in the order that the kernel requires. The kernel
-//! creates an object before other objects refer to it. The kernel deletes an object after all
-//! objects that refer to it.
+//! Converts a plan into changes of the table, in the order that the kernel requires. An object is
+//! created before all objects that refer to it, and deleted after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -430,8 +429,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // An element needs a comment with the name of its Service, unless it names a chain of the
-    // Service.
+    // An element needs a comment with the name of its Service, unless the element leads to a chain
+    // of this Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(

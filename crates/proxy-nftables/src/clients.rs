@@ -1,5 +1,5 @@
 //! Sets of session affinity clients: the timeout of a set, and the memory that the kernel reserves
-//! for it.
+//! for the set.
 
 /// Placeholder for the timeout of a set with a wrong key or wrong flags, which cannot contain
 /// clients. The placeholder equals no Service's timeout, so the next sync replaces the set.

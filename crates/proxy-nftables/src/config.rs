@@ -29,7 +29,8 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Layout of the table. The mode may change the layout if [`sizes`](Self::sizes) is set.
     pub layout: Layout,
-    /// Numbers of Service ports at which the mode changes the layout. `None` if it never does.
+    /// Numbers of Service ports at which the mode changes the layout. `None` if the layout never
+    /// changes.
     pub sizes: Option<LayoutSizes>,
     /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,

@@ -44,7 +44,7 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Ignores the set's types, which only listings show. Also ignores the order of its
+        // Ignores the set's types, which only listings show. Also ignores the order of the set's
         // elements, because the order has no effect.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);

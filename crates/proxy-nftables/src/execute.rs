@@ -137,8 +137,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // Old kernels keep an object in use until the end of the transaction that deletes its
-            // users. On such a kernel, a later transaction deletes the stale objects.
+            // For old kernels, an object stays in use until the end of the transaction that deletes
+            // its users. On such a kernel, a later transaction deletes the stale objects.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -210,8 +210,8 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, UnitOutcome::Refused(reason));
             } else {
-                // Splits the group in halves. The base is the first unit, so repeated splits leave
-                // it alone in a group.
+                // Splits the group in halves. The base is the first unit, so after repeated splits,
+                // a group contains only the base.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);

@@ -30,8 +30,8 @@ impl Layout {
 }
 
 /// Numbers of Service ports at which the mode changes the layout. Above `flat_above`, the mode
-/// changes to the layout `flat`. Below `upstream_below`, it changes to upstream's layout. In
-/// between, it keeps the current layout.
+/// changes to the layout `flat`. Below `upstream_below`, it changes to upstream's layout. Between
+/// these numbers, the mode keeps the current layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutSizes {
     /// Number of Service ports above which the layout is `flat`.

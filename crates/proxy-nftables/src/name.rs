@@ -87,14 +87,14 @@ impl Purpose {
 /// Prefix of the sets that contain the clients of one endpoint.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true if this is the name of a Service port's chain. This or another kube-proxy may have
-/// created the chain.
+/// Returns true if this is the name of a Service port's chain. This program or another kube-proxy
+/// may have created the chain.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true if this is the name of a set of clients. This or another kube-proxy may have
-/// created the set.
+/// Returns true if this is the name of a set of clients. This program or another kube-proxy may
+/// have created the set.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }

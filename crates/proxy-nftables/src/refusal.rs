@@ -10,8 +10,8 @@ use crate::kernel::{Blame, Refusal};
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // Blames no change, because the kernel lacks memory. The change that its error names may be
-        // valid.
+        // Blames no change, because the kernel lacks memory. The change that the kernel's error
+        // names may be valid.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>

@@ -34,7 +34,7 @@ fn is_of_localhost(key: &BaseKey) -> bool {
     )
 }
 
-/// Tables of one IP family, one for each kind of object.
+/// Tables of one IP family, one table for each kind of object.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<BaseKey, BaseValue, ()>,

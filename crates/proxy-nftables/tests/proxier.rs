@@ -285,7 +285,8 @@ fn a_changed_endpoint_writes_only_objects_of_its_service() {
         format!("add a rule to chain {chain}"),
     ];
     assert_eq!(made, [wanted]);
-    // A new endpoint on this node also needs an element that allows it to connect to itself.
+    // A new endpoint on this node also needs an element that allows the endpoint to connect to
+    // itself.
     world.apply(slice_of(7, [1, 2]));
     world.sync();
     assert_eq!(
@@ -1271,7 +1272,7 @@ fn in_the_flat_layout_a_changed_endpoint_changes_only_elements() {
     assert!(world.chains().is_empty());
     assert_eq!(world.served_and_refused(), (20, 0));
     assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
-    // The proxier keeps a chooser chain that no Service needs until its next start.
+    // Until its next start, the proxier keeps a chooser chain that no Service needs.
     for number in [7, 8] {
         world.apply(slice_of(number, [1]));
     }
@@ -1517,8 +1518,8 @@ fn valid_changes_after_an_invalid_change_are_written() {
 /// The kernel does not delete a set while unwanted chains use it.
 #[test]
 fn a_set_of_another_type_is_replaced_although_unwanted_chains_use_it() {
-    // In the first case, chains of the other layout use the set. In the second case, a chooser
-    // chain uses it, for a number of endpoints that no Service has.
+    // In the first case, chains of the other layout use the set. In the second case, the set is
+    // used by a chooser chain for a number of endpoints that no Service has.
     for (before, set) in [
         (Layout::Upstream, "nodeport-ips"),
         (Layout::Flat, "endpoints-tcp"),

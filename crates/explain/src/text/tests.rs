@@ -111,7 +111,7 @@ fn wide_output_shows_all_rules_and_paths() {
 }
 
 #[test]
-fn colours_reach_the_terminal_but_escape_codes_of_the_kernel_do_not() {
+fn colours_reach_the_terminal_but_escape_codes_from_kernel_entries_do_not() {
     let colours = Style {
         has_colours: true,
         ..Style::default()
@@ -126,7 +126,7 @@ fn colours_reach_the_terminal_but_escape_codes_of_the_kernel_do_not() {
 }
 
 #[test]
-fn a_long_chain_name_and_a_failed_path_are_printed_readably() {
+fn a_long_chain_name_has_its_own_line_and_a_failed_path_names_its_fate() {
     let mut two = two();
     let place = "table ip kube-proxy, chain service-SUSTUHLJ-default/web/tcp/http";
     two.journeys[0].walks[0].steps[1].place = place.to_owned();

@@ -196,7 +196,7 @@ fn translation() -> impl Strategy<Value = Expression> {
                 family,
                 address,
                 port,
-                // Clears the lowest two flags, because the decoder clears them, too. These two
+                // Clears the lowest two flags, because the decoder also clears them. These two
                 // flags only state whether the expression has an address and a port.
                 flags: flags & !3,
             }

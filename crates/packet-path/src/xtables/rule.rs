@@ -8,9 +8,9 @@ use ipnet::IpNet;
 /// A rule: tests and a target.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rule {
-    /// Tests that must all hold.
+    /// Tests that a packet must all pass before the target applies.
     pub(super) tests: Vec<Test>,
-    /// Target of the rule if the tests hold.
+    /// Target that applies to a packet that passes all tests.
     pub(super) target: Target,
 }
 
@@ -46,8 +46,9 @@ pub(super) enum Property {
     Mark(u32, u32),
     /// Value and mask of the connection's mark (`-m connmark --mark`).
     ConnectionMark(u32, u32),
-    /// Type of an address (`--src-type`, `--dst-type`). If the last field is set, the test
-    /// considers only addresses of the input or output interface.
+    /// Type of an address (`--src-type`, `--dst-type`). The last field, if set, limits the test to
+    /// addresses of the input interface (`Side::Source`) or of the output interface
+    /// (`Side::Destination`).
     AddressType(Side, Vec<String>, Option<Side>),
     /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member,
     /// whether the packet's source or destination must match.
@@ -79,7 +80,7 @@ pub(super) enum Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
-    /// Source port and destination port. The test holds if one of them matches.
+    /// Source port and destination port. A packet passes the test if one of its two ports matches.
     Either,
 }
 

@@ -1,5 +1,6 @@
 //! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases). The node is node1, with
-//! 192.168.99.10 on eth0 and its pods on cni0. The route to pods of other nodes is 192.168.99.2.
+//! 192.168.99.10 on eth0 and its pods on cni0. The route to pods of other nodes goes through the
+//! gateway 192.168.99.2.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
