@@ -103,7 +103,8 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Returns the reason why the endpoint's reply can never return. Returns `None` if it may return.
+/// Returns the reason why the endpoint's reply can never return. Returns `None` if the reply may
+/// return.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &TracedPacket<'_>,
@@ -162,7 +163,7 @@ fn elsewhere(
 }
 
 /// Reports whether an endpoint is on this node, according to its EndpointSlice. If no EndpointSlice
-/// contains it, the route decides.
+/// contains the endpoint, the route decides.
 fn is_here(endpoint: SocketAddr, planned: &TracedPacket<'_>, around: &TextInputs<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

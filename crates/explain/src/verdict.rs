@@ -11,7 +11,7 @@ use super::objects::ServicePortAddress;
 use super::origin::NOT_OURS;
 use super::walk_text::THIS_NODE;
 
-/// Location of a path's step that is a routing decision.
+/// Location ([`Step::place`](view::Step::place)) of a routing decision.
 const ROUTING: &str = "routing";
 /// Maximum number of endpoints that a sentence names.
 const NAMED: usize = 4;

@@ -180,8 +180,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &TracedPacket<'_>
     };
 }
 
-/// Returns the source that the endpoint sees. For a NodePort, never returns
-/// [`Source::ServiceAddress`], because the destination address belongs to the node.
+/// Returns the source that the endpoint sees. For a NodePort, or for a destination of no Service,
+/// never returns [`Source::ServiceAddress`], because the destination address belongs to the node.
 pub(super) fn source(followed: &packet_path::Walk, planned: &TracedPacket<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -208,7 +208,8 @@ fn is_relayed_on_localhost(
         && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
-/// Returns the paths of a connection that the daemon relays, one per endpoint.
+/// Returns the paths of a connection that the daemon relays, one per endpoint. Returns a single
+/// path if the endpoints are unknown, or if the daemon ends the connection itself.
 fn relayed(
     mut walk: Walk,
     packet: &Packet,

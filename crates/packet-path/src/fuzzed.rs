@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: one function for each parser of other programs' output. Each
-//! function takes bytes. Only the fuzzer uses these functions.
+//! Entry points for the fuzzer. Each function passes bytes to a parser of other programs' output.
+//! Only the fuzzer uses these functions.
 
 /// Parses rules as `iptables-save` prints them.
 pub fn rules(bytes: &[u8]) {

@@ -276,7 +276,7 @@ fn send(
 
 /// Returns the port on which a destination receives packets to `port`.
 ///
-/// - Without persistence, this is the destination's own port.
+/// - If the destination has no port of its own (0), this is the packet's port.
 /// - With persistence, this is the destination's own port only if the virtual server has exactly
 ///   the packet's port (`ip_vs_sched_persist`). Otherwise, it is the packet's port.
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {

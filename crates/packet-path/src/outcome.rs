@@ -129,8 +129,8 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Converts the ended paths of a packet to its outcomes. Drops assumptions that do not affect the
-/// outcome. If there are many paths, also joins paths with the same outcome.
+/// Converts the ended paths of a packet to the packet's outcomes. Drops assumptions that do not
+/// affect the outcome. If there are many paths, also joins paths with the same outcome.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();

@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: one function that takes bytes, for each parser of bytes from other
-//! programs. No other code may use these functions.
+//! Entry points for the fuzzer. Each function passes bytes to a parser of other programs' output.
+//! No other code may use these functions.
 
 use std::sync::{Arc, LazyLock};
 

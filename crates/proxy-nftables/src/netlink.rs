@@ -45,7 +45,7 @@ impl NetlinkKernel {
         }
     }
 
-    /// Makes a relay serve NodePorts on localhost.
+    /// Sets the relay that serves NodePorts on localhost. `None` stands for no relay.
     #[must_use]
     pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
         self.localhost = localhost;

@@ -274,7 +274,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds all chains of a Service port if the plan replaces one of its sets, because the rules
+    /// Adds all chains of a Service port if the plan replaces a set of this port, because the rules
     /// that use the set must be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
@@ -297,7 +297,8 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Returns true if all shared objects that Service ports need exist or are in the plan.
+    /// Returns true if each shared object that Service ports need exists, is in the plan, or waits
+    /// for a change of layout.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());

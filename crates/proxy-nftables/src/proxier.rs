@@ -1,4 +1,4 @@
-//! The nftables mode for one IP family, as a scheme of the [`engine`].
+//! The nftables mode for one IP family, as a [`Scheme`](engine::Scheme) of the [`engine`].
 //!
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one for the table, one that reads addresses
@@ -405,7 +405,8 @@ impl engine::Scheme for Nftables {
             let due = earliest.max(state.now + SETTLE);
             self.reread.get_or_insert(due);
         }
-        // Requests no read of addresses: in this mode, no link has service addresses.
+        // Returns false, because the engine need not read addresses: in this mode, no link has
+        // service addresses.
         false
     }
 

@@ -98,9 +98,9 @@ impl SenderChoice<'_, '_> {
             })
     }
 
-    /// Returns an address for a pod on this node. No endpoint has the address. Searches from the
-    /// end of each pod network, because the bridge's address is usually at the start. If there is
-    /// no such address, tries known pods.
+    /// Returns an address for a pod on this node. No endpoint of the destination's Service has this
+    /// address. Searches from the end of each pod network, because the bridge's address is usually
+    /// at the start. If there is no such address, tries known pods.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -257,7 +257,7 @@ impl SenderChoice<'_, '_> {
     }
 
     /// Returns hosts outside the cluster as senders. If the Service has source ranges, returns one
-    /// host inside and one outside of them.
+    /// host inside and one host outside of them, as far as such addresses exist.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -352,8 +352,8 @@ impl SenderChoice<'_, '_> {
                 self.family()
             )
         })?;
-        // With source ranges, keeps the sender's address, because the ranges match it. Takes only
-        // the interface from the neighbouring host.
+        // With source ranges, keeps the sender's address, because the ranges admit or reject this
+        // address. Takes only the interface from the neighbouring host.
         if !about.is_empty() {
             let words = format!("outside {address}{about}");
             return Ok(sender(words, hop.interface, address));

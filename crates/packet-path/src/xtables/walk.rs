@@ -122,7 +122,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Applies a rule. Returns the branch if it continues.
+    /// Applies a rule. Returns the branch if the branch continues in this table.
     fn carry_out(
         &mut self,
         mut at: Position<'a>,
