@@ -72,8 +72,8 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns a dump with fixed generation and handles, so that it equals the dump of a recreated
-/// table.
+/// Returns a dump with fixed generation and handles, so that the dump of a recreated table is
+/// equal.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();

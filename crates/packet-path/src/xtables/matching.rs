@@ -288,7 +288,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "port" => {
                 let port = match side {
                     // The destination port of a reply is the client's port, which is unknown. Uses
-                    // a placeholder that is in no set.
+                    // a typical ephemeral port instead, and assumes that no set has this port.
                     Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };
