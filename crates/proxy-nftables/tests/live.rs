@@ -25,10 +25,11 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real kernel. Adds the duration of its calls to the counter, in microseconds.
+/// The real kernel. Adds the duration of each read of the table or a chain, and of each commit, to
+/// the counter (in microseconds).
 struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
-/// Duration of the longest kernel call, in microseconds.
+/// Duration of the longest measured kernel call, in microseconds.
 static LONGEST: AtomicU64 = AtomicU64::new(0);
 
 impl TimedKernel {

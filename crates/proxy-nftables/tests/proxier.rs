@@ -148,8 +148,8 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns two numbers: the addresses that map elements lead to endpoints, and the addresses
-    /// whose map elements reject or drop packets. Counts the elements of either layout.
+    /// Returns two numbers: the number of addresses whose map elements lead to endpoints, and the
+    /// number of addresses whose map elements reject or drop packets.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
