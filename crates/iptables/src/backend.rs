@@ -1,4 +1,4 @@
-//! The two packet filters of the kernel that iptables can use, and the address families.
+//! The two kernel packet filters that iptables can use, and the reasons to choose one of them.
 
 use std::fmt;
 use std::path::Path;
@@ -17,8 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Both backends, the preferred backend first. If no existing rules decide, upstream's
-    /// iptables-wrappers prefers the same backend.
+    /// Both backends, in order of preference. If no existing rules decide, upstream's
+    /// iptables-wrappers also prefers nft.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Checks that the kernel supports a family.
+/// Checks that the kernel supports an IP family.
 ///
 /// # Errors
 ///
@@ -52,13 +52,13 @@ pub enum BackendReason {
     Alone,
     /// Only this backend works on this node.
     Usable,
-    /// This backend has the chains by which the kubelet marks its backend.
+    /// This backend has the chains that the kubelet creates to show which backend it uses.
     Hint,
     /// This backend has chains of a kube-proxy.
     Chains,
     /// This backend has more rules than the other backend.
     Rules,
-    /// No rules decide the choice, and this backend is preferred.
+    /// No rules decide the choice, so the preferred backend is chosen.
     First,
 }
 

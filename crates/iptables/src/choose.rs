@@ -1,9 +1,10 @@
 //! Chooses the backend of iptables.
 //!
-//! A backend does not show the rules of the other backend, so a node's kubelet, CNI plugin and
-//! kube-proxy must use the same backend. The daemon chooses once, at its start, for both families.
-//! The daemon runs programs by their full names (`iptables-nft-restore`), because the default
-//! `iptables` in a container may differ from the host's.
+//! The programs of a backend do not show the rules of the other backend, so a node's kubelet, CNI
+//! plugin and kube-proxy must use the same backend. The daemon chooses once, at its start, for both
+//! IP families. The daemon runs the programs whose names contain the backend
+//! (`iptables-nft-restore`). The default `iptables` in a container may use another backend than the
+//! host's `iptables`.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::table::Table;
 
 /// First iptables version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
-/// Chains in table mangle by which the kubelet marks its backend (KEP-3178).
+/// Chains in table mangle that the kubelet creates in the backend that it uses (KEP-3178).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
@@ -32,20 +33,21 @@ impl Iptables {
     /// 4. the backend with more rules,
     /// 5. nft.
     ///
-    /// If the choice depends on rules, starts a process for each family to read them. A later save
-    /// reuses these rules. Also starts a process for each query that the kernel cannot answer.
+    /// If the choice depends on rules, runs `iptables-save` for each backend and family with rules.
+    /// A later save reuses the output. Also runs a program for each query that the kernel cannot
+    /// answer.
     ///
     /// # Errors
     ///
-    /// Fails if the wanted backend is not installed or cannot write to this kernel. Without a
-    /// wanted backend, fails if this is true of every backend.
+    /// Fails if the wanted backend is not installed or cannot write to this kernel. If `wanted` is
+    /// `None`, fails if no backend is installed, or if none can write.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         Self::choose_loading(wanted, &[])
     }
 
-    /// Chooses like [`choose`](Self::choose), and also loads all missing kernel modules: those of
-    /// the backend, and [`MODULES`](crate::MODULES). One process loads them, whereas the kernel
-    /// would start a process for each module at its first use.
+    /// Chooses like [`choose`](Self::choose), and also loads the missing kernel modules among the
+    /// modules of the backend, [`MODULES`](crate::MODULES), and `modules`. One process loads them
+    /// all. Otherwise, the kernel would start a process for each module at its first use.
     ///
     /// # Errors
     ///
@@ -94,23 +96,24 @@ impl Iptables {
     }
 
     /// Chooses like [`choose`](Self::choose), but writes nothing. If the kernel does not report
-    /// whether it supports a backend, tries to read rules instead of writing a rule.
+    /// whether it supports a backend, reads rules instead of writing a test rule.
     ///
     /// # Errors
     ///
-    /// Fails if the wanted backend is not installed or cannot read from this kernel. Without a
-    /// wanted backend, fails if this is true of every backend.
+    /// Fails if the wanted backend is not installed or cannot read from this kernel. If `wanted` is
+    /// `None`, fails if no backend is installed, or if none can read.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // Puts backends at the end if the kernel is known to refuse their rules. A successful save
-        // is no evidence for such a backend: `iptables-save` would print no rules and succeed.
+        // Tries a backend last if the kernel is known to refuse its rules. A successful save is no
+        // evidence for such a backend: `iptables-save` would print no rules and succeed.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // Rules exist, so the operator must learn why they cannot be read.
+                // This error means that rules exist. So the operator must learn why they cannot be
+                // read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -147,7 +150,7 @@ impl Iptables {
         Ok(found)
     }
 
-    /// Returns the other installed backends, for the same network namespace as `used`.
+    /// Returns the installed backends except that of `used`, for the same network namespace.
     pub fn other_than(used: &Self) -> impl Iterator<Item = Self> {
         let all = Self::named_ones(&used.readings).into_iter();
         all.filter(|other| other.backend != used.backend)
@@ -195,7 +198,8 @@ impl Iptables {
         Backend::ALL.into_iter().filter_map(named).collect()
     }
 
-    /// Returns the programs with the backend in their names, which exist since iptables 1.8.
+    /// Returns the programs whose names contain the backend, if they are installed. Such programs
+    /// exist since iptables 1.8.
     fn named(backend: Backend, readings: &Arc<Readings>) -> Option<Self> {
         let iptables = Self {
             backend,
@@ -211,8 +215,8 @@ impl Iptables {
         (has("save") && has("restore")).then_some(iptables)
     }
 
-    /// Returns the programs whose names contain no backend. Such programs exist before iptables
-    /// 1.8, and on hosts with a single backend.
+    /// Returns the programs whose names contain no backend, if they are installed. Hosts with
+    /// iptables before 1.8, or with a single backend, have such programs.
     fn plain() -> Result<Option<Self>, IptablesError> {
         let Some(program) = Program::find("iptables-save") else {
             return Ok(None);
@@ -251,7 +255,7 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// Fails if the rules cannot be read now, although they could change the choice.
+    /// Fails if neither rules nor names of chains can be read, although the backend may have rules.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
@@ -269,9 +273,9 @@ impl Iptables {
     }
 }
 
-/// Returns the evidence from the names of a backend's chains. The caller needs this evidence if the
-/// rules cannot be read, for example because iptables cannot express a table. If the kernel lacks
-/// the backend or refuses access, returns no evidence, because such a backend cannot be chosen.
+/// Returns the evidence from the names of a backend's chains, after a failed read of the rules.
+/// `error` is the cause: for example, iptables cannot express a table. If the kernel lacks the
+/// backend or refuses access, returns empty evidence, because such a backend cannot be chosen.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,
@@ -285,7 +289,8 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error if no backend works. `are_absent` is true if the kernel lacks every backend.
+/// Returns the error for a choice without a working backend. `are_absent` is true if the kernel
+/// lacks every backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {

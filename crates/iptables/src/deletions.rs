@@ -1,8 +1,8 @@
 //! Deletes iptables rules that follow an nft rule which iptables cannot express.
 //!
-//! For a `-D`, `iptables-nft-restore` searches from the head of the chain, and fails at the first
-//! nft rule of this kind. So this module deletes the rules directly in the kernel, by their
-//! handles.
+//! To execute a line `-D`, `iptables-nft-restore` searches the chain from its head. The program
+//! fails at the first nft rule that iptables cannot express. So this module deletes the rules
+//! directly in the kernel, by their handles.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
 
@@ -16,8 +16,8 @@ use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`), each with its table. The value is the number of
-/// times that the line occurs.
+/// Lines of a restore that delete a rule (`-D`). The key is the table and the line. The value is
+/// the number of times that the line occurs.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
 /// Returns the lines of a text that delete rules, each with its table and its number of

@@ -160,8 +160,8 @@ impl Kind {
         )
     }
 
-    /// Reports whether the kernel lacks a part of iptables. Failures of all other kinds may end
-    /// without an action of the operator.
+    /// Reports whether the kernel or the installation lacks a part of iptables. Failures of all
+    /// other kinds may end without an action of the operator.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -337,7 +337,7 @@ pub(crate) fn failure(
     }
 }
 
-/// A writer that keeps one line, and refuses all bytes after that line.
+/// A writer that keeps one line of the text, and refuses all bytes after that line.
 pub(crate) struct LineFinder {
     /// Number of lines before the wanted line, or `None` once the wanted line is complete.
     before: Option<usize>,

@@ -147,8 +147,8 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel lacks this revision of a match for a family. Returns false if the
-    /// query fails. Starts no process, but the kernel may load a module.
+    /// Reports whether the kernel lacks this revision of an iptables match for a family. Returns
+    /// false if the query fails. Starts no process, but the kernel may load a module.
     pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
         match self.backend {
             Backend::Legacy => LegacyTables::open(family)
@@ -203,7 +203,7 @@ impl Iptables {
         })
     }
 
-    /// Writes a test rule. A save or a `--test` is no sufficient check: with the nft backend, both
+    /// Writes a test rule. A save or a `--test` would prove too little: with the nft backend, both
     /// succeed even if the kernel has no NAT in nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);

@@ -36,7 +36,7 @@ const MAX_PROCESSES: usize = 8;
 pub(crate) enum UnprintedPart {
     /// The whole table was not printed.
     Whole,
-    /// Base chains whose names are not those of built-in chains.
+    /// Base chains that are not built-in chains of iptables.
     BaseChains,
     /// The part of the table that follows the last line of the output.
     Rest,
@@ -411,7 +411,8 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains that iptables cannot use in tables of kube-proxies. There are two kinds:
+/// Returns the chains that iptables cannot use in the tables to which kube-proxies write. There are
+/// two kinds:
 ///
 /// * a built-in chain that nft has created with another hook, type or priority;
 /// * a kube-proxy's chain that nft has created as a base chain.

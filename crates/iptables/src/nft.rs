@@ -302,8 +302,8 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> RuleSupport {
     }
 }
 
-/// Reports whether the error means that the kernel lacks nfnetlink, nf_tables or a module that it
-/// needs.
+/// Reports whether the error means that the kernel lacks nfnetlink or nf_tables, or a module that
+/// nf_tables needs.
 fn is_missing(error: &Error) -> bool {
     match error {
         Error::Open { source, .. } => source.raw_os_error() == Some(libc::EPROTONOSUPPORT),

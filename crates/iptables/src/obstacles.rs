@@ -12,10 +12,10 @@ pub struct TakenChain {
     pub table: String,
     /// Name of the blocked chain.
     pub chain: String,
-    /// Hook and priority of the chain, as text.
+    /// Type, hook and priority of the chain that nft has created, as text.
     pub found: String,
-    /// True for a built-in chain. False for a chain that nft has created as a base chain, although
-    /// rules of iptables jump to it.
+    /// True for a built-in chain. False for a `KUBE-*` chain that nft has created as a base chain,
+    /// so that no rule can jump to it.
     pub is_built_in: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct DormantTable {
 }
 
 impl DormantTable {
-    /// Reports whether kube-proxies' rules for traffic are in this table.
+    /// Reports whether this table contains rules of kube-proxies for Service traffic.
     pub fn serves(self) -> bool {
         matches!(self.name, "filter" | "nat")
     }

@@ -41,7 +41,7 @@ pub struct ProgramExit {
 }
 
 impl Program {
-    /// Finds a program in the folders of `PATH`, and then in those of system programs.
+    /// Finds a program in the folders of `PATH`, and then in the folders of `SYSTEM_PATH`.
     pub fn find(name: &str) -> Option<Self> {
         std::env::split_paths(&search_path())
             .map(|dir| dir.join(name))
@@ -229,7 +229,7 @@ fn lossy(bytes: Vec<u8>) -> String {
 
 fn kill(child: &mut Child) {
     // The child leads a process group, so the signal also kills its own children (such as
-    // modprobe). Otherwise, these would keep the pipes open.
+    // modprobe). Otherwise, these children would keep the pipes open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

@@ -10,7 +10,8 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Largest size in bytes of a stored text. Other programs may have very many rules.
+/// Maximum size in bytes of the rules' text that `Readings` stores. The rules of other programs may
+/// make the text larger.
 pub(crate) const MOST: usize = 256 * 1024;
 
 /// Longest wait for the program that writes rules of the other IP family. After this time, both
@@ -24,8 +25,8 @@ pub(crate) enum TablesState {
     Unsupported,
     /// The kernel has only built-in chains, and no rule.
     Empty,
-    /// The kernel may have rules. The number changes whenever the rules change. It is `None` if it
-    /// is unknown.
+    /// The kernel may have rules. The number changes whenever the rules change. `None` means that
+    /// the number is unknown.
     Holds(Option<u64>),
 }
 
@@ -79,7 +80,7 @@ impl Readings {
     ///
     /// * Legacy programs of both families share one lock, and versions before 1.6.2 do not wait for
     ///   it.
-    /// * nft programs start over if another program has written meanwhile.
+    /// Programs of the nft backend start over if another program has written rules meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self
@@ -140,7 +141,7 @@ impl Slot {
         std::mem::replace(&mut dormant, now.to_vec())
     }
 
-    /// Reports whether an earlier write has succeeded.
+    /// Reports whether an earlier write or query has shown that the kernel accepts rules.
     pub(crate) fn works(&self) -> bool {
         self.works.load(Ordering::Relaxed)
     }
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn iptables_calls_run_one_after_another() {
+    fn iptables_writes_run_one_after_another() {
         let readings = Readings::default();
         let order = Mutex::new(Vec::new());
         let say = |what| order.lock().unwrap().push(what);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_for_a_hung_iptables_call_is_limited() {
+    fn the_wait_for_a_hung_iptables_write_is_limited() {
         let readings = Readings::default();
         let hung = readings.turn();
         let began = Instant::now();

@@ -21,7 +21,7 @@ pub enum Match {
     Destination(IpNet),
     /// The destination address is outside this network.
     NotDestination(IpNet),
-    /// The incoming interface. A final `+` matches any suffix.
+    /// The packet arrived through this interface. A final `+` matches any suffix.
     InInterface(String),
     /// The packet arrived through a different interface, or this node sent the packet.
     NotInInterface(String),
@@ -34,10 +34,10 @@ pub enum Match {
     EchoRequest(IpFamily),
     /// Always true. Shows a comment to readers of the rules.
     Comment(Cow<'static, str>),
-    /// The destination port of this protocol.
+    /// The packet has this transport protocol and this destination port.
     Port(Protocol, u16),
-    /// The packet has this transport protocol, by a match module (`-m tcp`). A target with ports
-    /// needs this module.
+    /// The packet has this transport protocol, as tested by a match module (`-m tcp`). A target
+    /// with ports needs this module.
     Module(Protocol),
     /// The source is an address of this node.
     SourceLocal,
@@ -57,16 +57,15 @@ pub enum Match {
     InSet(Cow<'static, str>, &'static [Field]),
     /// These fields of the packet are not a member of the ipset with this name.
     NotInSet(Cow<'static, str>, &'static [Field]),
-    /// The packet did not enter by a bridge port.
+    /// The packet did not arrive through a bridge port.
     NotFromBridgePort,
     /// IPVS forwarded the packet for this virtual server.
     VirtualServer(Protocol, IpAddr, u16),
     /// Always true. Counts packets in the nfacct object with this name.
     Counted(&'static str),
-    /// A random choice with this probability: one in N packets.
+    /// True for one in this many packets, at random.
     OneIn(usize),
-    /// The match `recent` has added the source to the list with this name, within this many
-    /// seconds.
+    /// The match `recent` has added the source to the list with this name within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
     /// Always true. Adds the source to the list of `recent` with this name.
     Remember(ChainName, IpFamily),
@@ -75,7 +74,7 @@ pub enum Match {
 /// States of a flow in connection tracking, in the order in which iptables prints them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowState {
-    /// The packet belongs to no known flow.
+    /// A packet that belongs to no known flow.
     Invalid,
     /// The first packet of a flow.
     New,
@@ -134,12 +133,12 @@ pub enum Target {
         /// Bits to clear before the flip.
         mask: u32,
     },
-    /// Changes the packet's mark by the mark of the ipset member with these fields. Changes nothing
+    /// Applies the mark of the ipset member with these fields to the packet's mark. Changes nothing
     /// if the set has no such member. The kernel accepts this target only in the table mangle.
     MapMark(&'static str, &'static [Field]),
-    /// Replaces the source with this node's address.
+    /// Replaces the source address with this node's address.
     Masquerade(SourcePort),
-    /// Replaces the destination with this address and port.
+    /// Replaces the destination address and port.
     Dnat(SocketAddr),
     /// Continues in this chain.
     Chain(ChainName),
@@ -185,7 +184,7 @@ impl Match {
     }
 
     /// Returns the rank of a match. `iptables-save` prints matches in the order of their ranks.
-    /// Matches of the last rank keep the order of the rule.
+    /// Matches of the last rank keep their order in the rule.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,

@@ -20,8 +20,8 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The program refused a table. The program has already written the tables that precede the
-    /// refused table in `text`.
+    /// Fails if the program refuses a table. The program has then already written the tables that
+    /// precede this table in `text`.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }

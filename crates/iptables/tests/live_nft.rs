@@ -274,8 +274,8 @@ fn the_error_names_a_dormant_table() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // iptables reads and writes rules as usual. The error contains nft's command that solves
-        // the problem.
+        // iptables reads and writes rules as usual. The error contains the nft command that makes
+        // the table active again.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());

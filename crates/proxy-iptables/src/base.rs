@@ -245,7 +245,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
         // Without the setting route_localnet, the kernel cannot serve NodePorts on localhost. IPv6
-        // has no such setting.
+        // has no such setting. So the rule excludes localhost.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),

@@ -140,8 +140,9 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces the addresses and ports that a Service port claims with those of `slots`. If an
-    /// address and port thus gets or loses another owner, updates the rules of that owner, too.
+    /// Replaces the addresses and ports that a Service port claims with those of `slots`. If this
+    /// changes the owner of an address and port, also updates the rules of the previous or new
+    /// owner.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,

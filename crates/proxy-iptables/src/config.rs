@@ -31,7 +31,7 @@ pub struct Config {
     pub sync_period: Duration,
     /// Kind of source port for masqueraded flows.
     pub source_port: SourcePort,
-    /// Modes whose leftovers this mode removes once it serves.
+    /// Modes whose leftovers this mode removes once it serves all Services.
     pub modes: Footprints,
 }
 

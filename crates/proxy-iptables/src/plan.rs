@@ -33,8 +33,8 @@ pub struct Plan {
     /// The base that the kernel has after the write, or `None` if the write does not change the
     /// base.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Chains to write whose rules do not depend on Services, each with its rules. Omits shared
-    /// chains.
+    /// Chains to write whose rules do not depend on Services, each with its table and its rules.
+    /// Omits shared chains.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
     /// Additions of this mode's rules to chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,

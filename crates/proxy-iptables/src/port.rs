@@ -240,7 +240,8 @@ impl ServedPort {
     }
 
     /// Returns the comment and the target of the rule for packets without an endpoint. The rule
-    /// drops packets if only this policy lacks an endpoint. Otherwise it rejects them.
+    /// drops packets if the Service port has endpoints that the traffic policy excludes. Otherwise,
+    /// it rejects packets.
     fn stop(&self) -> (String, Target) {
         if self.any {
             (

@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether the table filter of a family has rules with counters. In each family, this mode
-/// has such a rule for INVALID packets, unless `nf_conntrack_tcp_be_liberal` is set.
+/// Reports whether the table filter of a family has rules with nfacct counters. In each family,
+/// this mode has such a rule for INVALID packets, unless `nf_conntrack_tcp_be_liberal` is set.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;

@@ -21,11 +21,11 @@ use crate::chain::{Chain, Hash, Purpose};
 #[derive(Debug)]
 pub struct CounterReader {
     family: IpFamily,
-    /// Addresses, each with the chain to which it leads, and the number of packets.
+    /// Addresses, each with the chain to which its rule jumps, and the number of packets.
     addresses: Vec<(ServedAddress, Chain, u64)>,
-    /// Service port to which each endpoint's chain belongs.
+    /// Hash of the Service port to which an endpoint's chain belongs, by the hash of that chain.
     ports: HashMap<Hash, Hash>,
-    /// Endpoint of each chain, and the number of packets to it.
+    /// Endpoint and number of packets to it, by the hash of the endpoint's chain.
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 

@@ -46,7 +46,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Creates a reader with nothing read.
+    /// Creates a reader that has not read a line yet.
     pub fn new(config: &Config) -> Self {
         Self {
             guests: base::guests(config).collect(),

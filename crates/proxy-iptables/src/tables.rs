@@ -16,7 +16,7 @@ use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
 /// Record of the wanted and actual rules of one IP family, with one table for each kind of entry.
-/// These tables are no iptables tables.
+/// These tables are not tables of iptables.
 #[derive(Default)]
 pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,

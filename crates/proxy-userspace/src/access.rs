@@ -1,5 +1,4 @@
-//! System calls of this mode's worker threads. They read and write redirects, and open listening
-//! ports.
+//! Reads and writes redirects, and opens listening ports, on this mode's worker threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

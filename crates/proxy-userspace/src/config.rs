@@ -17,7 +17,7 @@ pub struct Config {
     pub own_mark: Option<u32>,
     /// Period of the drift check.
     pub sync_period: Duration,
-    /// Modes whose leftovers this mode removes once it serves.
+    /// Modes whose leftovers this mode removes once it serves all Services.
     pub modes: Footprints,
 }
 

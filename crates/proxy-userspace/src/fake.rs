@@ -29,7 +29,7 @@ pub struct State {
     pub redirects: BTreeMap<Portal, RedirectTarget>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
-    /// Open ports with their endpoints, by listener.
+    /// Port number and endpoints of each open port, by listener.
     pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,

@@ -9,7 +9,8 @@
 //! The order of writes:
 //!
 //! * A redirect waits until its listening ports are open.
-//! * A redirect moves from one open port to another only once the new port has the right endpoints.
+//! * A redirect moves from one open port to another only once the new port has its wanted
+//!   endpoints.
 //! * A listening port closes only once no rule leads to it.
 //! * If a port cannot be opened, its redirect may still lead to ports of deleted Services. The mode
 //!   then removes the redirect. The ports of the deleted Services close, which frees a port number
@@ -412,7 +413,7 @@ impl Userspace {
     }
 }
 
-/// Returns the ports to which the redirects of running plans lead.
+/// Returns the ports to which the redirects in running plans lead.
 fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
     let changes = state.in_flight().flat_map(|plan| match plan {
         Plan::Redirects(redirects) => redirects.changes.as_slice(),

@@ -129,7 +129,8 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// True if exactly `count` redirects lead to this port and this process has not opened it.
+    /// True if exactly `count` redirects lead to this port and this process has not opened the
+    /// port.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0

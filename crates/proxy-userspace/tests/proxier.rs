@@ -469,7 +469,8 @@ fn an_address_whose_new_service_cannot_be_served_has_no_redirect() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    // Two attempts fail: the first one, and the one after the deleted Service's port was closed.
+    // Two attempts fail: the first attempt, and the attempt after the deleted Service's port
+    // closed.
     assert_eq!(report.failures.len(), 2);
     assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
@@ -752,7 +753,7 @@ fn a_preview_makes_no_write() {
 }
 
 #[test]
-fn ten_thousand_redirects_need_one_write_and_a_new_redirect_one_change() {
+fn ten_thousand_redirects_need_one_write_and_a_new_redirect_needs_one_change() {
     let mut world = World::new().listed();
     for number in 0..10_000_u32 {
         let [_, _, high, low] = number.to_be_bytes();

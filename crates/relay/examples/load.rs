@@ -1,4 +1,4 @@
-//! Measures what the relay costs on loopback, with and without `splice`:
+//! Measures the cost of the relay on loopback, with and without `splice`:
 //!
 //! * connections per second;
 //! * throughput;

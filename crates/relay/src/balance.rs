@@ -68,7 +68,7 @@ impl Balance {
         balance
     }
 
-    /// Replaces the endpoints. A client keeps its endpoint if the port still has it.
+    /// Replaces the endpoints. A client keeps its endpoint if the port still has this endpoint.
     pub(crate) fn update(&mut self, serving: Arc<PortBackends>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);

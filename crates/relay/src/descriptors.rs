@@ -29,7 +29,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)
 /// Shortest time between two warnings about a lack of descriptors.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// Free descriptors of a relay. All clones share these descriptors, on any thread.
+/// Free descriptors of a relay, and their number at the start. All clones share these descriptors,
+/// on any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Free(Arc<Semaphore>, usize);
 

@@ -214,7 +214,8 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The signal may also arrive while the relay still connects to an endpoint.
+    // The signal that ends connections may also arrive while the relay still connects to an
+    // endpoint.
     tokio::select! {
         biased;
         () = carried => {}
@@ -222,8 +223,8 @@ async fn connect_and_carry(
     }
 }
 
-/// Reports whether the kernel redirected the client: the client has connected to another address or
-/// port than the address of this socket.
+/// Reports whether the kernel redirected the client: the client has connected to an address or port
+/// other than those of this socket.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {

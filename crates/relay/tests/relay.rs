@@ -77,7 +77,7 @@ fn an_endpoint_that_does_not_answer_is_skipped_after_a_timeout() {
 }
 
 #[test]
-fn a_client_is_reset_if_no_endpoint_accepts() {
+fn a_connection_is_reset_if_no_endpoint_accepts() {
     for endpoints in [vec![], vec![nobody()]] {
         let world = World::tcp(&endpoints);
         let error = world.connect().read(&mut [0; 1]).unwrap_err();
@@ -89,7 +89,7 @@ fn a_client_is_reset_if_no_endpoint_accepts() {
 }
 
 #[test]
-fn a_client_outside_the_source_ranges_is_reset() {
+fn a_connection_from_outside_the_source_ranges_is_reset() {
     let serving = PortBackends {
         sources: Some(["127.0.0.2/32".parse().unwrap()].into()),
         ..by(&[named("a")])
@@ -107,7 +107,7 @@ fn a_client_outside_the_source_ranges_is_reset() {
 }
 
 #[test]
-fn a_client_that_was_not_redirected_is_reset() {
+fn a_connection_that_was_not_redirected_is_reset() {
     let with = Limits {
         reach: AllowedClients::Redirected,
         ..limits()

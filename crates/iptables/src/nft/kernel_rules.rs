@@ -1,6 +1,6 @@
 //! Reads the chains of an iptables table, with their rules, from the kernel.
 //!
-//! For rules such as kube-proxies add to built-in chains, the text equals the output of
+//! For the kinds of rules that kube-proxies add to built-in chains, the text equals the output of
 //! `iptables-save`. For any other rule, the text contains only [`NATIVE`] and the target.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
@@ -239,8 +239,8 @@ impl RuleParts {
                 }
                 Ok(())
             }
-            // iptables could express these expressions, too. Rules with them count as native,
-            // because no kube-proxy uses them in rules of built-in chains.
+            // iptables itself may write these expressions. A rule with one of them still counts as
+            // native, because no kube-proxy uses such expressions in rules of built-in chains.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())
@@ -322,8 +322,8 @@ impl RuleParts {
     }
 }
 
-/// Returns a match, if kube-proxies use it in rules of built-in chains. Returns `None` for any
-/// other match.
+/// Parses a match that kube-proxies use in rules of built-in chains. Returns `None` for any other
+/// match.
 fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
     let (mut name, mut revision, mut info) = ("", 0, &[][..]);
     for attribute in Attributes::new(data) {

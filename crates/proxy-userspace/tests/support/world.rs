@@ -94,7 +94,7 @@ impl Host {
 /// Mark of the relay's packets to endpoints.
 const MARK: Option<u32> = Some(0x4000);
 
-/// A function that opens the kernel. The worker thread of each lane calls it.
+/// A function that opens the access to the kernel. The worker thread of each lane calls it.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
 /// A node with a proxier on the real kernel, a model and a relay, and a second host.
@@ -273,7 +273,8 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // Includes the node's second address, because a UDP socket by default replies from the first.
+    // Includes the node's second address, because a UDP socket by default replies from the first
+    // address.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
