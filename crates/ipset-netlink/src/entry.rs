@@ -424,7 +424,7 @@ impl fmt::Display for Entry {
 /// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// First address. In a set of networks, it matches each network that contains it.
+    /// First address. In a set of networks, the address matches each network that contains it.
     pub ip: Option<IpAddr>,
     /// Protocol of the port.
     pub protocol: Option<IpProtocol>,

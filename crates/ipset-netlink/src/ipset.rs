@@ -1,8 +1,8 @@
 //! The calls of [`Ipset`], with their messages and the meaning of the replies.
 //!
-//! A message has many entries. The kernel adds them in order, stops at the first entry that it
-//! refuses, and reports this entry's line number. The call then sends the remaining entries in a
-//! smaller message. If a full set refuses thousands of entries, small messages save sending
+//! A message has many entries. The kernel adds the entries in order, stops at the first entry that
+//! it refuses, and reports this entry's line number. The call then sends the remaining entries in a
+//! smaller message. If a full set refuses thousands of entries, the crate thus avoids sending
 //! thousands of large messages.
 
 mod update;
@@ -20,7 +20,7 @@ use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
-/// Newest protocol version that this crate supports. [`PROTOCOL_MIN`] is the oldest.
+/// Newest protocol version that this crate supports. [`PROTOCOL_MIN`] is the oldest version.
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
@@ -101,7 +101,7 @@ impl Ipset {
     }
 
     /// Creates an empty set. If a set with this name exists and [`Header::matches`] the definition,
-    /// the set stays with its entries.
+    /// keeps that set with its entries.
     ///
     /// Returns true if this call has created the set.
     ///

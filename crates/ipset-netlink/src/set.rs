@@ -378,7 +378,7 @@ pub struct Header {
     pub options: Vec<String>,
     /// Number of rules and other sets that refer to the set.
     pub references: u32,
-    /// Number of entries, or `None` if the kernel does not report it (before 4.9).
+    /// Number of entries, or `None` if the kernel does not report this number (before Linux 4.9).
     pub entries: Option<u32>,
     /// Kernel memory that the set uses, in bytes.
     pub memory: u32,

@@ -166,7 +166,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Runs each command once under strace. Prints the command's IPVS messages that change something.
+/// Runs each command once under strace. Prints the command's IPVS messages that request a change.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");
     let trace = std::env::temp_dir().join(format!("capture-{}.strace", std::process::id()));

@@ -102,12 +102,12 @@ impl Ipvs {
 
     /// Returns all services of both address families, each once.
     ///
-    /// The kernel responds in parts, and continues each part by the number of services in the
-    /// former parts (`ip_vs_genl_dump_services`). It does not report a change of its hash table
-    /// meanwhile. Linux 7.2 (but not 6.12) moves all services to a larger or smaller table some
-    /// time after their number changed, after which the next part repeats some services and misses
-    /// as many others. The call then repeats the dump, a few times within 0.1 s. If another
-    /// program adds or removes services all the time, the result may still miss some.
+    /// The kernel responds in parts. To begin a part, it skips as many services as the earlier
+    /// parts contained (`ip_vs_genl_dump_services`). It does not report a change of its hash table
+    /// between two parts. Linux 7.2 (but not 6.12) moves all services to a larger or smaller table
+    /// some time after their number changed. The next part then repeats some services and misses as
+    /// many others. In this case, the call repeats the dump, a few times within 0.1 s. If another
+    /// program keeps adding or removing services, the result may still miss some services.
     ///
     /// # Errors
     ///

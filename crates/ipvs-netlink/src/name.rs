@@ -13,7 +13,7 @@ const CAPACITY: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; CAPACITY]);
 
-/// Error of a text that the kernel cannot store as a name.
+/// Error about a text that the kernel cannot store as a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot be the name of a scheduler or persistence engine: those have 1 to 15 bytes")]
 pub struct BadName(String);

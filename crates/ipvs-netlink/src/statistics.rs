@@ -20,7 +20,7 @@ pub struct Statistics {
     pub outgoing_packets: u64,
     /// Number of bytes from clients.
     pub incoming_bytes: u64,
-    /// Number of bytes to clients, with the restriction of `outgoing_packets`.
+    /// Number of bytes to clients. IPVS counts only the packets that `outgoing_packets` counts.
     pub outgoing_bytes: u64,
     /// New connections per second.
     pub connection_rate: u64,

@@ -37,8 +37,8 @@ pub struct Status {
 pub struct GrowingTable {
     /// Number of buckets. The number is 0 before the first entry.
     pub buckets: Option<u64>,
-    /// Number of buckets for each chain length, from 0 (empty bucket). The largest length stands
-    /// for all longer chains, too. The kernel omits lengths that no bucket has.
+    /// Number of buckets by the length of their chain. An empty bucket has length 0. The largest
+    /// length stands for all longer chains, too. The kernel omits lengths that no bucket has.
     pub by_length: BTreeMap<u32, u64>,
 }
 
@@ -51,7 +51,7 @@ impl GrowingTable {
     }
 }
 
-/// Error of a line with a known label but without a number.
+/// Error about a line with a known label but without a number.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the line {line:?} of /proc/net/ip_vs_status")]
 pub struct BadLine {

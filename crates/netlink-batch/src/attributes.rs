@@ -17,7 +17,7 @@ pub(crate) const fn align(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// Error of bytes that are not valid netlink.
+/// Error about bytes that are not valid netlink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {

@@ -56,10 +56,10 @@ pub(crate) struct Attempt {
     pub is_last: bool,
 }
 
-/// Returns true if the result of an attempt is valid.
+/// A function that returns true if the result of an attempt is valid.
 type IsValid<'a, T> = dyn Fn(&T, Attempt) -> bool + 'a;
 
-/// Accepts each result without a reported change.
+/// Accepts the result of an attempt if the kernel reported no concurrent change.
 pub(crate) fn is_uninterrupted<T>(_: &T, attempt: Attempt) -> bool {
     !attempt.is_interrupted
 }

@@ -13,7 +13,7 @@
 //!  Connection::dump_into ── each (kind, payload) as it arrives, without buffering
 //! ```
 //!
-//! The same rules apply to rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
+//! These rules apply to rtnetlink, nfnetlink (ipset, conntrack) and generic netlink alike.
 //! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. [`subscribe`]
 //! opens a socket for notifications. Other crates encode and decode the payloads of messages.
 //!

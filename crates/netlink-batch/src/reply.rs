@@ -34,7 +34,7 @@ pub struct Replies {
     pub refused: Vec<(usize, Refusal)>,
     /// Indices of the messages whose success the kernel has acknowledged.
     pub acknowledged: Vec<usize>,
-    /// Other messages from the kernel, such as those that `NLM_F_ECHO` requests.
+    /// Other messages from the kernel, such as the messages that `NLM_F_ECHO` requests.
     pub echoed: Dump,
     /// True if the kernel dropped replies (`ENOBUFS`), so that the lists are incomplete.
     pub lost: bool,

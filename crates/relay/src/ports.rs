@@ -64,7 +64,7 @@ pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
 /// Kind of a port: its transport, and true for IPv6. Ports of different kinds may have the same
 /// number, so each kind is counted separately. The kernel prefers odd numbers for listeners, and
-/// even numbers for outgoing connections. So the listeners of both IP families get the same odd
+/// even numbers for outgoing connections. So the listeners of both IP families share the odd
 /// numbers.
 type Kind = (Transport, bool);
 

@@ -95,8 +95,8 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
             numbers.len() <= 60,
             "both families have the same: {numbers:?}"
         );
-        // The relay uses at most 60 of the 100 ephemeral ports, so the node can still open 40
-        // connections.
+        // The TCP ports of both families use at most 60 of the 100 numbers, so the node can still
+        // open 40 connections.
         let server = TcpListener::bind(("127.0.0.1", 80)).unwrap();
         let at = server.local_addr().unwrap();
         let connected: Vec<_> = (0..40).map(|_| connect(at)).collect();

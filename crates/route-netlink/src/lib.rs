@@ -12,8 +12,8 @@
 //! As in the sibling crates, encoding is separate from sending. A [`Batch`] takes any number and
 //! mix of messages, and [`Rtnetlink::execute`] sends them in few system calls.
 //!
-//! The message types are those of `netlink-packet-route`. In a bulk write, their cost is less than
-//! the variation of the kernel's own time (examples/encode_cost.rs).
+//! The message types are those of `netlink-packet-route`. In a bulk write, encoding them costs less
+//! than the variation of the kernel's own time (examples/encode_cost.rs).
 //!
 //! From the kernel's messages, this crate parses only the header and the used attributes, one by
 //! one. The library would reject a whole message if it could not parse one attribute, such as a
@@ -22,10 +22,10 @@
 //! `rtnetlink` 0.24 does not fit, as a trial showed:
 //!
 //! - Its subscription reports an overflow (`NetlinkPayload::Overrun`). But the subscription skips a
-//!   message that it cannot parse, and reports this only to the `log` crate. In the trial, it
-//!   missed the deletion of a link.
-//! - Its requests are async, so threads without a tokio runtime would need one. A request takes 27
-//!   µs, compared with 3 µs for [`Rtnetlink::link`].
+//!   message that it cannot parse, and reports this only to the `log` crate. In the trial, the
+//!   subscription missed the deletion of a link.
+//! - Its requests are async, so threads without a tokio runtime would need a runtime. A request
+//!   takes 27 µs, compared with 3 µs for [`Rtnetlink::link`].
 //! - Its API has no batches with a result for each message.
 //! - It would add `netlink-proto` and `nix`.
 //!

@@ -156,8 +156,8 @@ fn only_settings_that_affect_entries_decide_whether_a_set_matches() {
     assert!(!header("port4").matches(&plain));
     assert!(!header("timed").matches(&plain));
     assert!(!header("nets").matches(&plain));
-    // A set without support for marks does not match a definition with marks. The reverse is
-    // harmless.
+    // A set without support for marks does not match a definition with marks. A set with support
+    // for marks matches a definition without marks.
     let ports = Definition::new(SetType::HashIpPort, Family::Inet);
     assert!(header("marks4").matches(&ports.with_marks()));
     assert!(header("marks4").matches(&ports));
