@@ -261,9 +261,9 @@ impl Ipset {
     /// affects only its own outcome. However, the call may then write later entries of the same
     /// message after entries of the following changes.
     ///
-    /// If this connection has neither created nor listed a set, the call first queries the set's
-    /// type. It repeats this query after a refusal, because another program may have replaced the
-    /// set. Only a refusal or a list reveals such a replacement.
+    /// If this connection has not stored the type of a set yet, the call first queries the type. It
+    /// repeats this query after a refusal, because another program may have replaced the set. Only
+    /// a refusal or a list reveals such a replacement.
     ///
     /// # Errors
     ///
@@ -416,9 +416,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Queries the type of a set again after the kernel has refused an entry that fits the stored
-    /// type. Refuses entries that do not fit the new type. Returns true if any entry must be sent
-    /// again, and sets the outcome of such an entry to `Unknown`.
+    /// Queries the type of a set again after an entry was refused, because the stored type may be
+    /// outdated. Refuses entries that do not fit the new type. Returns true if any entry must be
+    /// sent again, and sets the outcome of such an entry to `Unknown`.
     fn expect_again(
         &mut self,
         change: &Change<'_>,

@@ -1,6 +1,6 @@
 //! Deletes iptables rules that follow an nft rule which iptables cannot express.
 //!
-//! To execute a line `-D`, `iptables-nft-restore` searches the chain from its head. The program
+//! To execute a `-D` line, `iptables-nft-restore` searches the chain from its head. The program
 //! fails at the first nft rule that iptables cannot express. So this module deletes the rules
 //! directly in the kernel, by their handles.
 //!

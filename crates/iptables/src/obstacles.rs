@@ -57,7 +57,7 @@ pub struct DormantTable {
 }
 
 impl DormantTable {
-    /// Reports whether this table contains rules of kube-proxies for Service traffic.
+    /// Reports whether kube-proxies write rules for Service traffic to a table with this name.
     pub fn serves(self) -> bool {
         matches!(self.name, "filter" | "nat")
     }

@@ -80,7 +80,7 @@ impl Readings {
     ///
     /// * Legacy programs of both families share one lock, and versions before 1.6.2 do not wait for
     ///   it.
-    /// Programs of the nft backend start over if another program has written rules meanwhile.
+    /// * Programs of the nft backend start over if another program has written rules meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self

@@ -86,7 +86,7 @@ pub(crate) struct PortWrites {
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port to write, with their content.
     pub(crate) chains: BTreeMap<Chain, Content>,
-    /// Number of rules in these chains.
+    /// Number of rules that the write of these chains removes and adds.
     pub(crate) rules: usize,
     pub(crate) slots: Vec<Change>,
 }
@@ -105,7 +105,8 @@ pub(crate) enum WriteOutcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the plan had used all of its restores, or the kernel had refused the base.
+    /// Not tried: the plan had used all of its restores, the kernel had refused the base, or every
+    /// write would currently fail.
     Untried,
 }
 

@@ -177,8 +177,8 @@ impl Iptables {
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
-        // After a refusal, the rules in the kernel are unknown. Another write could duplicate
-        // jumps, or remove new rules from chains.
+        // After a refusal, the kernel may have other rules than the tables record. Another write
+        // could duplicate jumps, or remove new rules from chains.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -198,8 +198,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // The plan is empty because the kernel already has every rule. Reports these counts
-            // without a write.
+            // After the read, no write is due. Reports the counts without a write.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }

@@ -184,7 +184,7 @@ impl Userspace {
         }))
     }
 
-    /// True if ports are being opened, or will be opened soon.
+    /// True if ports are being opened, or must be opened now.
     fn is_opening(&self, state: &State) -> bool {
         let opens = |listener: &Listener| self.tables.port(listener) == 0;
         let mut due = self.tables.sockets.due(state.now);
@@ -234,7 +234,8 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // Keeps the current target of each redirect whose ports are not open yet.
+            // Keeps the current target of each redirect that cannot change yet, for example because
+            // its new ports are not open.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();

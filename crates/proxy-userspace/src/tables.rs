@@ -105,9 +105,9 @@ impl Tables {
         })
     }
 
-    /// True if a redirect leads only to unwanted ports of other Services, and its own ports could
-    /// not be opened. If the mode removes the redirect, the unwanted ports close, which may free a
-    /// port number for this Service.
+    /// True if a redirect leads only to unwanted ports of other Services, and at least one of its
+    /// own ports could not be opened. If the mode removes the redirect, the unwanted ports close,
+    /// which may free a port number for this Service.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)

@@ -33,7 +33,7 @@ pub struct Limits {
     /// the relay reads only 4 KiB at a time.
     pub waiting: usize,
     /// Largest number of descriptors, including listening ports and pipes. `None`: the process's
-    /// soft limit of open files, minus a reserve.
+    /// limit of open files, minus a reserve.
     pub descriptors: Option<usize>,
     /// Mark of packets to endpoints (`SO_MARK`). Redirecting rules ignore marked packets. `None`:
     /// no mark.

@@ -214,8 +214,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The signal that ends connections may also arrive while the relay still connects to an
-    // endpoint.
+    // The eviction signal may also arrive while the relay still connects to an endpoint.
     tokio::select! {
         biased;
         () = carried => {}

@@ -60,8 +60,8 @@ impl KernelRoutes {
     }
 
     /// Waits until the kernel has created the routes of the IPv6 addresses in `missing`. Removes an
-    /// address from `missing` once this address has its route. Ends early if no further route
-    /// arrives within `patience`.
+    /// address from `missing` once this address has its route. Ends early if `patience` passes
+    /// without a route to a missing address.
     ///
     /// # Errors
     ///
