@@ -149,7 +149,7 @@ impl Ipset {
         self.revision(wanted).map(drop)
     }
 
-    /// Removes a set. Fails with [`Reason::InUse`] if a rule or another set refers to it.
+    /// Removes a set. Fails with [`Reason::InUse`] if a rule or another set refers to the set.
     ///
     /// # Errors
     ///
@@ -162,8 +162,8 @@ impl Ipset {
     }
 
     /// Removes a set like [`destroy`](Self::destroy), but waits up to `patience` until no rule
-    /// refers to it. iptables' nft backend releases a set only some time after its rules are
-    /// removed. Returns false if the set did not exist.
+    /// refers to the set. iptables' nft backend releases a set only some time after its rules for
+    /// the set are removed. Returns false if the set did not exist.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Ipset {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
-    /// Renames a set. Fails if a rule or another set refers to it, or if the new name is taken.
+    /// Renames a set. Fails if the new name is taken, or a rule or another set refers to the set.
     ///
     /// # Errors
     ///

@@ -353,8 +353,8 @@ fn kernel_replies_decode_to_the_requested_services() {
     assert_eq!(checked, 22);
 }
 
-/// Decodes the counters after three connections of 16 bytes each. Two of them are closed, one is
-/// open.
+/// Decodes the counters after three connections of 16 bytes each. Two connections are closed, and
+/// one connection is open.
 #[test]
 fn counters_and_connections_are_decoded() {
     let command = "three connections";

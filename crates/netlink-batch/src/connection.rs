@@ -107,7 +107,7 @@ impl Connection {
     ///
     /// - A send has at most 128 KiB and 512 messages. A larger message has its own send.
     /// - Only the last message of each send requests an acknowledgement.
-    /// - If the kernel refuses a message, it still handles the messages after it.
+    /// - If the kernel refuses a message, the kernel still handles the following messages.
     ///
     /// # Errors
     ///

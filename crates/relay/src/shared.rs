@@ -24,8 +24,8 @@ use super::shares::{Client, ClientPlace, Shares};
 /// connections.
 const FEW: usize = 16;
 
-/// Number of connections above the limit that the relay may accept. Each of them evicts an older
-/// connection, which may take a moment to end.
+/// Number of connections above the limit that the relay may accept. Each such connection evicts an
+/// older connection, which may take a moment to end.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer in bytes. Larger than any datagram.

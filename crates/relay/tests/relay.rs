@@ -260,7 +260,7 @@ fn large_transfers_work_in_both_directions_at_once() {
 }
 
 #[test]
-fn clients_wait_for_a_free_descriptor() {
+fn connections_wait_for_a_free_descriptor() {
     let with = Limits {
         // Enough descriptors for the listening port and two connections.
         descriptors: Some(5),

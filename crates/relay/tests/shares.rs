@@ -168,7 +168,8 @@ fn one_service_cannot_use_all_connections() {
         until("it has its share", || {
             world.relay.counters().connections() == 48
         });
-        // The relay may skip recently used connections, so it does not always evict the oldest ones.
+        // The relay may skip recently used connections, so it does not always evict the oldest
+        // connections.
         let served = held.iter_mut().map(is_served).filter(|is| *is).count();
         assert!(served >= 48, "{served} of {} were served", held.len());
         let before = world.relay.counters().evicted();

@@ -209,8 +209,8 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Opens endpoints on the second host, one for each name. Each has the same port number for TCP
-    /// and UDP.
+    /// Opens endpoints on the second host, one for each name. Each endpoint has the same port
+    /// number for TCP and UDP.
     pub(crate) fn endpoints(&self, at: &str, names: &'static [&'static str]) -> Vec<SocketAddr> {
         let at: IpAddr = at.parse().unwrap();
         self.host.run(move || {
