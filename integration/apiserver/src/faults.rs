@@ -233,7 +233,7 @@ struct Sent {
     /// Data of the body that remains to be sent.
     unsent: Bytes,
     fault: Option<Fault>,
-    /// Number of bytes to send before the fault. `None` without such a fault.
+    /// Number of bytes to send before the fault. `None` if the fault has no length.
     left: Option<usize>,
     piece: usize,
     pause: Duration,

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stored_objects_omit_kind_and_api_version() {
+    fn list_items_omit_kind_and_api_version() {
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": { "name": "a", "namespace": "b", "resourceVersion": "7" },
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_object_is_rendered_at_any_version() {
+    fn a_recording_equals_the_stored_object_at_any_version() {
         // The digits of the version also appear in other fields of the object.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",

@@ -17,8 +17,8 @@ pub struct Options {
     pub watch_list: bool,
     /// Compression of streamed initial lists.
     pub streamed_lists: StreamedLists,
-    /// Presence of a watch cache. It affects lists of any version (`resourceVersion=0`) and
-    /// requests for a future version.
+    /// Presence of a watch cache. It affects lists that accept any version (`resourceVersion=0`)
+    /// and requests for a future version.
     pub watch_cache: WatchCache,
     /// Interval between the bookmarks of a watch, if the watch requests bookmarks.
     pub bookmark_interval: Duration,
@@ -62,7 +62,8 @@ impl Default for Options {
 /// (`resourceVersion=0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
-    /// Lists of any version have no pages. A request for a future version waits for this version.
+    /// Lists that accept any version have no pages. A request for a future version waits for this
+    /// version.
     #[default]
     Present,
     /// Lists have pages if the client sets a limit. A request for a future version fails

@@ -224,7 +224,7 @@ impl Service {
         };
         entry.answered(&response);
         Ok(response.map(|body| {
-            // If the body is completely in memory, the response has its length.
+            // If the body is completely in memory, the response has a `Content-Length`.
             if body.size_hint().exact().is_some() {
                 return infallible(body);
             }

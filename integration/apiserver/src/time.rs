@@ -42,7 +42,7 @@ fn civil(since_1970: i64, nanos: i32) -> Timestamp {
 mod tests {
     use super::*;
 
-    /// Compares with the output of `date -u -d @N +%FT%TZ`.
+    /// Compares formatted times with the output of `date -u -d @N +%FT%TZ`.
     #[test]
     fn times_are_formatted_like_the_command_date() {
         for (given, wanted) in [

@@ -37,7 +37,7 @@ pub struct Campaign {
 pub enum Ground {
     /// The strict fake kernels.
     Fakes,
-    /// This machine's kernel. Each sequence has a separate node.
+    /// This machine's kernel. Each sequence has a separate network namespace as its node.
     Kernel,
 }
 
@@ -69,8 +69,8 @@ impl Ground {
     }
 }
 
-/// Returns the mode variants that this machine's kernel supports in a family. For each unsupported
-/// variant, also returns the reason.
+/// Returns the mode variants that this machine's kernel supports for an address family. For each
+/// unsupported variant, also returns the reason.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
     for form in forms.iter().copied().filter(|form| form.has_kernel()) {

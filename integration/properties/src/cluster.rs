@@ -56,7 +56,8 @@ pub struct Cluster {
     node: Option<Node>,
     /// All versions of Services that the source has sent.
     versions: Vec<Service>,
-    /// Objects whose present version is unreadable.
+    /// Objects whose present version is unreadable. The flag is true for a Service, and false for
+    /// an EndpointSlice.
     garbled: BTreeSet<(bool, NamespacedName)>,
     /// The model of all objects. For an unreadable object, it contains the last readable version.
     pub model: Model,
@@ -111,7 +112,7 @@ impl Cluster {
         cluster
     }
 
-    /// Returns the model of a source that starts now.
+    /// Returns the model after the initial lists of a daemon that starts now.
     pub fn model_of_now(&self) -> Model {
         let mut model = model();
         for event in self.list_all() {
@@ -349,8 +350,8 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // Makes no slice unreadable if another slice has a loopback address. The Service might then
-        // have only loopback endpoints, which no pod has.
+        // Makes no object unreadable if a slice has an endpoint with a loopback address. A Service
+        // might then have only such endpoints, and no pod has a loopback address.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())

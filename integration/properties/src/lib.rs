@@ -1,5 +1,6 @@
 //! Convergence tests with random event sequences. A sequence may include rejected writes, failed
-//! reads, lost acknowledgements, foreign changes and restarts, all at any point.
+//! reads, lost acknowledgements, foreign changes and restarts, all at any point. README.md and the
+//! programs call a sequence a history.
 //!
 //! - At the end, the kernel must hold the state that a start on an empty kernel creates for the
 //!   final objects.
@@ -19,10 +20,11 @@
 //!
 //! - Only one thread runs at any time.
 //! - The driver sets the clock.
-//! - Each [action](action::Action) has the random number for its details.
+//! - Each [action](action::Action) contains a random number that selects its details.
 //!
 //! The only remaining randomness is the order of the daemon's hash tables. The daemon sorts entries
-//! if their order affects the order of writes. A campaign counts the remaining differences.
+//! if their order affects the order of writes. A campaign runs some sequences twice, and counts the
+//! second runs in which the order differs.
 //!
 //! # Checked properties
 //!
@@ -30,12 +32,12 @@
 //!   [`watch`].
 //! - Whenever no event and no work is left: the daemon has restored each service address whose
 //!   removal the kernel has reported.
-//! - At the end, after all faults, all events and two checks, the state is compared with a start on
-//!   an empty kernel. This start has the same objects, and a node with the same addresses.
+//! - At the end, after all faults, all events and two checks: the following properties. They
+//!   compare the state with a start on an empty kernel, with the same objects and node addresses.
 //! - The daemon's entries equal the entries of that start, and entries of other programs are
 //!   unchanged.
 //! - No more entries are pending than after that start.
-//! - Each address and port has the same endpoints.
+//! - Each address and port has the same endpoints as after that start.
 //!
 //! README.md describes how to run the tests, the defects that they found, and the kinds of defects
 //! that they detect.

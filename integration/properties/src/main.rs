@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Binds the threads to one processor. The threads run in turns. On several processors, each turn
+/// Binds this program to one processor. Its threads run in turns. On several processors, each turn
 /// would have to wake another processor.
 fn stay_on_one_processor() {
     if let Ok(may) = sched_getaffinity(None)

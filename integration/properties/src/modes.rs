@@ -84,7 +84,7 @@ impl Form {
     ///
     /// # Errors
     ///
-    /// Returns the features that the kernel lacks.
+    /// Returns the reason why this kernel cannot run the variant.
     pub fn on_the_kernel(&self, family: IpFamily) -> Result<Box<dyn Subject>, String> {
         let make = self.on_the_kernel.ok_or("it is a form of the fake alone")?;
         make(family, self.name)

@@ -20,8 +20,8 @@ const LINK: &str = "eth0";
 /// Bridge of the pods.
 const BRIDGE: &str = "cni0";
 
-/// Entries of other programs. A sequence adds them at its start, and they must be unchanged at its
-/// end.
+/// Shell commands that add entries of other programs, and commands that print these entries. A
+/// sequence adds the entries at its start, and they must be unchanged at its end.
 const BYSTANDERS: [(&str, &str); 2] = [
     (
         "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \

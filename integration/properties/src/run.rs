@@ -108,6 +108,7 @@ impl Hasher for Trace {
 struct Armed {
     refusals: u64,
     blame: Option<RejectionCause>,
+    /// Fault of the next write whose reply is lost: true if the kernel does the write.
     lost: Option<bool>,
     passes_over: Option<u64>,
     /// Index of the daemon's thread whose reads of the kernel fail.
@@ -137,7 +138,9 @@ struct World<'a> {
     notices: VecDeque<Notice>,
     /// Number of the last event that was created.
     made: u64,
+    /// Number of the last event that the model includes.
     arrived: u64,
+    /// Number of the last event that the mode has received.
     heard: u64,
     has_updated: bool,
     /// Number of tries per write since the last idle state.
@@ -276,7 +279,7 @@ impl<'a> World<'a> {
     fn update(&mut self) {
         let is_ready = self.mode.as_ref().is_some_and(|mode| mode.is_ready());
         let has_news = self.model.has_changes() || !self.has_updated;
-        // The daemon computes its first state only after both lists are complete.
+        // The daemon computes its first wanted state only after its initial lists are complete.
         if !is_ready || self.succeeds || !has_news || !self.is_listed() {
             return;
         }
@@ -290,8 +293,8 @@ impl<'a> World<'a> {
         self.say(|| "  updated".to_owned());
     }
 
-    /// Returns true if the lists are complete and the Node has arrived. The daemon waits for its
-    /// Node for a limited time.
+    /// Returns true if the lists are complete and the Node has arrived. A real daemon waits for its
+    /// Node only for a limited time.
     fn is_listed(&self) -> bool {
         self.model.is_complete() && self.model.node().is_some()
     }
@@ -347,7 +350,7 @@ impl<'a> World<'a> {
         {
             self.watch.refused(write);
             // The rejected write has not changed the kernel. Records the present verdicts: clients
-            // with correct service must keep it in the next steps.
+            // with correct verdicts must keep them in the next steps.
             let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(verdicts, by_all);
@@ -370,7 +373,7 @@ impl<'a> World<'a> {
     }
 
     /// Checks a write of a daemon that has no work left. Such a daemon may only retry writes that
-    /// the kernel permanently rejects, at growing intervals.
+    /// the kernel permanently rejects, each at most [`MOST_TRIES`] times.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -785,7 +788,8 @@ impl<'a> World<'a> {
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }
-            // An address with a foreign virtual server is not local.
+            // The daemon treats an unproven virtual server as foreign, so its address may not be
+            // local.
             if unproven.iter().any(|at| at.address == front.address) {
                 continue;
             }

@@ -22,7 +22,7 @@ use std::time::Instant;
 use netlink_batch::Worker;
 use proxy::{IpFamily, Protocol, Unreadable};
 
-/// Operation for which a thread waits.
+/// Kernel operation before which a thread waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ThreadOperation {
     /// Read of this part of the kernel's state.
@@ -66,7 +66,7 @@ pub enum Permit {
     LoseDone,
     /// The kernel does not do the write, and the daemon does not receive a reply.
     LoseUndone,
-    /// A read misses an entry.
+    /// The read misses the entry that this random number selects.
     PassOver(u64),
     /// The process was killed. The kernel does neither this operation nor later operations.
     Dead,
@@ -107,7 +107,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns the thread's time. It never changes, because operations take no time.
+    /// Returns the thread's time. It never changes, because operations take no simulated time.
     pub fn clock(&self) -> Instant {
         self.opened
     }
@@ -268,7 +268,7 @@ impl SteppedThread {
         (lanes, workers)
     }
 
-    /// Returns the operation for which the thread waits, if any.
+    /// Returns the operation before which the thread waits, if any.
     pub fn asks(&self) -> Option<&ThreadOperation> {
         self.asks.as_ref()
     }
@@ -301,7 +301,7 @@ impl SteppedThread {
         LaneProgress::Finished
     }
 
-    /// Kills the process. The kernel does not do the operation for which the thread waits.
+    /// Kills the process. The kernel does not do the operation before which the thread waits.
     pub fn kill(&mut self) {
         while self.asks.is_some() {
             self.permit(Permit::Dead);

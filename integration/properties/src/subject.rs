@@ -16,7 +16,7 @@ use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::stepped_threads::{Front, SteppedThread, Turnstile, Write};
 use crate::verdict::Verdicts;
 
-/// Maximum time that a sequence waits for work that is due later.
+/// Longest time for which [`run_afresh`] waits for the next due work.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Maximum number of turns of the loop until a started mode has no work left. More turns are a bug.
@@ -27,7 +27,7 @@ pub type Entries = BTreeMap<String, String>;
 
 /// A mode with its kernel. The kernel outlives the mode.
 pub trait Subject {
-    /// The family of all addresses.
+    /// Returns the family of all addresses.
     fn family(&self) -> IpFamily;
 
     /// Starts a process: the mode, and its threads that read and write the kernel.
@@ -70,7 +70,7 @@ pub trait Subject {
     /// Informs the subject that a write is complete.
     fn done(&mut self, _write: &Write) {}
 
-    /// Returns the kernel's events since the last call.
+    /// Returns the kernel's notifications since the last call.
     fn told(&mut self) -> Vec<Notice> {
         Vec::new()
     }
@@ -142,9 +142,7 @@ pub trait Subject {
         BTreeSet::new()
     }
 
-    /// Returns the name of an entry. If the name lists frontends, omits the given frontends.
-    /// Returns `None` if the entry serves only the given frontends or their addresses, or depends
-    /// on them.
+    /// Returns the entry, or `None` if the entry belongs to the given frontends or depends on them.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }
@@ -176,7 +174,7 @@ pub trait Subject {
     /// Adds or removes an address of the node.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
-    /// Returns the events that the kernel may send without a change.
+    /// Returns the notifications that the kernel may send without a change.
     fn notices(&self) -> &'static [Notice] {
         &[Notice::Ruleset, Notice::Anything]
     }
@@ -282,7 +280,7 @@ pub(crate) fn toggle_address(
 pub struct Damage {
     /// Description of the change.
     pub what: String,
-    /// The kernel's event about the change.
+    /// The kernel's notification of the change, if any.
     pub told: Option<Notice>,
 }
 

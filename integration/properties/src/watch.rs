@@ -43,6 +43,8 @@ struct Period {
     /// The event that set the present wanted verdicts, or `None` if no event set them.
     settled: Option<u64>,
     good: BTreeSet<Verdict>,
+    /// True until the verdicts are as wanted again after damage or a rejected write. The test does
+    /// not check the front in this time.
     is_disturbed: bool,
 }
 
@@ -120,8 +122,12 @@ impl Period {
 #[derive(Debug, Default)]
 pub struct Watch {
     fronts: BTreeMap<Front, Period>,
+    /// Wanted entries. Each has the event since which it is wanted, or `None` if no event made it
+    /// wanted.
     entries: HashMap<String, Option<u64>>,
+    /// Verdicts before the next step.
     before: Verdicts,
+    /// Service ports that claim each frontend.
     claims: BTreeMap<Front, BTreeSet<String>>,
     /// Frontends that moved to another Service since the last event. The test checks these
     /// frontends only after the daemon was idle.
@@ -147,8 +153,8 @@ impl Watch {
     }
 
     /// Sets the verdicts and entries that the objects require since the event `since`. Endpoints in
-    /// `makeshift` are good, too, but not wanted. If `may_serve_former` is true, so are the former
-    /// endpoints of a frontend without an endpoint.
+    /// `makeshift` are good, too, but not wanted. If `may_serve_former` is true, the former
+    /// endpoints of a frontend without an endpoint are good, too.
     pub fn want(
         &mut self,
         verdicts: &Verdicts,
@@ -298,7 +304,7 @@ impl Watch {
         }
     }
 
-    /// Records that the daemon has no work left, so it has processed all events.
+    /// Records that the daemon has no work left, so it has processed all events up to `event`.
     pub fn rests(&mut self, event: u64) {
         self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);

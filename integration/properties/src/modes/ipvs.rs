@@ -100,10 +100,11 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     }
 }
 
-/// Start of the names of an fwmark virtual server. An address whose packets get its mark follows.
+/// Prefix of the names of an fwmark virtual server. Each name ends with an address whose packets
+/// get the virtual server's mark.
 const BY_MARK: &str = "server by mark of";
 
-/// Name of the shim's rules.
+/// Name of the entry for the shim's rules.
 const RULES: &str = "rules";
 
 /// Returns the network of the cluster IPs.
