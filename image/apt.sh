@@ -66,7 +66,8 @@ CONF
   apt-get -qq update || die "cannot read the package lists; set DEBIAN_MIRROR and DEBIAN_SECURITY_MIRROR to mirrors within reach"
 }
 
-# Fetches packages with their dependencies, and further packages without. Prints only the files that this call has fetched.
+# Fetches packages with their dependencies, and further packages without dependencies. Prints only the files of these
+# packages.
 fetch_packages() { # architecture's folder, packages, packages without dependencies
   local apt file wanted files=()
   apt=$(cd "$1" && pwd)

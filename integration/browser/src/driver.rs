@@ -57,7 +57,7 @@ impl Key {
 
 /// Starts chromedriver. Returns its process and its port. chromedriver takes a free port of
 /// 127.0.0.1 and the same port of `::1`. If another program uses the port of `::1`, chromedriver
-/// exits. This function then starts it again.
+/// exits. This function then starts chromedriver again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {

@@ -125,8 +125,8 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     browser.picture("daemon-top")
 }
 
-/// Checks the drawing of a packet's path: it shows the kernel's entries in order, and both
-/// endpoints with their probabilities.
+/// Checks the drawing of a packet's path: it contains the kernel's entries, and both endpoints with
+/// their probabilities.
 fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
     browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
     browser.until(

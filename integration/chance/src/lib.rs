@@ -47,7 +47,7 @@ impl Chance {
         self.below(times) == 0
     }
 
-    /// Returns one of the items.
+    /// Returns a random item, or `None` if there are no items.
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         let at = self.index(all.len());
         all.get(at)

@@ -75,7 +75,7 @@ impl Churn {
     }
 
     /// Starts the changes. `step` gets the number of the next change. `step` makes one or more
-    /// changes, and returns their number.
+    /// changes, and returns how many it made.
     fn of(
         objects: Cluster,
         rate: u32,
@@ -117,8 +117,8 @@ impl Churn {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Stops the changes and restores all endpoints. Returns the number of changes, and their rate
-    /// per second.
+    /// Stops the changes and restores all endpoints of `web`. Returns the number of changes, and
+    /// their rate per second.
     pub(crate) fn stop(mut self) -> Result<(usize, f64)> {
         let lasted = self.began.elapsed().as_secs_f64();
         let made = self.made();

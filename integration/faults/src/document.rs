@@ -45,7 +45,7 @@ a limit. `make faults` fails if a row breaks this promise.
 Lane A has Debian's User Mode Linux kernel, with legacy iptables. Lane B has this project's own build of Linux, with nf_tables.
 ";
 
-/// Returns two lines that summarize all rows.
+/// Returns the page's heading, and a paragraph that summarizes all rows.
 fn summary(parts: &[KernelRows]) -> String {
     let rows = || parts.iter().flat_map(|part| &part.rows);
     let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();

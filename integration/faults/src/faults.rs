@@ -56,7 +56,7 @@ const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Modes with nf_tables rules.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes that resume differently after a crash. `make test` runs the crashes in these modes.
+/// Modes that resume after a crash in different ways. `make test` runs the crashes in these modes.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
 /// No mode: `make test` skips the fault, because other tests cover it or because it takes too long.

@@ -90,7 +90,8 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
             document["clusters"][0]["cluster"]["server"] = json!(SERVER);
         } else {
             document["clusterCIDR"] = json!("10.244.0.0/16,fd44::/16");
-            // Only the initial network namespace may set this size, but the daemon runs in another.
+            // Only a process in the initial network namespace may set the size of the conntrack
+            // table. The daemon runs in another namespace.
             document["conntrack"]["maxPerCore"] = json!(0);
         }
         found.insert(name.clone(), document.to_string());
@@ -256,8 +257,8 @@ fn kubeadms_pod_works_with_our_image_in_ipvs_mode(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
 }
 
-/// Starts the pod as kops starts its static pod: through `/go-runner`, which keeps the log in a
-/// file.
+/// Starts kubeadm's pod as kops starts its static pod: through `/go-runner`, which keeps the log in
+/// a file.
 fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     let deployed = Deployed::new(c, objects)?;
     let spec = deployed.pod.container()?;

@@ -22,7 +22,7 @@ const RUNBOOKS: &str = "https://runbooks.example.com";
 /// Path of the page that has a heading for each alert.
 const PAGE: &str = "/docs/troubleshooting.md";
 
-/// Prefixes that names of the daemon's metrics have.
+/// Prefixes of the names of the daemon's metrics.
 const PREFIXES: [&str; 4] = ["kubeproxy_", "rest_client_", "process_", "kubernetes_"];
 
 fn text(name: &str) -> String {

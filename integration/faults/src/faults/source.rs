@@ -12,8 +12,8 @@ use crate::churn::{Churn, record_crowd};
 use crate::row::Row;
 use crate::stage::{PATIENCE, Promise, Stage, crowd, web};
 
-/// Limit for a reconnect. After several failures, the daemon waits up to 30 s before its next
-/// attempt.
+/// Time limit for the daemon to reconnect. After several failures, the daemon waits up to 30 s
+/// before its next attempt.
 const BACK_OFF: Duration = Duration::from_secs(45);
 
 pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {

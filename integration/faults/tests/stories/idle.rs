@@ -35,8 +35,8 @@ fn uses_at_most(c: &Cluster, about: &str, most: Duration) -> Outcome {
 
 /// An unreadable object blocks the deletion of two kinds of entries:
 ///
-/// - entries of another mode. Rejected rules of the present mode also block this deletion;
-/// - routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
+/// - Entries of another mode. Rejected rules of the present mode block this deletion, too.
+/// - Routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
 ///
 /// The daemon does not bind an address that another program has bound.
 pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
