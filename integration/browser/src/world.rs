@@ -26,6 +26,7 @@ pub struct World {
     mode: &'static str,
     is_starting: bool,
     began: Instant,
+    /// Time of the previous response of `/api/v1/top`, if any.
     last: Mutex<Option<Instant>>,
 }
 

@@ -7,7 +7,8 @@ use crate::frame::{
     BOTTOM, COLOURS, HEIGHT, LEFT, Line, RIGHT, TOP, axes, escape, look, names, open, polyline,
 };
 
-/// A logarithmic scale from values to positions.
+/// A logarithmic scale. It maps the values from `low` to `high` to the positions from `from` to
+/// `to`.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     low: f64,

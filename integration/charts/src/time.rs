@@ -8,7 +8,8 @@ use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, po
 /// Approximate number of marks on an axis.
 const TICKS: f64 = 6.0;
 
-/// A linear scale from zero to a round number.
+/// A linear scale. It maps the values from 0 to `high`, a round number, to the positions from
+/// `from` to `to`.
 #[derive(Debug, Clone, Copy)]
 struct Linear {
     high: f64,

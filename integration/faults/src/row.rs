@@ -18,11 +18,16 @@ pub(crate) struct Row {
     pub(crate) seen: String,
     /// Seconds until the state was correct again. `None`: the fault damaged no state.
     pub(crate) repaired: Option<f64>,
+    /// Number of requests on new connections.
     pub(crate) sent: u64,
+    /// Number of failed requests on new connections.
     pub(crate) failed: u64,
+    /// Number of requests whose result is unknown, because they timed out while the VM got no CPU.
     #[serde(default)]
     pub(crate) unjudged: u64,
+    /// Number of persistent connections.
     pub(crate) open: u64,
+    /// Number of persistent connections that were lost.
     pub(crate) lost: u64,
     /// Promise that was broken, if any.
     pub(crate) broken: Option<String>,

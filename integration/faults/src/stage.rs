@@ -58,10 +58,13 @@ pub(crate) struct Stage<'a> {
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,
+    /// Drift counters by kind, when the traffic started.
     drifted: BTreeMap<String, f64>,
+    /// Length of the daemon's log when the traffic started.
     said: usize,
     /// True if the endpoint of the Service `last` is now on node2.
     is_far: bool,
+    /// Further destination addresses for traffic from the client pod.
     more: Vec<&'static str>,
 }
 

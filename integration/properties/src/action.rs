@@ -32,8 +32,8 @@ macro_rules! verbs {
 
 // Each kind has a name and a relative frequency.
 verbs! {
-    /// Adds Services and endpoints, and runs the daemon until they work. This is the first action
-    /// of most sequences.
+    /// Adds Services and endpoints, and runs the daemon until no work is due within 2 s. This is
+    /// the first action of most sequences.
     Populate "populate" 0,
     /// Adds or changes a Service.
     Service "service" 9,
@@ -45,25 +45,25 @@ verbs! {
     Slice "slice" 16,
     /// Deletes a slice.
     SliceGone "slice-gone" 2,
-    /// Changes the Node.
+    /// Moves the Node to a random zone.
     Node "node" 1,
     /// Makes an object unreadable.
     Garbled "garbled" 1,
-    /// The source lists all objects again.
+    /// The source lists all objects of one kind again.
     Relist "relist" 1,
-    /// Adds or removes an address of the node. The kernel sends an event.
+    /// Adds or removes an address of the node. The kernel reports the change.
     Address "address" 2,
     /// Another program changes the daemon's entries.
     Damage "damage" 6,
     /// Another program changes its own entries.
     Foreign "foreign" 4,
-    /// The kernel rejects the next writes.
+    /// The kernel rejects the next one to four writes.
     Refuse "refuse" 3,
     /// From now on, the kernel permanently rejects one object.
     Forbid "forbid" 2,
     /// The daemon does not receive the kernel's next reply to a write.
     Lose "lose" 3,
-    /// From now on, the daemon cannot read one part of the kernel's state.
+    /// From now on, one of the daemon's threads cannot read the kernel's state.
     Unreadable "unreadable" 2,
     /// The daemon's next read of the kernel misses an entry.
     PassOver "pass-over" 1,
@@ -75,9 +75,9 @@ verbs! {
     Step "step" 70,
     /// The daemon's engine records finished jobs and starts due jobs.
     Turn "turn" 24,
-    /// Lets a little time pass.
+    /// Advances the clock by less than 40 s.
     Time "time" 8,
-    /// Fires the next timer.
+    /// Advances the clock to the daemon's next timer.
     Due "due" 8,
     /// Requests a comparison of the kernel's state with the state that the daemon assumes.
     Check "check" 3,

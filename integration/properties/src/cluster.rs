@@ -333,7 +333,7 @@ impl Cluster {
         Some(self.apply(Event::SliceDeleted(name)))
     }
 
-    /// Moves the Node to another zone.
+    /// Moves the Node to a random zone.
     fn node(&mut self, chance: &mut Chance) -> Event {
         let node = self.node_at(chance.small(2));
         self.node = Some(node.clone());

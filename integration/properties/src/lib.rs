@@ -32,12 +32,11 @@
 //!   [`watch`].
 //! - Whenever no event and no work is left: the daemon has restored each service address whose
 //!   removal the kernel has reported.
-//! - At the end, after all faults, all events and two checks: the following properties. They
-//!   compare the state with a start on an empty kernel, with the same objects and node addresses.
-//! - The daemon's entries equal the entries of that start, and entries of other programs are
-//!   unchanged.
-//! - No more entries are pending than after that start.
-//! - Each address and port has the same endpoints as after that start.
+//! - At the end, after all faults, all events and two checks, the test compares the state with the
+//!   state after a start on an empty kernel, with the same objects and node addresses:
+//!   - The daemon's entries are equal, and entries of other programs are unchanged.
+//!   - No more entries are pending than after that start.
+//!   - Each address and port has the same endpoints.
 //!
 //! README.md describes how to run the tests, the defects that they found, and the kinds of defects
 //! that they detect.

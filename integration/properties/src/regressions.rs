@@ -32,7 +32,7 @@ pub fn folder() -> PathBuf {
 ///
 /// # Errors
 ///
-/// Fails if the folder or a file is unreadable, or if a file has another format.
+/// Fails if the folder or a file is unreadable, or if a file has a wrong format.
 pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
     let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();
@@ -48,7 +48,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
 ///
 /// # Errors
 ///
-/// Fails if the file is unreadable or has another format.
+/// Fails if the file is unreadable or has a wrong format.
 pub fn read_one(path: &Path) -> io::Result<Regression> {
     let text = fs::read_to_string(path)?;
     parse(path.to_owned(), &text)

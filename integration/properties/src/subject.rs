@@ -64,7 +64,8 @@ pub trait Subject {
         false
     }
 
-    /// Makes the next read miss the entry with this number.
+    /// Informs the subject that the daemon's next read misses an entry. The random number selects
+    /// the entry.
     fn passes_over(&mut self, _which: u64) {}
 
     /// Informs the subject that a write is complete.

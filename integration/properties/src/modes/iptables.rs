@@ -31,7 +31,7 @@ use real::RealKernel;
 /// Text that marks rules and chains of other programs.
 const THEIRS: &str = "theirs";
 
-/// A test write without effect.
+/// Lines of the write with which the daemon tests whether the kernel accepts any write.
 const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
 /// Chains with a rule for each Service port.

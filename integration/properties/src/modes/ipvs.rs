@@ -130,6 +130,7 @@ struct Ipvs {
     former: Former,
     /// Service addresses on the link, according to the kernel's last notification.
     on_link: BTreeSet<IpAddr>,
+    /// True if the link existed when the kernel last reported changes.
     had_link: bool,
     /// Value of `--ipvs-vip-mode` to use instead of [`VipMode::Address`] after a switch.
     routed: VipMode,
