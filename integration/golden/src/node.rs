@@ -2,8 +2,8 @@
 //! node1.
 //!
 //! ```text
-//!  this namespace                          another one
-//!  lo ── API server, kube-proxy            nothing, but the other end of the wire
+//!  this namespace                          another namespace
+//!  lo ── API server, kube-proxy            only the other end of the veth pair
 //!  eth0 192.168.99.10/24 fd00:99::10/64 ── eth0
 //! ```
 
@@ -510,7 +510,7 @@ fn options() -> Options {
     }
 }
 
-/// Replaces the objects of an API server with those of a phase.
+/// Replaces the objects of an API server with the objects of a phase.
 fn give(server: &Server, phase: &Phase) -> Result<()> {
     let wanted = Cluster::new(&options());
     wanted.apply_yaml(&phase.objects)?;

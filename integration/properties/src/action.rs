@@ -89,7 +89,8 @@ verbs! {
     Kill "kill" 2,
     /// Restarts the daemon's process with other settings.
     Switch "switch" 1,
-    /// A new mode takes over in the same process, once the threads of the old mode are idle.
+    /// A new instance of the mode takes over in the same process, once the threads of the old
+    /// instance are idle.
     Succeed "succeed" 1,
 }
 

@@ -223,7 +223,8 @@ impl<'a> World<'a> {
         self.lanes.clear();
     }
 
-    /// Starts another mode in the same process, and gives it the model of the previous mode.
+    /// Starts a new instance of the mode in the same process. It takes over the model of the
+    /// previous instance.
     fn succeed(&mut self) {
         self.kill();
         let (mode, lanes) = self.subject.start(self.now);
@@ -234,7 +235,7 @@ impl<'a> World<'a> {
         if self.subject.ends_with_process() {
             self.damaged();
         }
-        // The daemon passes every Service and the Node to the next mode.
+        // The daemon passes every Service and the Node to the new instance.
         self.say(|| "another one takes over".to_owned());
     }
 

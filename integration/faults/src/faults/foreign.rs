@@ -29,7 +29,8 @@ struct Damage<'a> {
     is_harmless: bool,
 }
 
-/// Default values of the fields. A fault sets some fields, and takes the others from `..DAMAGE`.
+/// Default values of the fields. A fault sets some fields, and takes the other fields from
+/// `..DAMAGE`.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",

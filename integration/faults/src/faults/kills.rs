@@ -73,7 +73,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 30);
     let mut slowest = Duration::ZERO;
     for kill in 0..times {
-        // Each kill interrupts a change at another moment.
+        // Each kill interrupts a change at a different moment.
         sleep(Duration::from_millis(250) + Duration::from_millis(37) * (kill % 11));
         s.c.kill()?;
         s.launch_on(&api, &[])?;
