@@ -208,8 +208,12 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
     let endpoints = slices.flat_map(|slice| slice.endpoints.iter());
     let endpoints = endpoints.take(ENDPOINTS_LOOKED_AT);
     let own = endpoints.filter(|one| one.placement.node.as_deref() == Some(name));
-    let mut pods: Vec<IpAddr> = own.map(|one| one.address).take(PODS).collect();
-    pods.dedup();
+    let mut pods = Vec::new();
+    for one in own {
+        if pods.len() < PODS && !pods.contains(&one.address) {
+            pods.push(one.address);
+        }
+    }
     pods
 }
 

@@ -113,7 +113,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "kube-proxy gets SIGTERM and starts again, several times.";
     operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
-        "An older binary (`BEFORE`) and this binary replace each other twice.";
+        "An older binary (`BEFORE`) and this binary replace each other five times.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
         "kube-proxy starts again with another scheduler, sync period, masquerade setting and `--ipvs-vip-mode`.";
     operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,

@@ -63,7 +63,7 @@ pub(crate) fn refused(model: &Model, heeding: &OptionSupport) -> Vec<String> {
     let lines = all.iter().take(TOLD_MAX).map(|one| one.line(model));
     let more = all.len().saturating_sub(TOLD_MAX);
     let rest =
-        (more > 0).then(|| format!("and {more} more external addresses that are not served"));
+        (more > 0).then(|| format!("and {more} more refused addresses, options and Services"));
     lines.chain(rest).collect()
 }
 

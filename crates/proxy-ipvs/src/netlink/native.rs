@@ -179,7 +179,7 @@ impl Native {
                 is_replaced: true,
                 message: format!(
                     "set {} of table {family} {TABLE} is not as kube-proxy makes it (its type is `{}`): an administrator or another \
-                     program has made it. The table is kube-proxy's alone: a start removes the set and rules of others that look \
+                     program has made it. The table is kube-proxy's alone: a start removes the set, and other programs' rules that look \
                      into it, and makes its own; if somebody needs them, move them to another table before",
                     set.name,
                     types.join(" . ")

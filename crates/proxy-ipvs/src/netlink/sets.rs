@@ -231,10 +231,12 @@ impl Sets {
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
-        0 => format!("nothing uses it: run `ipset destroy {name}`, and it is made anew"),
+        0 => {
+            format!("nothing uses it: run `ipset destroy {name}`, and kube-proxy creates it again")
+        }
         uses => format!(
             "{uses} rules or sets use it, so that `ipset destroy` alone will not do: stop kube-proxy, remove its rules and sets \
-             with `kube-proxy --cleanup`, then rules of others that `iptables-save | grep {name}` still shows, run `ipset destroy \
+             with `kube-proxy --cleanup`, then other programs' rules that `iptables-save | grep {name}` still shows, run `ipset destroy \
              {name}` if it is still there, and start kube-proxy"
         ),
     }
