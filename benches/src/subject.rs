@@ -18,7 +18,7 @@ pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
         stage.cell.subject.kind,
         SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
     ) {
-        // The bare loader prepares its messages and stops itself. It starts to write when the
+        // The bare loader prepares its messages and stops itself. It starts to write after the
         // benchmark continues it.
         let process = Process::start(command(stage)?, &log)?;
         floor::await_ready(process, stage.limit())

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_footprint_of_a_minimal_mode_explains_its_entries() {
+    fn a_footprint_explains_only_chains_in_its_list() {
         const TABLE: Space<'static> = Space::Nftables("small");
         const SMALL: Footprint = Footprint {
             nft_tables: &["small"],

@@ -289,7 +289,7 @@ impl LegacyTables {
         self.ask_revision(1, "MARK", 2)
     }
 
-    /// Checks that the kernel has or loads this revision of a match.
+    /// Checks that the kernel has or can load this revision of the match `name`.
     pub(crate) fn has_match(&self, name: &str, revision: u8) -> io::Result<()> {
         self.ask_revision(0, name, revision)
     }

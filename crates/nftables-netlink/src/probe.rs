@@ -203,7 +203,7 @@ impl Nftables {
 }
 
 /// Returns the changes of the test, each with the feature that it uses. The last two changes test
-/// no feature, because the kernel must refuse them.
+/// no feature: the kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {

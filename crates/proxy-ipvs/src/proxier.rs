@@ -502,9 +502,9 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // Reads the addresses again. If the write set the link down, the kernel removed the
-            // link's IPv6 addresses. If a bound address is within --nodeport-addresses, the address
-            // serves NodePorts.
+            // Reads the addresses again, for two reasons: the kernel removes the IPv6
+            // addresses of a link that a write sets down, and a bound address within
+            // --nodeport-addresses serves NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

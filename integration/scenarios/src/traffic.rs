@@ -36,7 +36,8 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// Number of replies by server and client address: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
 
-/// Sends `times` requests, each on a new connection (UDP: a new flow).
+/// Sends `times` requests, each on a new connection (UDP: a new flow). Counts the replies by server
+/// and client address.
 ///
 /// # Errors
 /// Fails if a request gets no reply.

@@ -223,8 +223,8 @@ fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> O
             clients.push(Client::new(from, to)?);
         }
     }
-    // Three kinds of flows must stay: flows to another Service, and flows from a pod and from the
-    // node to another host, at the port number of the node port.
+    // These flows must stay: flows to another Service, and flows to another host whose port has
+    // the number of the node port, from a pod and from the node.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
