@@ -20,6 +20,8 @@
 //!   ([`Cover`]).
 //! - Rules of iptables mode match packets before IPVS does, and the shim replaces these rules. So
 //!   the shim is written after all other entries that serve.
+//! - After `--ipvs-shim` moved the shim to nftables, the old rules stay until the new sets are
+//!   filled. The old rules do not know new virtual servers, so these wait for the new rules.
 
 mod addresses;
 mod budget;
