@@ -10,7 +10,8 @@
 //! the Services. Two kinds of addresses also stay:
 //!
 //! * cluster IPs: the API server has assigned them, and clients may reach the API server through
-//! them; * addresses for which the kernel's state does not show whether they are cluster IPs.
+//!   them;
+//! * addresses for which the kernel's state does not show whether they are cluster IPs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
