@@ -255,10 +255,7 @@ impl Native {
 
     /// Adds and removes members in one transaction.
     fn apply_together(&mut self, run: &[Op]) -> Vec<Outcome> {
-        let writes: Vec<(Direction, SetElement)> =
-            run.iter().filter_map(|op| self.write(op)).collect();
-        let runs = runs(&writes);
-        let changes = self.changes(&runs);
+        let changes = self.changes(self.runs(run));
         match self.commit(changes) {
             Ok(()) => vec![Outcome::Done; run.len()],
             Err(Failure::Unknown) => vec![Outcome::Unknown; run.len()],
@@ -266,11 +263,10 @@ impl Native {
                 if may_be_a_strangers(&refusal) {
                     self.remove_strangers();
                 }
-                let runs: Vec<Run> = runs;
                 let mut outcomes = Vec::new();
-                for run in &runs {
-                    let outcome = self.try_alone(run);
-                    outcomes.extend(vec![outcome; run.elements.len()]);
+                for run in self.runs(run) {
+                    let count = run.elements.len();
+                    outcomes.extend(vec![self.try_alone(run); count]);
                 }
                 outcomes
             }
@@ -294,17 +290,37 @@ impl Native {
         Some((direction, place(set, member, self.family)))
     }
 
-    fn changes(&self, runs: &[Run]) -> Vec<Change> {
-        let changes = runs.iter().flat_map(|run| {
-            let elements = run.elements.clone();
-            let name = run.set.clone();
-            let change = match run.direction {
-                Direction::Comes => Change::AddElements(name, elements),
-                Direction::Goes => Change::DeleteElements(name, elements),
-            };
-            self.part(&run.set).into_iter().chain([change])
-        });
-        changes.collect()
+    /// Groups consecutive writes by kernel set and by direction (add or remove).
+    fn runs(&self, ops: &[Op]) -> Vec<Run> {
+        // One of our sets may be several kernel sets, one for each prefix length. Each kernel set
+        // gets its own run of writes.
+        let mut runs: Vec<Run> = Vec::new();
+        let writes = ops.iter().filter_map(|op| self.write(op));
+        for (direction, SetElement { set, element }) in writes {
+            match runs.last_mut() {
+                Some(run) if run.set == set && run.direction == direction => {
+                    run.elements.push(element);
+                }
+                _ => runs.push(Run {
+                    set,
+                    direction,
+                    elements: vec![element],
+                }),
+            }
+        }
+        runs
+    }
+
+    fn changes(&self, runs: Vec<Run>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for run in runs {
+            changes.extend(self.part(&run.set));
+            changes.push(match run.direction {
+                Direction::Comes => Change::AddElements(run.set, run.elements),
+                Direction::Goes => Change::DeleteElements(run.set, run.elements),
+            });
+        }
+        changes
     }
 
     /// Returns the change that creates a set for one prefix length. The transaction that adds
@@ -317,25 +333,34 @@ impl Native {
     }
 
     /// Adds or removes the elements of one set, in a transaction of its own.
-    fn try_alone(&mut self, run: &Run) -> Outcome {
-        let mut changes: Vec<Change> = self.part(&run.set).into_iter().collect();
-        let add = Change::AddElements(run.set.clone(), run.elements.clone());
-        let delete = Change::DeleteElements(run.set.clone(), run.elements.clone());
-        match run.direction {
-            Direction::Comes => changes.push(add),
-            Direction::Goes => changes.extend([add, delete]),
-        }
-        let name = &run.set;
+    fn try_alone(&mut self, run: Run) -> Outcome {
+        let (name, direction) = (run.set.clone(), run.direction);
+        let runs = match direction {
+            Direction::Comes => vec![run],
+            // Adds the elements before it removes them, because nftables refuses to remove a
+            // missing element.
+            Direction::Goes => {
+                let direction = Direction::Comes;
+                vec![
+                    Run {
+                        direction,
+                        ..run.clone()
+                    },
+                    run,
+                ]
+            }
+        };
+        let changes = self.changes(runs);
         let is_missing = |failure: &Failure| matches!(failure, Failure::Refused(refusal) if refusal.errno == libc::ENOENT);
         match self.commit(changes) {
             Ok(()) => Outcome::Done,
-            Err(failure) if is_missing(&failure) => match run.direction {
+            Err(failure) if is_missing(&failure) => match direction {
                 Direction::Goes => Outcome::Done,
                 Direction::Comes => surprise(format!(
                     "set {name} no longer exists; kube-proxy creates it again"
                 )),
             },
-            Err(failure) => failure.outcome(name),
+            Err(failure) => failure.outcome(&name),
         }
     }
 
@@ -464,27 +489,6 @@ impl Failure {
             }
         }
     }
-}
-
-/// Groups consecutive writes by kernel set and by direction (add or remove).
-fn runs(writes: &[(Direction, SetElement)]) -> Vec<Run> {
-    // One of our sets may be several kernel sets, one for each prefix length. Each kernel set gets
-    // its own run of writes.
-    let mut runs: Vec<Run> = Vec::new();
-    for (direction, SetElement { set, element }) in writes {
-        let element = element.clone();
-        match runs.last_mut() {
-            Some(run) if run.set == *set && run.direction == *direction => {
-                run.elements.push(element);
-            }
-            _ => runs.push(Run {
-                set: set.clone(),
-                direction: *direction,
-                elements: vec![element],
-            }),
-        }
-    }
-    runs
 }
 
 /// Returns true if a kernel set equals the wanted definition. Ignores comments and names of packet
