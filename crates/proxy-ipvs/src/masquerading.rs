@@ -331,6 +331,22 @@ pub(crate) fn would_drop(tables: &Tables, new: impl Fn(Set) -> bool) -> bool {
     })
 }
 
+/// Returns true if new rules would give packets a mark that a plan replaces soon. The virtual server
+/// of the former mark may have no endpoints any more. Ignores addresses at which the kernel refuses
+/// to add or remove a mark.
+pub(crate) fn awaits_next_mark(tables: &Tables) -> bool {
+    let table = tables.members(Set::LocalMark);
+    let pending = table.pending().filter(|member| !table.is_failing(member));
+    let (next, former): (Vec<&Member>, Vec<&Member>) =
+        pending.partition(|member| table.wanted(member).is_some());
+    let at = |member: &Member| Set::LocalMark.service_address(member);
+    let next: HashSet<_> = next.into_iter().filter_map(at).collect();
+    former
+        .into_iter()
+        .filter_map(at)
+        .any(|at| next.contains(&at))
+}
+
 /// Returns true if packets still get the mark of this virtual server.
 pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {

@@ -20,9 +20,13 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     // Waits for the sets: the kernel refuses a rule that names a missing set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
+    let replaces_marks = of.claims.may_delete && of.knows(Part::Servers);
     let must_wait = awaits_sets
         || of.cover.awaits_emptying(tables, of.now)
         || (of.claims.may_delete && masquerading::would_drop(tables, |set| of.lacks_rule(set)))
+        || (replaces_marks
+            && of.lacks_rule(Set::LocalMark)
+            && masquerading::awaits_next_mark(tables))
         || (!is_exact && masquerading::needs_marks(tables, of.knows(Part::Servers)));
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
