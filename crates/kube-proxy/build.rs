@@ -3,7 +3,7 @@
 //!
 //! 1. The environment variable `KUBE_PROXY_COMMIT`. A build outside the repository sets it.
 //! 2. The files of git. This script does not run the program `git`, which may be missing or may
-//!    distrust the folder.
+//!    distrust the directory.
 //! 3. The word `unknown`.
 //!
 //! Cargo runs this script again after a new commit, but not after an edit.
@@ -26,7 +26,7 @@ fn main() {
     println!("cargo::rustc-env={GIVEN}={commit}");
 }
 
-/// Returns the commit that is checked out in a folder, if the folder is a repository.
+/// Returns the commit that is checked out in a directory, if the directory is a repository.
 fn of_repository(folder: &Path) -> Option<String> {
     let git = git_folder(folder)?;
     let head = read(&git.join("HEAD"))?;
@@ -38,14 +38,14 @@ fn of_repository(folder: &Path) -> Option<String> {
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // Makes Cargo watch the folder, because the next commit creates a file for the branch.
+        // Makes Cargo watch the directory, because the next commit creates a file for the branch.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)
     })
 }
 
-/// Returns the folder that contains git's files, if any.
+/// Returns the directory that contains git's files, if any.
 fn git_folder(folder: &Path) -> Option<PathBuf> {
     let git = folder.join(".git");
     if git.is_dir() {

@@ -16,7 +16,7 @@ const ENDED: &Footprint = &Footprint {
 };
 
 /// Runs the test in a child process, which hides `/usr/sbin` by mounts, because the cleanup also
-/// searches that folder for programs.
+/// searches that directory for programs.
 #[test]
 fn state_that_a_failing_program_cannot_read_is_reported() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

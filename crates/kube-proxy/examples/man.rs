@@ -1,4 +1,4 @@
-//! Writes the man pages of kube-proxy and its subcommands to a folder.
+//! Writes the man pages of kube-proxy and its subcommands to a directory.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

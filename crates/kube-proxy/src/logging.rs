@@ -226,8 +226,8 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
 }
 
 /// Reports whether a pattern of `--vmodule` matches a source file. `*` matches any text, and `?`
-/// any character. As in klog, a pattern without a folder is compared with the file's name without
-/// folder and suffix.
+/// any character. As in klog, a pattern without a directory is compared with the file's name
+/// without directory and suffix.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {

@@ -16,7 +16,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use tracing::info;
 
-/// Folder of the socket file. If the pod's root is read-only, the pod mounts a volume at
+/// Directory of the socket file. If the pod's root is read-only, the pod mounts a volume at
 /// `/run/kube-proxy`.
 const FOLDER: &str = "/run/kube-proxy/inspect";
 /// Abstract name of the socket (unix(7)), for a node where the socket file cannot be created.
@@ -61,7 +61,7 @@ impl Drop for OwnFile {
 }
 
 impl SocketLocations {
-    /// Returns the addresses with this folder and this abstract name.
+    /// Returns the addresses with this directory and this abstract name.
     pub fn of(folder: &Path, name: &str) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -70,7 +70,7 @@ impl SocketLocations {
     }
 
     /// Returns the socket file of this network namespace. Daemons of several namespaces may share a
-    /// folder.
+    /// directory.
     pub fn file(&self) -> io::Result<PathBuf> {
         let namespace = fs::metadata(NAMESPACE)?.ino();
         Ok(self.folder.join(format!("{namespace}.sock")))
@@ -115,7 +115,7 @@ impl SocketLocations {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     }
 
-    /// Creates the folder, writable only for this user and root.
+    /// Creates the directory, writable only for this user and root.
     fn own_folder(&self) -> io::Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent)?;
@@ -137,7 +137,7 @@ impl SocketLocations {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // Detects a read-only file system, where the calls above succeed if the folder already
+        // Detects a read-only file system, where the calls above succeed if the directory already
         // exists.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
@@ -180,8 +180,8 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // Tries the abstract name, because a daemon would also refuse another user's folder and
-            // bind the abstract name instead.
+            // Tries the abstract name, because a daemon would also refuse another user's directory
+            // and bind the abstract name instead.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),
@@ -190,8 +190,8 @@ impl SocketLocations {
         }
     }
 
-    /// Returns true if the socket folder's path exists but is not a folder, or if the folder's
-    /// owner is not trusted. A daemon refuses such a folder.
+    /// Returns true if the socket directory's path exists but is not a directory, or if the
+    /// directory's owner is not trusted. A daemon refuses such a directory.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))

@@ -148,7 +148,7 @@ fn is_protocol(text: Option<&str>, protocol: Protocol) -> bool {
 pub enum Registry {
     /// An API server.
     Api(Client),
-    /// A folder of manifests.
+    /// A directory of manifests.
     Manifests(PathBuf),
 }
 
@@ -164,7 +164,7 @@ pub enum WhereaboutsError {
     /// The request cannot be built.
     #[error("its EndpointSlices cannot be asked for: {0}")]
     Request(#[from] http::Error),
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     #[error("the folder of manifests cannot be read: {0}")]
     Folder(#[from] std::io::Error),
 }
@@ -228,7 +228,7 @@ fn read_folder(
 }
 
 /// Reports whether a document may contain a Service's name. The caller skips all other documents,
-/// because decoding a folder of thousands of Services takes seconds. Returns true for a document
+/// because decoding a directory of thousands of Services takes seconds. Returns true for a document
 /// with a backslash, because escapes may hide the name.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
@@ -420,8 +420,8 @@ mod tests {
         assert_eq!(found.endpoints.len(), 2);
     }
 
-    /// Checks which manifests are decoded. Decoding a whole folder with 1,200 Services once took 2
-    /// s, so the page showed no pod names.
+    /// Checks which manifests are decoded. Decoding a whole directory with 1,200 Services once took
+    /// 2 s, so the page showed no pod names.
     #[test]
     fn only_manifests_that_contain_the_services_name_are_decoded() {
         for (text, name, wanted) in [

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 /// Reason why a source cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The folder of manifests cannot be watched.
+    /// The directory of manifests cannot be watched.
     #[error("cannot watch manifests in {}: {source}; {advice}", folder.display())]
     Manifests {
-        /// Folder of manifests.
+        /// Directory of manifests.
         folder: PathBuf,
         /// Advice to the operator.
         advice: &'static str,

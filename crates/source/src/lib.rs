@@ -1,12 +1,12 @@
-//! Reads Services from an API server or a folder of manifests. Each source is a stream of
+//! Reads Services from an API server or a directory of manifests. Each source is a stream of
 //! [`Event`]s that never ends.
 //!
 //! ```text
 //!   Settings ─▶ open ─┬─▶ api: lists and watches ──▶ decode ─┬─▶ Event
-//!                     └─▶ manifests: a folder ─────▶ decode ─┘
+//!                     └─▶ manifests: a directory ──▶ decode ─┘
 //! ```
 //!
-//! - **Permanent errors**, such as a missing folder or an invalid kubeconfig: returned as a
+//! - **Permanent errors**, such as a missing directory or an invalid kubeconfig: returned as a
 //!   [`StartError`].
 //! - **Temporary errors**, such as an API server that is down or a broken file: logged and retried.
 //!   They delete no objects.
@@ -41,7 +41,7 @@ pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 pub struct Source {
     /// Events of the source. The stream never ends.
     pub events: BoxStream<'static, Event>,
-    /// Client of the API server. `None`: the source is a folder.
+    /// Client of the API server. `None`: the source is a directory of manifests.
     pub client: Option<Client>,
     /// Access to details of objects that events omit.
     pub registry: Registry,
@@ -49,7 +49,7 @@ pub struct Source {
     pub from: String,
     /// Addresses at which this process reaches the API server.
     pub addresses: ApiServerAddresses,
-    /// Current failures of the API server. A folder has no failures.
+    /// Current failures of the API server. A directory of manifests has no failures.
     pub troubles: Troubles,
 }
 

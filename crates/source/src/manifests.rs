@@ -1,4 +1,4 @@
-//! Services from a folder of manifests: `--manifests DIR`.
+//! Services from a directory of manifests: `--manifests DIR`.
 //!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
@@ -8,11 +8,11 @@
 //!   `List`.
 //! - **Kinds**: Services, EndpointSlices, ServiceCIDRs and this node's own Node. Other kinds are
 //!   ignored.
-//! - **Changes**: inotify watches the folder, without polling. The folder may be a mounted
-//!   ConfigMap. Programs may write files in place, or rename them into the folder.
+//! - **Changes**: inotify watches the directory, without polling. The directory may be a mounted
+//!   ConfigMap. Programs may write files in place, or rename them into the directory.
 //! - **Thread**: a separate thread watches and reads, because reading and parsing files blocks.
 //!
-//! The thread does not read sub-folders, allocate addresses, or find pods. The author of the
+//! The thread does not read subdirectories, allocate addresses, or find pods. The author of the
 //! Services also writes the EndpointSlices.
 
 mod document;
@@ -40,12 +40,13 @@ use tracing::{info, warn};
 use crate::error::StartError;
 use folder::{ChangedFiles, Folder};
 
-/// Pause without changes before the folder is read, because one save causes several events.
+/// Pause without changes before the directory is read, because one save causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Pause while a writer has a file open, because a half-written file may look like a complete file
 /// with fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// Pause after the folder itself was replaced, because its creator may still be filling the folder.
+/// Pause after the directory itself was replaced, because its creator may still be filling the
+/// directory.
 const REFILLED: Duration = Duration::from_secs(1);
 /// Longest delay of a read while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
@@ -61,7 +62,7 @@ const IN_FLIGHT: usize = 1;
 ///
 /// # Errors
 ///
-/// Returns [`StartError::Manifests`] if the folder cannot be watched.
+/// Returns [`StartError::Manifests`] if the directory cannot be watched.
 pub fn stream(
     folder: &Path,
     node: &str,
@@ -138,13 +139,14 @@ impl Drop for Manifests {
     }
 }
 
-/// Event that wakes the thread of the folder.
+/// Event that wakes the thread of the directory.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,
 }
 
-/// Runs the thread that reads the folder, now and after each change, until the stream is dropped.
+/// Runs the thread that reads the directory, now and after each change, until the stream is
+/// dropped.
 fn follow(
     mut watch: Watch,
     mut folder: Folder,
@@ -186,8 +188,9 @@ fn follow(
     }
 }
 
-/// Inotify watches on the folder, and on the nearest existing folder above it. The watch on the
-/// folder above reports when the folder is replaced, or when a symbolic link changes its target.
+/// Inotify watches on the directory, and on the nearest existing directory above it. The watch on
+/// the directory above reports when the directory is replaced, or when a symbolic link changes its
+/// target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,
@@ -211,7 +214,7 @@ impl Watch {
     }
 
     /// Watches the paths that exist now. The watches do not report changes before this call, so the
-    /// caller must read the folder afterwards.
+    /// caller must read the directory afterwards.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
             // Ignores the error: the kernel has already dropped the watches of removed paths.
@@ -294,13 +297,13 @@ impl Watch {
     }
 }
 
-/// Changes in the folder that the next read covers.
+/// Changes in the directory that the next read covers.
 #[derive(Debug, Default)]
 struct Batch {
     touched: ChangedFiles,
     /// Files that are open for writing.
     unfinished: HashSet<OsString>,
-    /// True if the folder itself, or a folder above it, changed.
+    /// True if the directory itself, or a directory above it, changed.
     is_folder: bool,
     was_folder: bool,
 }

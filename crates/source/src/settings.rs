@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Source of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
-    /// A folder of manifests.
+    /// A directory of manifests.
     Manifests(PathBuf),
     /// An API server.
     Api(Api),
@@ -26,7 +26,7 @@ pub struct Api {
     pub service_cidrs: ServiceCidrWatch,
 }
 
-/// Use of ServiceCIDRs, the networks of ClusterIPs. This setting has no effect on a folder of
+/// Use of ServiceCIDRs, the networks of ClusterIPs. This setting has no effect on a directory of
 /// manifests, whose ServiceCIDRs are always read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrWatch {

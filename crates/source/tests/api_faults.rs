@@ -602,8 +602,8 @@ async fn a_rotated_token_is_used_at_once() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // A relative path names a token file in the folder of the kubeconfig. The file has precedence
-    // over an inline token.
+    // A relative path names a token file in the directory of the kubeconfig. The file has
+    // precedence over an inline token.
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();

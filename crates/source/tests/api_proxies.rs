@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 const PASSWORD: &str = "p@ss:w/rd";
 const ENCODED: &str = "p%40ss%3Aw%2Frd";
 
-/// An API server with TLS, the authority of its certificate, and a folder with a kubeconfig.
+/// An API server with TLS, the authority of its certificate, and a directory with a kubeconfig.
 struct World {
     authority: Authority,
     server: Server,

@@ -74,7 +74,7 @@ async fn the_kubeadm_kubeconfig_with_a_rotating_token_works() {
     let server = serve(Options { tokens, ..options }).await;
     folder.write("ca.crt", &authority.certificate());
     folder.write("token", "first\n");
-    // Relative paths begin at the kubeconfig's folder.
+    // Relative paths begin at the kubeconfig's directory.
     let cluster = json!({"certificate-authority": "ca.crt"});
     let user = json!({"tokenFile": folder.0.join("token")});
     let (log, _guard) = Log::start();

@@ -19,8 +19,8 @@ use crate::logging::settings::LogFormat;
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// A configuration file in its own temporary folder. Dropping the value removes the file and the
-/// folder.
+/// A configuration file in its own temporary directory. Dropping the value removes the file and the
+/// directory.
 struct File(PathBuf);
 
 impl File {

@@ -7,7 +7,7 @@
 //! - `L` is I, W or E.
 //! - The time is local and has no year.
 //! - As in klog, `threadid` is the process id, right-aligned in seven columns.
-//! - `file` is printed without its folder.
+//! - `file` is printed without its directory.
 //! - Message and texts are quoted as in Go (`strconv.Quote`).
 //!
 //! There is one difference. klog splits a text with line breaks into several lines, between `key=<`
@@ -50,7 +50,7 @@ struct Header<'a> {
     level: Level,
     at: DateTime,
     process: u32,
-    /// Source file with its folder.
+    /// Source file with its directory.
     file: &'a str,
     line: u32,
 }

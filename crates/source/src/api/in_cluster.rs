@@ -6,7 +6,7 @@ use std::path::Path;
 use kube::config::Kubeconfig;
 use serde_json::json;
 
-/// Folder in which the kubelet mounts a Pod's service account credentials.
+/// Directory in which the kubelet mounts a Pod's service account credentials.
 pub(super) const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Builds the kubeconfig. `variable` returns the value of an environment variable. If a variable is

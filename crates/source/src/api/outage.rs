@@ -74,7 +74,7 @@ struct OngoingOutage {
 }
 
 /// Current failures of a source, for readers on other tasks. `None` if the source cannot have
-/// outages, like a folder. Clones share the failures.
+/// outages, like a directory of manifests. Clones share the failures.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 

@@ -1,5 +1,5 @@
-//! Objects in a folder of manifests, and the changes since the last read. Reads files, but does not
-//! watch them.
+//! Objects in a directory of manifests, and the changes since the last read. Reads files, but does
+//! not watch them.
 //!
 //! ```text
 //!   files:   web.yaml ─▶ { Service default/web: content, … }
@@ -25,11 +25,11 @@ use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// State of a folder of manifests at the last read.
+/// State of a directory of manifests at the last read.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Name of this node. The folder ignores Node objects with other names.
+    /// Name of this node. Node objects with other names are ignored.
     node: Box<str>,
     files: BTreeMap<OsString, File>,
     claims: HashMap<Key, BTreeSet<OsString>>,
@@ -92,7 +92,7 @@ impl ChangedFiles {
     }
 }
 
-/// Result of a read of the folder.
+/// Result of a read of the directory.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
@@ -112,7 +112,8 @@ impl Folder {
         }
     }
 
-    /// Reads the folder. If the folder is missing or cannot be listed, fails and changes nothing.
+    /// Reads the directory. If the directory is missing or cannot be listed, fails and changes
+    /// nothing.
     pub(super) fn look(&mut self, touched: &ChangedFiles) -> io::Result<FolderUpdate> {
         let mut present = BTreeSet::new();
         for entry in fs::read_dir(&self.path)? {
@@ -172,8 +173,8 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // The file was deleted after the folder was listed. (The folder would still list a
-            // dangling symbolic link.)
+            // The file was deleted after the directory was listed. (The directory would still list
+            // a dangling symbolic link.)
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -328,7 +329,7 @@ impl Folder {
     }
 }
 
-/// State of one read of the folder.
+/// State of one read of the directory.
 #[derive(Debug, Default)]
 struct FolderRead {
     /// Content before the read, for each object in the old or new version of a changed file.

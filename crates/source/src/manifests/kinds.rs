@@ -1,7 +1,7 @@
 //! Finds kinds that look like a misspelt `Service` or another kind that the proxy reads.
 //!
-//! A folder may contain manifests of any kind, and the proxy silently ignores other kinds. But it
-//! reports a misspelt kind, because the author expects the proxy to serve the object.
+//! A directory may contain manifests of any kind, and the proxy silently ignores other kinds. But
+//! it reports a misspelt kind, because the author expects the proxy to serve the object.
 
 /// Kinds that the proxy reads, each with its `apiVersion`.
 const PROXIED: [(&str, &str); 9] = [

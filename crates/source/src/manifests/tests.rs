@@ -11,7 +11,7 @@ use proxy::{Event, Kind};
 use super::folder::{ChangedFiles, Folder, FolderUpdate};
 use super::stream;
 
-/// Folder that is deleted at the end of the test.
+/// Directory that is deleted at the end of the test.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -87,8 +87,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Reads the folder as if all files had changed. So the read also detects a second write within one
-/// tick of the file system's clock.
+/// Reads the directory as if all files had changed. So the read also detects a second write within
+/// one tick of the file system's clock.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
         is_all: true,
@@ -334,7 +334,7 @@ fn a_manifest_folder_that_cannot_be_watched_is_an_error() {
     }
 }
 
-/// Stream of a folder, with a timeout for each event.
+/// Event stream of a directory, with a timeout for each event.
 struct Watched(BoxStream<'static, Event>);
 
 impl Watched {
@@ -450,8 +450,8 @@ async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // Creates the folder again and fills it slowly. The source must ignore the folder while it is
-    // still empty.
+    // Creates the directory again and fills it slowly. The source must ignore the directory while
+    // it is still empty.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

@@ -1,5 +1,5 @@
-//! Helpers for tests of sources: a stream with a timeout, a folder with a kubeconfig, the log, and
-//! a scripted server.
+//! Helpers for tests of sources: a stream with a timeout, a directory with a kubeconfig, the log,
+//! and a scripted server.
 
 pub(crate) mod scripted;
 
@@ -144,7 +144,7 @@ pub(crate) fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
 }
 
-/// Folder that is deleted at the end of the test.
+/// Directory that is deleted at the end of the test.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {

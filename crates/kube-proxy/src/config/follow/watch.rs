@@ -1,6 +1,6 @@
 //! Watches the configuration file.
 //!
-//! The watch covers the file's whole folder, because programs may replace the file itself. The
+//! The watch covers the file's whole directory, because programs may replace the file itself. The
 //! kubelet changes a mounted ConfigMap by a symbolic link beside the file. Editors rename files.
 
 use std::fmt::Display;

@@ -18,7 +18,8 @@ pub(crate) enum OwnNode {
 }
 
 impl OwnNode {
-    /// Returns the requirement of a source. A folder of manifests does not have to contain a Node.
+    /// Returns the requirement of a source. A directory of manifests does not have to contain a
+    /// Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Manifests(_) => Self::Optional,
@@ -37,7 +38,7 @@ pub(crate) enum SideKinds {
 }
 
 impl SideKinds {
-    /// Returns the optional kinds for which a start with this source waits. From a folder of
+    /// Returns the optional kinds for which a start with this source waits. From a directory of
     /// manifests, ServiceCIDRs arrive together with all other objects.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {

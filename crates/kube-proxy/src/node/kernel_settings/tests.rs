@@ -204,7 +204,7 @@ fn a_failed_required_kernel_setting_ends_the_start() {
     fs::write(links.join("dev"), text).unwrap();
     assert!(ProxyMode::Ipvs.definition().has_served(&root));
 
-    // Replaces the setting's file with a folder, so that writing fails.
+    // Replaces the setting's file with a directory, so that writing fails.
     for row in rows() {
         fs::remove_file(root.join(row.path)).unwrap();
         fs::create_dir(root.join(row.path)).unwrap();
@@ -246,7 +246,7 @@ fn a_kernel_setting_error_names_the_setting_and_next_step() {
         }
     };
     facts.conntrack.max_per_core = 1;
-    // Replaces the setting's file with a folder, so that writing fails.
+    // Replaces the setting's file with a directory, so that writing fails.
     let max = "proc/sys/net/netfilter/nf_conntrack_max";
     fs::remove_file(root.join(max)).unwrap();
     fs::create_dir(root.join(max)).unwrap();
