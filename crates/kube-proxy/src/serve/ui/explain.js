@@ -6,7 +6,7 @@ import { ask } from './poll.js';
 import { SENDERS } from './service.js';
 import { api, bytes, count, counted, link, percent } from './words.js';
 
-/** Number of branches up to which all are open. With more branches, only the first is open. */
+/** Largest number of branches that are all open at first. With more, only the first is open. */
 const OPEN = 3;
 /** Number of branches that are drawn at once. The rest is drawn on demand. */
 const DRAWN = 20;
@@ -100,7 +100,7 @@ function merged(walks, from = 0) {
     if (group) group.push(walk);
     else groups.push([walk]);
   }
-  // All paths share all steps, but end differently.
+  // All paths have the same steps, but different ends.
   if (groups.length === 1) return { steps, branches: walks.map((walk) => ({ steps: [], walk, chance: walk.chance })) };
   return { steps, branches: groups.map((group) => ({ ...merged(group, at), chance: group.reduce((sum, walk) => sum + walk.chance, 0) })) };
 }

@@ -1,11 +1,11 @@
-// Polls while the page is visible, at most every two seconds. Slow answers are polled less often, so
-// that they take no more than a sixth of the node's time.
+// Polls the daemon while the page is visible. The pause after an answer is five times as long as the
+// answer took, but at least two and at most 30 seconds.
 
 const EVERY = 2000;
 const PATIENCE = 15_000;
 const SLOWEST = 30_000;
 
-/** An error that the daemon returned. */
+/** An error response of the daemon. */
 export class Refusal extends Error {
   constructor(status, says) {
     super(says);
@@ -23,7 +23,7 @@ export async function ask(path, signal) {
   try {
     says = JSON.parse(text).error ?? says;
   } catch {
-    // Not JSON of the API: show the text as it is.
+    // The text is not a JSON object of the API, so the page shows it unchanged.
   }
   throw new Refusal(answer.status, says || `HTTP status ${answer.status}`);
 }

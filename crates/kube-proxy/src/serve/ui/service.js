@@ -1,4 +1,5 @@
-// One Service: the addresses of each port, and its endpoints. Each endpoint has the reason why it is in or out.
+// One Service: the addresses of each port, and its endpoints. For each endpoint, the reason why it
+// receives traffic or not.
 
 import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';

@@ -154,7 +154,7 @@ function addresses(port) {
   return [h('code', null, first.at), others.length > 0 ? h('span', { class: 'quiet' }, ` and ${count(others.length)} more`) : null];
 }
 
-/** Counts endpoints: in, out and draining. */
+/** Formats the numbers of endpoints that receive traffic (in), that do not (out), and that drain. */
 export function endpoints({ total, used, draining }) {
   const drains = draining > 0 ? `, ${count(draining)} draining` : '';
   if (total === 0) return state('off', `none${drains}`);

@@ -50,7 +50,7 @@ const RATES = [
   { title: 'New/s', number: true }, { title: 'Packets/s', number: true }, { title: 'Bytes/s', number: true },
 ];
 
-/** Sorts by rate, and adds the share of each in the highest rate. */
+/** Sorts rows by rate, and adds to each row its rate relative to the highest rate. */
 function sorted(all, order) {
   const [, by] = ORDERS[order];
   const most = all.reduce((largest, each) => Math.max(largest, by(each.rate)), 0);

@@ -3,17 +3,17 @@
 const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
 
-/** Formats `12,345`. */
+/** Formats a number, such as `12,345`. */
 export function count(number) {
   return number === undefined || number === null ? '' : whole.format(number);
 }
 
-/** Formats `1 endpoint`, `2 endpoints`. */
+/** Formats a number with its noun, such as `1 endpoint` or `2 endpoints`. */
 export function counted(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-/** Formats `0.3`, `12`, `1.2 k`. */
+/** Abbreviates a number, such as `0.3`, `12` or `1.2 k`. */
 export function scaled(number) {
   if (number === undefined || number === null) return '';
   if (number >= 1e9) return `${tenths.format(number / 1e9)} G`;
@@ -22,7 +22,7 @@ export function scaled(number) {
   return number >= 100 ? whole.format(number) : tenths.format(number);
 }
 
-/** Formats `512 B`, `1.5 KiB`. */
+/** Formats a number of bytes, such as `512 B` or `1.5 KiB`. */
 export function bytes(number) {
   if (number === undefined || number === null) return '';
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
@@ -35,7 +35,7 @@ export function bytes(number) {
   return `${left >= 100 || at === 0 ? whole.format(left) : tenths.format(left)} ${units[at]}`;
 }
 
-/** Formats `0.3 s`, `42 s`, `3 min 5 s`, `2 h 7 min`, `12 d 3 h`. */
+/** Formats a duration, such as `0.3 s`, `42 s`, `3 min 5 s`, `2 h 7 min` or `12 d 3 h`. */
 export function duration(seconds) {
   if (seconds === undefined || seconds === null) return '';
   if (seconds < 10) return `${tenths.format(seconds)} s`;
@@ -48,7 +48,7 @@ export function duration(seconds) {
   return two(Math.floor(s / 86400), 'd', Math.floor((s % 86400) / 3600), 'h');
 }
 
-/** Formats `33.3 %`. */
+/** Formats a share as a percentage, such as `33.3 %`. */
 export function percent(share) {
   const hundredths = share * 100;
   if (hundredths > 0 && hundredths < 0.1) return 'under 0.1 %';
@@ -64,7 +64,7 @@ export function moment(text) {
   return isToday ? date.toLocaleTimeString(undefined, withZone) : date.toLocaleString(undefined, withZone);
 }
 
-/** Formats `http 80/TCP`, `80/TCP`. */
+/** Formats a port, such as `http 80/TCP` or `80/TCP`. */
 export function portName(port) {
   const number = `${port.port}/${port.protocol}`;
   return port.name ? `${port.name} ${number}` : number;

@@ -1,6 +1,6 @@
 // Writes Kubernetes objects as upstream's own serializers do: `cases/NAME.pb` beside `cases/NAME.json`.
 //
-// NAME.pb and NAME.json are lists as a server answers with them; NAME.watch.pb and NAME.watch.json are watches.
+// NAME.pb and NAME.json are lists as a server returns them; NAME.watch.pb and NAME.watch.json are watches.
 // Built in Kubernetes' tree (v1.36.2): `go build -o vectors ./PATH/TO/THIS`, then `./vectors FOLDER`.
 package main
 
@@ -151,7 +151,8 @@ func gone(code int32, reason metav1.StatusReason, message string, causes ...meta
 		Details: &metav1.StatusDetails{Causes: causes, RetryAfterSeconds: 1}}
 }
 
-// As k8s.io/apiserver's watch server writes: the object in its envelope, in an event without one, in a frame.
+// Writes events as k8s.io/apiserver's watch server does: each object in its envelope, in an event
+// without an envelope, in a frame.
 func watched(events []watch.Event, codec, envelope runtime.Serializer, framer runtime.Framer) []byte {
 	var out bytes.Buffer
 	frames := framer.NewFrameWriter(&out)
