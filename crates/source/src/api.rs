@@ -4,7 +4,7 @@
 //!   Services ───────┐ one ListWatch each, on its own task
 //!   EndpointSlices ─┼─▶ events
 //!   the own Node ───┤        └─▶ Outage: logs the start and the end of an outage, once each
-//!   ServiceCIDRs ───┘ only if the settings ask for them
+//!   ServiceCIDRs ───┘ only if the settings request them
 //! ```
 //!
 //! - The crate `kube` provides kubeconfig, TLS and HTTP.
@@ -76,7 +76,7 @@ pub trait Counter: Layer<Transport, Service = Self::CountingService> {
         + Clone
         + Send
         + 'static;
-    /// The body of a response.
+    /// Body of a response that passed through the layer.
     type Body: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 }
 

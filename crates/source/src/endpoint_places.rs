@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use crate::decode::address::not_of_an_endpoint;
 use crate::manifests;
 
-/// Label of a slice with the name of its Service.
+/// Label of an EndpointSlice that contains the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
 /// Maximum number of slices in a response. 1,000 slices have up to 100,000 endpoints.
@@ -55,7 +55,7 @@ type SlicePorts = Vec<(Option<String>, Option<String>, Option<u16>)>;
 
 #[derive(Debug, Clone)]
 struct ListedEndpoint {
-    /// Index of the endpoint's slice.
+    /// Index in `slices` of the slice that contains the endpoint.
     slice: usize,
     terminating: bool,
     whereabouts: EndpointLocation,
@@ -108,8 +108,8 @@ impl EndpointPlaces {
     }
 
     /// Returns the location of the endpoint that serves a Service port at this address and port
-    /// number. If several endpoints match, returns the location of the one that `proxy::Endpoints`
-    /// uses. If no port number is given, compares only the address.
+    /// number. If several endpoints match, returns the location of the endpoint that
+    /// `proxy::Endpoints` uses. If no port number is given, compares only the address.
     pub fn find(
         &self,
         of: &ServicePortName,
@@ -146,25 +146,25 @@ fn is_protocol(text: Option<&str>, protocol: Protocol) -> bool {
 /// Source of a Service's EndpointSlices.
 #[derive(Clone)]
 pub enum Registry {
-    /// An API server.
+    /// The API server that serves the EndpointSlices.
     Api(Client),
-    /// A directory of manifests.
+    /// The directory whose manifests contain the EndpointSlices.
     Manifests(PathBuf),
 }
 
-/// Reason why locations are unknown.
+/// Reason why the locations of a Service's endpoints cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WhereaboutsError {
-    /// The API server refuses the request.
+    /// The API server rejects the request, or cannot be reached.
     #[error("cannot list the Service's EndpointSlices: {0}")]
     Api(#[from] kube::Error),
-    /// The response is invalid.
+    /// The API server's response is not a valid list.
     #[error("the API server's answer cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    /// The request cannot be built.
+    /// The request to the API server cannot be built.
     #[error("its EndpointSlices cannot be asked for: {0}")]
     Request(#[from] http::Error),
-    /// The directory cannot be read.
+    /// The directory of manifests cannot be read.
     #[error("the folder of manifests cannot be read: {0}")]
     Folder(#[from] std::io::Error),
 }

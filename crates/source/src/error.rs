@@ -12,7 +12,7 @@ pub enum StartError {
         folder: PathBuf,
         /// Advice to the operator.
         advice: &'static str,
-        /// Error of the operating system.
+        /// Error of the operating system about the directory.
         source: std::io::Error,
     },
     /// The settings name no usable API server.
@@ -20,7 +20,7 @@ pub enum StartError {
     Api {
         /// Setting or file with the error.
         what: String,
-        /// Reason of the error.
+        /// Reason why the setting or file is unusable.
         reason: String,
         /// Advice to the operator.
         advice: &'static str,

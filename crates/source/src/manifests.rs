@@ -139,7 +139,7 @@ impl Drop for Manifests {
     }
 }
 
-/// Event that wakes the thread of the directory.
+/// Event that wakes the thread that reads the directory.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,

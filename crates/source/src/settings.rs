@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-/// Source of Services.
+/// Source from which the proxy reads Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
-    /// A directory of manifests.
+    /// A directory of Kubernetes manifests.
     Manifests(PathBuf),
-    /// An API server.
+    /// The API server of a cluster.
     Api(Api),
 }
 
@@ -18,7 +18,7 @@ pub struct Api {
     pub kubeconfig: Option<PathBuf>,
     /// URL of the server, if given. It overrides the kubeconfig's URL.
     pub master: Option<String>,
-    /// Method of listing.
+    /// Method of listing the existing objects.
     pub lists: Lists,
     /// Encoding of objects in the API server's responses.
     pub content_type: ContentType,

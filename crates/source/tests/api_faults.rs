@@ -86,7 +86,7 @@ fn is_as_it_was(told: &ReceivedState) -> bool {
         && told.model.has_node() == Some(true)
 }
 
-/// Makes all requests fail for ten minutes. Checks that the last state stays meanwhile, that
+/// Makes all requests fail for ten minutes. Checks that the last state stays during this time, that
 /// requests are rare, and that the source recovers soon after the failure.
 async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let what = format!(
@@ -246,7 +246,7 @@ async fn the_source_catches_up_after_resource_versions_restart() {
     }
 }
 
-/// State of the cluster after the server was away.
+/// State of the cluster after the server was unavailable.
 #[derive(Debug, Clone, Copy)]
 enum Comeback {
     /// The cluster is unchanged.
@@ -298,12 +298,12 @@ impl Comeback {
     }
 }
 
-/// Time for which a server with a watch cache waits for a future version before it refuses the
+/// Time for which a server with a watch cache waits for a future version before it rejects the
 /// request.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
 /// Measures, for each of `nodes` sources, the time from the server's return until the source knows
-/// all objects. Before its return, the server was away for the duration `away`.
+/// all objects. Before its return, the server was unavailable for the duration `away`.
 async fn caught_up(
     nodes: usize,
     away: Duration,

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 const PASSWORD: &str = "p@ss:w/rd";
 const ENCODED: &str = "p%40ss%3Aw%2Frd";
 
-/// An API server with TLS, the authority of its certificate, and a directory with a kubeconfig.
+/// An API server with TLS, the CA of its certificate, and a directory with a kubeconfig.
 struct World {
     authority: Authority,
     server: Server,
@@ -240,7 +240,7 @@ async fn a_proxys_certificate_is_checked_with_the_kubeconfigs_authorities() {
     ] {
         assert!(line.contains(part), "{line}");
     }
-    // Adds the authority of the proxy to that of the cluster.
+    // Adds the CA of the proxy to that of the cluster.
     let both = world.authority.certificate() + &other.certificate();
     world.folder.write("ca.crt", &both);
     told.until_services(&["web"]).await;

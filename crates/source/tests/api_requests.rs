@@ -324,7 +324,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // The source also requests a streamed list after the server was away.
+    // The source also requests a streamed list after the server was unavailable.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));
@@ -336,7 +336,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
     assert_eq!(services(&told.model), ["web"].into());
 }
 
-/// Checks that only a refusal of streaming causes a plain list.
+/// Checks that only a rejection of streaming causes a plain list.
 #[tokio::test(start_paused = true)]
 async fn a_temporary_refusal_does_not_disable_streamed_lists() {
     let server = Server::start(Options::default()).await.unwrap();

@@ -504,7 +504,7 @@ async fn a_truncated_streamed_list_removes_no_object() {
 }
 
 /// Checks that the source lists all objects again if the server's storage cannot read a version.
-/// Servers before Kubernetes 1.38 refuse such a version with status 500, later servers with 400.
+/// Servers before Kubernetes 1.38 reject such a version with status 500, later servers with 400.
 #[tokio::test]
 async fn a_version_that_storage_cannot_read_causes_a_new_list() {
     for code in [500, 400] {

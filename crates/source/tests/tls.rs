@@ -119,8 +119,8 @@ async fn authorities_and_client_certificates_work_inline_and_from_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // The server refuses clients without a certificate, and clients with a certificate of another
-    // authority.
+    // The server rejects clients without a certificate, and clients with a certificate of another
+    // CA.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;
@@ -166,7 +166,7 @@ async fn the_tls_server_name_can_be_overridden_and_verification_can_be_skipped()
 #[tokio::test]
 async fn an_untrusted_api_server_is_logged_and_retried() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
-    // Tries an authority of the same name with another key, and an authority of another name.
+    // Tries a CA of the same name with another key, and a CA of another name.
     for name in ["kubernetes", "another"] {
         let other = Authority::new(name).unwrap();
         let server = serve(with(&authority)).await;

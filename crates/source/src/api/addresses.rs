@@ -10,9 +10,9 @@
 //! from the API server, and a correction of the Service could never arrive.
 //!
 //! - The model receives each address before the first connection to it. The program can also remove
-//!   Services from the address first ([`ConnectHooks`]).
+//!   the entries that redirect the address to Services first ([`ConnectHooks`]).
 //! - Each new connection resolves the name. The name is also resolved every [`RESOLVE_PERIOD`],
-//!   because a connection lives for hours and the addresses may change meanwhile.
+//!   because a connection lives for hours, during which the addresses may change.
 //! - An address stays for [`KEPT`] after its name no longer resolves to it. Many names rotate
 //!   through more addresses than one DNS response contains.
 //! - If the resolver fails, the last addresses stay valid.
@@ -43,8 +43,8 @@ use super::backoff::up_to;
 
 /// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started together do
-/// not resolve the name together.
+/// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started at the same
+/// time do not resolve the name at the same time.
 const SPREAD: Duration = Duration::from_secs(5);
 /// Time for which an address stays after the last lookup that returned it. An address with an open
 /// connection stays in any case.
@@ -53,8 +53,8 @@ const KEPT: Duration = Duration::from_mins(15);
 /// Function that looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Function that prepares the node for connections to these addresses. For example, it removes
-/// Services from these addresses.
+/// Function that prepares the node for connections to these addresses. For example, it removes the
+/// entries that redirect these addresses to Services.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Functions that run before a connection to an API server.
@@ -97,7 +97,7 @@ impl ConnectHooks {
 /// An address of the API server, or of the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServerAddress {
-    /// Address and port.
+    /// Address and port of the API server or its proxy.
     pub at: SocketAddr,
     /// Origin of the address, in words for operators: `api.example resolves to it`.
     pub from: String,
@@ -169,7 +169,7 @@ struct Entry {
     /// Name that resolves to the address, and the time of the last look-up that returned the
     /// address. `None` if no look-up has returned it.
     resolved: Option<(String, Instant)>,
-    /// Number of open connections.
+    /// Number of open connections to the address.
     connections: usize,
 }
 

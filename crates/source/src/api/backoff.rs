@@ -3,13 +3,13 @@
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|
 //! | connecting: refused, no route, no reply, or no connection by the proxy | 0.8 s | 5 s |
-//! | a connected server: refuses (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
+//! | a connected server: rejects (429, 5xx, 403), breaks off, is silent, untrusted | 0.8 s | 30 s |
 //! | a server that does not serve an optional kind | 0.8 s | 5 min |
 //!
 //! - **Random**: each wait is between half of the time in the table and the whole time. So nodes
-//!   that lost the server together do not return together.
+//!   that lost the server at the same time do not reconnect at the same time.
 //! - **Counting**: each row counts its own failures. So failed connections during an outage do not
-//!   lengthen the waits after the outage, when a server that has just started may refuse requests.
+//!   lengthen the waits after the outage, when a server that has just started may reject requests.
 //! - **Reset**: a row begins again with its first wait after a success, or after two minutes
 //!   without a failure of this row.
 //!
@@ -19,17 +19,17 @@
 //! after 10 s, and the next attempt follows within 5 s. 1,000 nodes then send 600 requests a
 //! second, for one object each.
 //!
-//! **Why refused requests have longer waits.** A response costs the server some work. So the server
-//! gets the next request within 30 s, or later if its `Retry-After` says so.
+//! **Why rejected requests have longer waits.** A response costs the server some work. So the
+//! server gets the next request within 30 s, or later if its `Retry-After` says so.
 //!
-//! client-go waits for 30 to 60 s after a refused connection, and also after a refused request.
+//! client-go waits for 30 to 60 s after a refused connection, and also after a rejected request.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// First wait, as in client-go.
+/// Wait after the first failure, as in client-go.
 const FIRST: Duration = Duration::from_millis(800);
 /// Longest wait for a server that accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);

@@ -9,8 +9,9 @@
 //!   this, and the previous content stays in use.
 //! - client-go checks its files every five minutes, and then closes open connections.
 //!
-//! **Silent peers.** The kernel probes a silent peer by TCP keep-alive. If a watch's peer vanishes,
-//! the watch ends at the first probe after [`GONE`]. client-go needs 45 s, with HTTP/2 pings.
+//! **Silent peers.** The kernel probes a silent peer with TCP keep-alive. If a watch's peer
+//! vanishes, the watch ends at the first probe after [`GONE`]. client-go needs 45 s, with HTTP/2
+//! pings.
 //!
 //! **HTTP/1.1.** `kube` offers no other version (its ALPN is empty). Three watches need few
 //! connections.
@@ -72,7 +73,7 @@ struct Shared {
 /// Files that TLS needs. `None`: the kubeconfig has no such file or contains its data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
-    /// Certificate of the authority that signed the server's certificate (`certificate-authority`).
+    /// Certificate of the CA that signed the server's certificate (`certificate-authority`).
     pub(super) authority: Option<PathBuf>,
     /// Certificate of the client (`client-certificate`).
     pub(super) certificate: Option<PathBuf>,
@@ -251,7 +252,7 @@ pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// Returns the certificate authorities that peers' certificates are checked against.
+/// Returns the CAs against which the certificates of peers are checked.
 fn authorities(config: &Config, files: &Files) -> Authorities {
     match &files.authority {
         Some(file) => Authorities::Of(file.clone()),

@@ -15,7 +15,7 @@ const LONGEST_MESSAGE: usize = 200;
 pub(super) enum End {
     /// The receiver of the events was dropped, so no event is needed any more.
     Closed,
-    /// The resource version is too old.
+    /// The server no longer has the requested resource version.
     Expired,
     /// The server has not reached the requested resource version.
     Ahead(String),

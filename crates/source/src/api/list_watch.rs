@@ -21,13 +21,13 @@
 //! watch from a version in the future stays silent until the server reaches that version, and
 //! misses all changes before that version. So:
 //!
-//! 1. After a failure, the first request asks whether the server has reached the last seen version.
+//! 1. After a failure, the first request checks that the server has reached the last seen version.
 //! 2. If the server has not reached this version, or has lost later changes, a list follows at
 //!    once.
 //! 3. An outage therefore has only one wait, with the length that `backoff` chooses.
 //!
-//! No other failure causes a list. After a refusal (429, 5xx), a timeout or a broken connection,
-//! the watch continues from the last version.
+//! No other failure causes a list. After a rejected request (429, 5xx), a timeout or a broken
+//! connection, the watch continues from the last version.
 //!
 //! # Why not `kube::runtime::watcher`
 //!
@@ -82,8 +82,8 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before a request. So each task of the previous connection
-/// (the reader, the waiter for the end, the owner) can run.
+/// Number of times that this task yields before a request, so that each task of the previous
+/// connection can run: the reader, the task that waits for the end, and the owner.
 const HANDOVER: usize = 4;
 /// Number of consecutive times that a watch may break at an unreadable event without progress. Then
 /// a list replaces the watch, because a list skips the unreadable event.
@@ -112,7 +112,7 @@ pub(super) struct ListWatch {
     resource: Resource,
     outage: Arc<Outage>,
     events: mpsc::Sender<Event>,
-    /// Time when the server last refused a streamed list. `None`: never.
+    /// Time when the server last rejected a streamed list. `None`: never.
     unstreamed: Option<Instant>,
     /// True if the server returned a list in pages, which shows that it has no watch cache.
     has_pages: bool,
@@ -121,15 +121,15 @@ pub(super) struct ListWatch {
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
-    /// True if the server was away after the last list, so it may have returned with other storage.
+    /// True if the server was down after the last list. It may have returned with other storage.
     is_in_doubt: bool,
     /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
-    /// Number of consecutive requests with a minimum version that the server refused with 500.
+    /// Number of consecutive requests with a minimum version that the server rejected with 500.
     refusals: u32,
     /// Version constraint of the current request.
     asked: VersionConstraint,
-    /// HTTP status with which the server refused this optional kind, or `None` without a refusal.
+    /// HTTP status with which the server rejected this optional kind. `None`: not rejected.
     untold: Option<u16>,
     /// `Retry-After` of the last response, or `None` if the response had none.
     retry_after: Option<Duration>,
@@ -357,8 +357,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses only the requested version. The server must have refused
-    /// often enough, and must accept a request without a version.
+    /// Reports whether the server rejects only the requested version. The server must have rejected
+    /// the version often enough, and must accept a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -387,7 +387,7 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Sends a request, and returns the response unless it is a refusal.
+    /// Sends a request, and returns the response unless the server rejects the request.
     async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
@@ -408,7 +408,7 @@ impl ListWatch {
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
-        // Ignores a missing body, because the status code alone explains the refusal.
+        // Ignores a missing body, because the status code alone explains the rejection.
         let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
         let said = match format {
             Format::Json => json::status(&text),

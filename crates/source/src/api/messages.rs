@@ -30,7 +30,7 @@ pub(super) enum NextMessage {
     Event,
     /// The end of the watch. An incomplete event at the end is dropped.
     End,
-    /// An event that is too long.
+    /// An event that is longer than [`LONGEST_EVENT`].
     TooLong,
 }
 

@@ -13,7 +13,7 @@ use super::trust::Untrusted;
 use super::tunnel::ProxyError;
 use crate::decode::kind_name;
 
-/// Reason why listing or watching failed.
+/// Reason why a list or a watch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
     /// No connection to the server is possible.
@@ -78,12 +78,12 @@ struct OngoingOutage {
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 
-/// A failure that is being retried.
+/// A current failure, which the source retries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
     /// The failure and the advice, as text.
     pub text: String,
-    /// Start time of the failure.
+    /// Start time of the outage to which the failure belongs.
     pub since: Instant,
 }
 

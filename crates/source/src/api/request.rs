@@ -30,16 +30,16 @@ const UNPACKED: usize = 64 << 10;
 pub(super) struct Resource {
     pub(super) kind: Kind,
     pub(super) need: Need,
-    /// Path of all objects of the kind.
+    /// API path of all objects of the kind.
     pub(super) path: &'static str,
     pub(super) labels: Option<&'static str>,
     pub(super) fields: Option<String>,
 }
 
-/// Importance of a kind of object.
+/// Importance of a kind of object for the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// The proxy cannot serve without this kind.
+    /// A kind without which the proxy cannot serve.
     Needed,
     /// An optional kind. Without this kind, only the features that use it are off.
     Optional {
@@ -58,16 +58,16 @@ pub(super) enum Age {
     /// This resource version or a later version. The watch cache delays its response until it has
     /// reached the version.
     NotOlderThan(String),
-    /// The newest version.
+    /// The newest resource version of the objects.
     Newest,
 }
 
-/// Part of a list to request.
+/// Part of a list that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Paging<'a> {
-    /// The whole list.
+    /// The whole list, in one response.
     Whole,
-    /// The first page.
+    /// The first page of the list.
     First,
     /// The page that follows an earlier page. The value is the `continue` token of the earlier
     /// page.
@@ -167,7 +167,7 @@ pub(super) fn get(target: &str, content_type: ContentType) -> http::Result<Reque
         .body(Body::empty())
 }
 
-/// Format of a response.
+/// Format of the objects in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Json,

@@ -2,9 +2,9 @@
 //! rotates.
 //!
 //! This module reads the file for each request. Requests are few, because a watch lasts for
-//! minutes. So the source uses a new token at once, even after the server has refused the old token
-//! (401). No cached token can be stale. As in client-go, the file has precedence over a token in
-//! the kubeconfig.
+//! minutes. So the source uses a new token at once, even after the server has rejected the old
+//! token (401). No cached token can be stale. As in client-go, the file has precedence over a token
+//! in the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

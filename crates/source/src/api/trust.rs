@@ -28,18 +28,18 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     })
 }
 
-/// Authorities against which a certificate is checked.
+/// CAs against which a certificate is checked.
 #[derive(Debug, Clone)]
 pub(super) enum Authorities {
-    /// Certificates in this file.
+    /// The CA certificates in this file.
     Of(PathBuf),
-    /// Certificates in the kubeconfig.
+    /// The CA certificates in the kubeconfig.
     Inline,
-    /// The certificate authorities of the system.
+    /// The CA certificates of the operating system.
     System,
 }
 
-/// Peer that presented the certificate.
+/// Peer whose certificate is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! **Certificates.** This module checks the proxy's certificate as client-go does: with the
-//! kubeconfig's authorities if the kubeconfig names any, and otherwise with the system's
-//! authorities. The certificate must be valid for the proxy's host. `tls-server-name` applies only
-//! to the server. (client-go also applies this name to the proxy.)
+//! kubeconfig's CAs if the kubeconfig names any, and otherwise with the system's CAs. The
+//! certificate must be valid for the proxy's host. `tls-server-name` applies only to the server.
+//! (client-go also applies this name to the proxy.)
 //!
 //! **`hyper-util`.** This module uses only the SOCKS client of `hyper-util`, for two reasons:
 //!
@@ -61,7 +61,7 @@ struct ProxyRoute {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct ProxyError {
-    /// Reason of the failure, with the name of the proxy.
+    /// Reason for the failure, with the name of the proxy.
     pub(super) why: String,
     /// Next step for the operator.
     pub(super) advice: String,
@@ -75,8 +75,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// Creates a connector. If `inner` connects to the proxy by TLS, `authorities` check the
-    /// proxy's certificate.
+    /// Creates a connector. If `inner` connects to the proxy over TLS, the CAs in `authorities`
+    /// check the proxy's certificate.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),

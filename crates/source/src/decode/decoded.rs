@@ -36,7 +36,7 @@ pub const fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// A decoded object.
+/// A decoded object: its key, its content and its problems.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DecodedObject {
     pub(crate) key: Key,
@@ -47,14 +47,14 @@ pub(crate) struct DecodedObject {
     pub(crate) problems: Vec<Problem>,
 }
 
-/// Content of a decoded object.
+/// Content of a decoded object: an object for the model, an ignored object, or an unusable object.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(
     clippy::large_enum_variant,
     reason = "one is held at a time, and most objects are served"
 )]
 pub(crate) enum Content {
-    /// The proxy serves the object.
+    /// Content that the proxy uses.
     Proxied(Object),
     /// Another proxy is responsible for the object, for this reason.
     Ignored(&'static str),

@@ -24,7 +24,7 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// Problems of one object.
+/// Problems that the decoder has found in one object.
 pub(super) struct Findings {
     pub(super) key: Key,
     pub(super) version: Option<Box<str>>,

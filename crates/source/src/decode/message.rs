@@ -1,7 +1,7 @@
 //! Reads fields of protobuf messages, without copying their texts.
 //!
 //! `prost` reads keys and numbers, and skips groups. This module does not use `prost`'s derived
-//! messages: these copy every text, and would need a second type for each kind. Instead, each kind
+//! messages, which copy every text and would need a second type for each kind. Instead, each kind
 //! has one wire type for JSON and protobuf, which is read field by field.
 //!
 //! Other crates do not fit:
@@ -17,7 +17,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 use super::wire::Text;
 
-/// Value of a field.
+/// Value of a field in a protobuf message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Value<'a> {
     /// A number or a boolean.
@@ -28,22 +28,22 @@ pub(crate) enum Value<'a> {
     Other,
 }
 
-/// Error of decoding a message.
+/// Error of decoding a protobuf message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     /// The bytes end too early, or are not a message.
     #[error(transparent)]
     Wire(#[from] prost::DecodeError),
-    /// A length exceeds the message.
+    /// The length of a field exceeds the rest of the message.
     #[error("a length of {0} is beyond the end")]
     Length(u64),
-    /// A field has another type.
+    /// A field does not have the type that the message defines.
     #[error("a field is not {0}")]
     Type(&'static str),
-    /// A text is not UTF-8.
+    /// A text field is not valid UTF-8.
     #[error("a text is not UTF-8")]
     Text,
-    /// The message is not in Kubernetes' envelope.
+    /// The message is not in Kubernetes' envelope (`k8s\0` and `Unknown`).
     #[error("it does not begin with k8s\\0, or is compressed again")]
     Envelope,
 }
@@ -54,7 +54,7 @@ pub(crate) trait Message<'a>: Default {
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
 }
 
-/// Decodes a message.
+/// Decodes a protobuf message.
 pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> {
     let mut message = M::default();
     merge(&mut message, bytes)?;

@@ -1,8 +1,8 @@
-//! Decodes a `Status`, which contains the reason for a refusal.
+//! Decodes a `Status`, which contains the reason for a rejected request.
 
 use serde::Deserialize;
 
-/// Status of a refusal (`meta/v1` Status).
+/// Status of a rejected request (`meta/v1` Status).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {

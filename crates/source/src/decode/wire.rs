@@ -42,7 +42,7 @@ impl Metadata<'_> {
     }
 }
 
-/// Labels that the proxy reads.
+/// Labels of an object that the proxy reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -56,7 +56,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// Annotations that the proxy reads.
+/// Annotations of an object that the proxy reads.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the event that caused the last change of this slice
@@ -323,12 +323,12 @@ pub(crate) struct MetadataOnly<'a> {
 /// each text would be expensive.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
-    /// The list has no address.
+    /// No address, because the list is empty.
     #[default]
     Missing,
-    /// A valid address.
+    /// A valid first address.
     Ip(IpAddr),
-    /// A text that is not an address.
+    /// Text of a first entry that is not an address.
     Wrong(Box<str>),
 }
 
@@ -363,7 +363,7 @@ impl<'de> Deserialize<'de> for FirstAddress {
     }
 }
 
-/// An element of `addresses`.
+/// One element of an endpoint's `addresses`.
 struct Address(FirstAddress);
 
 impl<'de> Deserialize<'de> for Address {

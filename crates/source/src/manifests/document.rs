@@ -33,7 +33,7 @@ pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
-    /// Text around the position.
+    /// Text of the line around the error's position.
     pub(super) near: String,
 }
 

@@ -96,7 +96,7 @@ impl ChangedFiles {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
-    /// Warnings for the log.
+    /// Warnings about files and objects, for the log.
     pub(super) warnings: Vec<String>,
 }
 

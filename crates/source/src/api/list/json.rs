@@ -1,8 +1,8 @@
 //! Reads a list in JSON, with only one or two objects in memory at a time.
 //!
 //! The parser handles the text value by value. If the text ends inside a value, this module reads
-//! until the text has doubled, and then parses the value again. So this module never parses a value
-//! many times.
+//! until the text has doubled, and then parses the value again. So even a long value is parsed only
+//! a few times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -33,7 +33,7 @@ pub(super) struct JsonList {
     cut: Vec<u8>,
     /// Number of bytes of `text` that were parsed.
     parsed: usize,
-    /// True if the body has ended.
+    /// True if the body has ended, so no further text follows.
     is_all: bool,
     /// Beginning of the text, for errors.
     excerpt: String,
@@ -45,7 +45,7 @@ pub(super) struct JsonList {
     pub(super) meta: Meta,
 }
 
-/// Position of the parser in the list.
+/// Position of the parser in the list's JSON text.
 #[derive(Debug, Clone, Copy)]
 enum ParsePosition {
     Start,
@@ -60,7 +60,7 @@ enum ParsePosition {
     End,
 }
 
-/// Fields of a list.
+/// Fields of a list object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Field {

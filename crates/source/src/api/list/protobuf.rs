@@ -20,7 +20,7 @@ const LONGEST_VARINT: usize = 10;
 pub(super) struct ProtobufList {
     kind: Kind,
     input: Input,
-    /// Number of bytes read so far.
+    /// Number of bytes of the body that were read so far.
     position: u64,
     place: ReadPosition,
     /// True once the reader has checked the list's `kind`.
@@ -30,13 +30,13 @@ pub(super) struct ProtobufList {
     pub(super) meta: Meta,
 }
 
-/// Position of the reader in the message.
+/// Position of the reader in the list's message.
 #[derive(Debug, Clone, Copy)]
 enum ReadPosition {
     Magic,
-    /// Inside `Unknown`, before its field `raw`.
+    /// Position inside `Unknown`, before its field `raw`.
     Before,
-    /// Inside `raw`, which ends at this byte position.
+    /// Position inside `raw`, which ends at this byte position.
     Within(u64),
     Behind,
 }
