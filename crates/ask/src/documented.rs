@@ -1,4 +1,4 @@
-//! Compares docs/api.md with the API objects: the document must name exactly their fields.
+//! Checks that docs/api.md names exactly the fields of the API objects.
 //!
 //! The tests list the fields of each object. If an object gets a new field, the tests do not
 //! compile until they list it.

@@ -8,7 +8,7 @@ use view::Explanation;
 use super::names::{not_found, without_kind};
 use super::{Failure, Form, Printed, Program, has_colours, socket};
 
-/// Text below the help.
+/// Examples and exit statuses, printed below the help of `explain`.
 pub(super) const HELP: &str = "Examples:
   kube-proxy explain default/web
   kube-proxy explain svc/web -n shop --from pod -v
@@ -63,8 +63,8 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // Returns a different error with exit status 2, because exit status 1 means here that a
-        // packet fails.
+        // Converts `NotFound` to an error with exit status 2. In `explain`, exit status 1 means
+        // that a packet fails.
         Err(Failure::NotFound(why)) => {
             let why = match &asked.to {
                 TraceDestination::Service(service, _) if !to.contains('/') => {
@@ -90,7 +90,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// Traces packets to an address when no daemon runs. Uses only the kernel's state.
+/// Traces packets to an address without a daemon, from the kernel's state alone.
 fn without_daemon(asked: &TraceRequest, modes: Footprints) -> Result<Explanation, Failure> {
     if let TraceDestination::Service(..) = asked.to {
         return Err(Failure::NoDaemon);

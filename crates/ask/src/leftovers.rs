@@ -15,7 +15,7 @@ pub(super) struct Leftovers {
     daemon: bool,
     /// Names of the modes that ran on this node, as their entries show.
     modes: Vec<&'static str>,
-    /// Entries, one line each.
+    /// Leftover kernel entries, one line each.
     holds: Vec<String>,
     /// Parts of the kernel's state that cannot be read, each with the reason.
     unreadable: Vec<String>,
@@ -24,7 +24,7 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Reads from the kernel the entries that kube-proxies in these modes left. Loads no kernel
+    /// Reads the entries that kube-proxies in these modes left in the kernel. Loads no kernel
     /// module.
     pub(super) fn look(modes: Footprints) -> Self {
         let all = ::cleanup::survey(modes);
@@ -80,9 +80,9 @@ impl Leftovers {
     }
 }
 
-/// Reports whether one of these entries is evidence that the mode ran on this node. Only virtual
-/// servers, the mode's link and its nftables tables are evidence, because several modes share
-/// iptables chains.
+/// Reports whether `found` has evidence that the mode ran on this node: a virtual server, the
+/// mode's link or one of its nftables tables. An iptables chain is no evidence, because several
+/// modes share the iptables chains.
 fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();

@@ -92,7 +92,7 @@ struct Patience {
     timeout: Duration,
 }
 
-/// A value of `-o`.
+/// Output format that the option `-o` selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
     Wide,
@@ -100,16 +100,16 @@ enum Output {
     Yaml,
 }
 
-/// Reason why no response can be printed, as one line.
+/// Reason why a command has no response to print. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// No daemon listens.
+    /// No daemon listens on the local socket.
     #[error(
         "no kube-proxy-ipvs answers in this network namespace (local socket in {})",
         local_socket::SocketLocations::default()
     )]
     NoDaemon,
-    /// The object does not exist.
+    /// The daemon knows no object with the requested name.
     #[error("{0}")]
     NotFound(String),
     /// The response cannot be read, or the request is invalid.
@@ -121,7 +121,7 @@ enum Failure {
 /// daemon runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// The modes of this build.
+    /// Footprints (names in the kernel) of the modes in this build.
     pub modes: Footprints,
     /// Function that returns a reader of the kernel's IPVS virtual servers.
     pub virtual_servers: fn() -> Box<dyn ReadCounters>,
@@ -183,11 +183,11 @@ fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
 }
 
-/// Text to print with the exit status, or the failure.
+/// Text that a command prints, with its exit status; or the reason why the command failed.
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// Renders an object as JSON or YAML. Returns `None` if this output format is neither.
+    /// Renders an object as JSON or YAML. Returns `None` for the output formats for people.
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {

@@ -16,7 +16,7 @@ use super::{
     has_colours, socket,
 };
 
-/// Text below the help.
+/// Examples and exit statuses, printed below the help of `services`.
 pub(super) const HELP: &str = "Examples:
   kube-proxy services                          all Service ports
   kube-proxy services -n kube-system -o wide   one namespace, with counters
@@ -32,9 +32,9 @@ daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
 usage, or unreadable; 3, no daemon answers.";
 
-/// Number of Services in the response to one request, if the response has no endpoints.
+/// Maximum number of Services in one response, if the response has no endpoints.
 const PAGE: usize = 5_000;
-/// Number of Services in the response to one request, if the response has endpoints.
+/// Maximum number of Services in one response, if the response has endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
 /// Arguments of `services`.

@@ -14,13 +14,13 @@ use super::{
     EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Printed, Program, has_colours, socket,
 };
 
-/// Path of the request.
+/// Path of the status in the daemon's API.
 const PATH: &str = "/api/v1/status";
 /// Time between two requests to the daemon with `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Escape sequence that moves the terminal's cursor to the top and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
-/// Text below the help.
+/// Examples and exit statuses, printed below the help of `status`.
 pub(super) const HELP: &str = "Examples:
   kube-proxy status
   kube-proxy status -w

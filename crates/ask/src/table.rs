@@ -11,16 +11,16 @@ const GAP: usize = 3;
 /// Meaning of a table cell, which determines the cell's colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
-    /// No special meaning.
+    /// Text without a special meaning, in the default colour.
     #[default]
     Plain,
-    /// A good state.
+    /// A good state, shown in green.
     Good,
-    /// An unusual state.
+    /// An unusual state, shown in yellow.
     Odd,
-    /// A problem.
+    /// A problem, shown in red.
     Bad,
-    /// Less important text.
+    /// Less important text, shown faintly.
     Faint,
 }
 
@@ -31,7 +31,7 @@ impl Tone {
     }
 }
 
-/// A cell of a table.
+/// A table cell: its text, and the tone that determines its colour.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Cell {
     text: String,
@@ -54,14 +54,14 @@ impl Cell {
     }
 }
 
-/// A table as rows of cells.
+/// A table as rows of cells, for printing as text.
 #[derive(Debug, Default)]
 pub(super) struct TextTable {
     rows: Vec<Vec<Cell>>,
 }
 
 impl TextTable {
-    /// Creates a table with these column headers. If there are none, the table has no header line.
+    /// Creates a table with these column headers. Without headers, the table has no header line.
     pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
         let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
         let rows = if heads.is_empty() {
@@ -72,7 +72,7 @@ impl TextTable {
         Self { rows }
     }
 
-    /// Adds a row.
+    /// Adds a row to the table.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }

@@ -26,7 +26,7 @@ use super::{EXIT_WELL, Failure, Form, Printed, has_colours, socket};
 use screen::{KeyReaction, View};
 use terminal::Terminal;
 
-/// Text below the help.
+/// Keys, examples and exit statuses, printed below the help of `top`.
 pub(super) const HELP: &str =
     "Keys: q quits, s changes the sort order, p pauses, Tab and the arrows scroll.
 
@@ -64,7 +64,7 @@ pub(super) struct Arguments {
     form: Form,
 }
 
-/// A sort order.
+/// Sort order of Services and endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Sort {
     #[default]
@@ -117,7 +117,7 @@ pub(super) fn top(arguments: &Arguments) -> Printed {
     Ok((text, EXIT_WELL))
 }
 
-/// Request for a sample.
+/// Parameters of a request to the daemon for a sample.
 #[derive(Debug, Clone, Copy)]
 struct SampleQuery {
     sort: Sort,

@@ -2,7 +2,7 @@
 //! their connections have ended.
 //!
 //! ```text
-//!   drain_beside ─▶ Drain ─▶ look ─▶ … ─▶ look: none left, or the time is over ─▶ clean_up_beside
+//!   drain_beside ─▶ Drain ─▶ look ─▶ … ─▶ look: none left, or timeout ─▶ clean_up_beside
 //! ```
 //!
 //! The kernel holds all state of a drain: virtual servers with weight 0, and the evidence of their
@@ -46,7 +46,8 @@ impl Drain {
     }
 
     /// Returns the IP families in which the drain keeps all service addresses. This is necessary if
-    /// no set lists the addresses of a draining firewall mark.
+    /// a draining virtual server serves a firewall mark, and no set lists the addresses of this
+    /// mark.
     pub fn families_with_all_addresses(&self) -> impl Iterator<Item = IpFamily> + use<> {
         let needed = NeededAddresses::of(&self.servers);
         let families = IpFamily::ALL.into_iter();

@@ -1,5 +1,5 @@
 //! Removes the kernel entries of some modes from one network namespace. Each mode's [`Footprint`]
-//! names its entries. All other entries stay. This crate itself knows no modes.
+//! names its entries. All other entries stay. This crate has no code for a particular mode.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets

@@ -341,7 +341,7 @@ fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cl
     }
 }
 
-/// Reports whether the cleanup considers an address. It ignores loopback and IPv6 link-local
+/// Reports whether an address matters for the cleanup, which ignores loopback and IPv6 link-local
 /// addresses.
 pub(crate) fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());

@@ -23,11 +23,11 @@ pub struct Cleanup {
 /// Choice of the entries that a cleanup removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Remove all entries of the modes.
+    /// Remove all entries of the given modes.
     Remove,
     /// Remove all entries of the modes except those that open connections need.
     Drain,
-    /// Count the entries, but remove none.
+    /// Count the entries of the given modes, but remove none.
     Count,
 }
 

@@ -337,7 +337,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// Returns the key that sets have for an address and TCP port.
+/// Returns the key of an nftables set element for an address and TCP port.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()

@@ -15,8 +15,8 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Runs the test in a child process, which hides `/usr/sbin` by mounts, because the cleanup also
-/// searches that directory for programs.
+/// Runs the test in a child process that mounts another directory over `/usr/sbin`, because the
+/// cleanup also searches `/usr/sbin` for programs.
 #[test]
 fn state_that_a_failing_program_cannot_read_is_reported() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

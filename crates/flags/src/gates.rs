@@ -109,16 +109,16 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ),
 ];
 
-/// Maturity of a feature.
+/// Maturity of the feature behind a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Off by default.
+    /// Early feature, off by default.
     Alpha,
-    /// Mostly on by default.
+    /// Mature feature, mostly on by default.
     Beta,
-    /// General availability.
+    /// Generally available feature.
     Stable,
-    /// The gate will be removed in a later release.
+    /// Feature whose gate a later release removes.
     Deprecated,
 }
 
@@ -185,7 +185,7 @@ struct KnownGate {
     spec: Spec,
 }
 
-/// All gates, sorted by name.
+/// All known feature gates, sorted by name.
 static KNOWN: LazyLock<Vec<KnownGate>> = LazyLock::new(|| {
     let lines = include_str!("gates/kubernetes.txt").lines();
     lines.filter_map(KnownGate::read).collect()

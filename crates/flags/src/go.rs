@@ -106,7 +106,7 @@ fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     Some(nanoseconds)
 }
 
-/// Parses an IP address.
+/// Parses an IP address in the spellings that Kubernetes accepts.
 pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }

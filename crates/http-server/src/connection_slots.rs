@@ -14,7 +14,7 @@
 //!
 //! One client is:
 //!
-//! - an IPv4 address;
+//! - an IPv6 /64 network, because one owner usually has all its addresses;
 //! - an IPv6 network of 64 bits, because its owner has all its addresses;
 //! - this node, with all loopback addresses (127.0.0.0/8 and `::1`);
 //! - on a local socket, a user;
@@ -59,7 +59,7 @@ pub(super) struct ConnectionSlots {
     most: usize,
     share: usize,
     held: Mutex<OpenConnections>,
-    /// Time from which the idle times of connections are counted.
+    /// Reference time, from which `idle_since` counts milliseconds.
     epoch: Instant,
 }
 
@@ -83,7 +83,7 @@ struct Connection {
 pub enum Client {
     /// A remote IPv4 address, or the 64-bit network of a remote IPv6 address.
     Network(IpAddr),
-    /// This node, with all its loopback addresses.
+    /// This node: all loopback addresses count as one client.
     Loopback,
     /// A user on a local socket, by user id.
     Local(u32),
@@ -98,7 +98,7 @@ pub(super) struct Activity {
     /// Time at which the connection became idle, in milliseconds since `epoch`. It is [`BUSY`]
     /// during a request.
     idle_since: AtomicU64,
-    /// Signal that evicts the connection.
+    /// Signal to the connection's task that the server evicts the connection.
     over: Notify,
 }
 

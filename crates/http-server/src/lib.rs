@@ -147,9 +147,9 @@ impl Drop for Server {
 /// Reaction to a server address that another process has already bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConflictPolicy {
-    /// Retry until the address is free.
+    /// Retry the bind until the address is free.
     Retry,
-    /// Fail at once (`--bind-address-hard-fail`).
+    /// Fail the start at once (`--bind-address-hard-fail`).
     Fail,
 }
 

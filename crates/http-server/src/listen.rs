@@ -34,7 +34,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
 /// IP families from which a socket on `::` accepts connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspecified {
-    /// Both families.
+    /// Both families: IPv4 and IPv6.
     Both,
     /// Only IPv6. Another socket may listen on the same port for IPv4.
     V6Only,

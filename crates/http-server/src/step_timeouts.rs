@@ -37,7 +37,7 @@ enum PeerStep {
     Head,
     /// Send another request. Until then, the connection is idle.
     Request,
-    /// Receive a response.
+    /// Receive the response to a request.
     Taking,
 }
 
@@ -71,8 +71,8 @@ impl<S> TimedStream<S> {
         if result.is_ready() {
             return result;
         }
-        // Starts the time limit only once. So a client that reads the response byte by byte gets no
-        // additional time.
+        // Starts the time limit only once for each response. So a client that reads the response
+        // byte by byte gets no additional time.
         if self.awaits != PeerStep::Taking {
             self.await_for(PeerStep::Taking, ANSWER_PATIENCE);
         }

@@ -6,11 +6,11 @@
 //!                             └─▶ diff: the kernel, compared with the desired state
 //! ```
 //!
-//! The forecast follows the daemon's steps up to the first write: source, kernel, model, plans. It
-//! cannot predict:
+//! The forecast performs the daemon's steps up to the first write: it reads the objects and the
+//! kernel, builds the model, and plans the writes. It cannot predict:
 //!
 //! - which conntrack entries of UDP flows become stale;
-//! - the effect of objects that change meanwhile;
+//! - the effect of objects that change between the forecast and the start;
 //! - whether the kernel has a scheduler that no virtual server uses. If the lists of modules lack
 //!   this scheduler, the forecast has a warning.
 //!
@@ -56,8 +56,8 @@ use preflight::Traces;
 /// statuses:
 ///
 /// * 0: The start would change nothing.
-/// * 1: The start would change an entry.
-/// * 2: All known objects are up to date, but other objects could not be read.
+/// * 1: The start would change at least one entry.
+/// * 2: The check found no change, but some objects could not be read.
 ///
 /// # Errors
 ///

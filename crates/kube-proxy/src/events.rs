@@ -46,10 +46,10 @@ const INSTANCE_BYTES_MAX: usize = 128;
 /// Maximum length, in bytes, of the prefix of an event's name. The name is a DNS subdomain: the
 /// object's name, a dot, and 16 hexadecimal digits.
 const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
-/// Value of `reportingController`, as upstream.
+/// Value of `reportingController`, as in upstream's events.
 const CONTROLLER: &str = "kube-proxy";
 
-/// An event about an object.
+/// A Kubernetes event about a Node or a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     is_warning: bool,
@@ -163,7 +163,7 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. The proxy refuses
+    /// Returns a warning on a Service about an external or load-balancer address. The proxy rejects
     /// the address, or serves it although this node has the address. `node` is `None` if every node
     /// sends the same event. Upstream has no such event.
     pub fn address_contested(

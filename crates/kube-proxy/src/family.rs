@@ -51,7 +51,7 @@ const TRIGGERS_MAX: usize = 100_000;
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Mode that takes over once the current mode is idle.
+    /// Mode that replaces the current mode once the current mode is idle.
     successor: Option<Box<dyn Mode>>,
     /// Changes of the model that the mode has not received yet.
     changes: Changes,
@@ -95,7 +95,7 @@ struct Round {
     extent: Option<SyncExtent>,
 }
 
-/// Results of the finished kernel work that one call of `book` collected.
+/// Results of finished kernel work, as one call of `book` collects them.
 #[derive(Debug, Default)]
 pub(crate) struct BookingResult {
     /// True if any kernel work has finished.
@@ -107,7 +107,8 @@ pub(crate) struct BookingResult {
     pub(crate) gone: Option<String>,
 }
 
-/// Trigger times of the changes that the kernel does not have yet, by Service.
+/// Trigger times of the changes that the kernel does not have yet, by Service. The latency metric
+/// measures from these times.
 #[derive(Debug, Default)]
 struct Triggers {
     of: HashMap<NamespacedName, Vec<SystemTime>>,
@@ -185,8 +186,8 @@ impl Family {
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether three conditions hold: the kernel has the first full set of objects, no
-    /// other mode waits to take over, and the mode's worker threads are idle.
+    /// Returns true if three conditions hold: the kernel has the first full set of objects, no
+    /// successor waits to replace the mode, and the mode's worker threads are idle.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -206,8 +207,8 @@ impl Family {
         !self.changes.is_empty() && self.is_ready()
     }
 
-    /// Sets the mode that takes over once the current mode is idle. Until then, the current mode
-    /// starts only work that clients wait for.
+    /// Sets the successor, which replaces the current mode once the current mode is idle. Until
+    /// then, the current mode starts only work that clients wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }

@@ -15,7 +15,7 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// Number of sync periods without progress after which a family is unhealthy, as upstream.
+/// Number of sync periods without progress after which a family is unhealthy, as in upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
 /// Longest time for which a started family waits until its mode has no work left, such as removing
@@ -33,18 +33,18 @@ pub struct Health {
     pulse: Pulse,
 }
 
-/// Progress of one family.
+/// Progress of one family in writing its entries to the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Start of the time in which entries were pending and the kernel accepted none of them. `None`
-    /// if no entry is pending, or if the kernel has just accepted an entry.
+    /// Start of the current period without success: entries are pending, and the kernel accepts
+    /// none of them. `None` if no entry is pending, or if the kernel has just accepted an entry.
     pub stuck_since: Option<Instant>,
     /// Time up to which the kernel has all changes that arrived. `None` until the kernel has the
     /// first full set of objects.
     pub updated: Option<Instant>,
     /// Number of entries that differ between the kernel and the desired state.
     pub pending: usize,
-    /// Number of pending entries that the kernel rejected.
+    /// Number of pending entries that the kernel refused.
     pub failing: usize,
 }
 
@@ -64,7 +64,7 @@ impl Health {
     /// Records a family's progress. `started` is the time at which the family received the first
     /// full set of objects, or `None` before that time.
     ///
-    /// Returns true once the kernel has contained this full set. One rejected object does not make
+    /// Returns true once the kernel has contained this full set. One refused object does not make
     /// the node unhealthy.
     pub fn note(
         &self,
@@ -163,7 +163,7 @@ mod tests {
         note(0, Some(at(0)), 50);
         assert!(health.is_healthy(at(59)));
         assert!(!health.is_healthy(at(60)));
-        // The kernel has accepted some of the pending entries meanwhile.
+        // The kernel has now accepted some of the pending entries.
         note(0, Some(at(58)), 60);
         assert!(health.is_healthy(at(100)));
         assert!(!health.is_healthy(at(118)));

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - Each metric is a field with a row in `Metrics::register`. Names, kinds, labels, help and
-//!   buckets are those of Kubernetes 1.36.2. Metrics that only this program has are marked.
+//!   buckets are those of Kubernetes 1.36.2, and of two metrics that 1.37 added. Metrics that only
+//!   this program has are marked.
 //! - Besides `kubeproxy_*`, the page has `rest_client_*`, `process_*`, `kubernetes_*`, and
 //!   Kubernetes' metrics about metrics.
 //! - The metrics `go_*` are missing, because this program is not written in Go.
@@ -368,7 +369,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the progress of a family.
+    /// Sets the metrics of a family's progress.
     pub(crate) fn stands(&self, family: IpFamily, standing: &Standing) {
         self.standings.set(family, standing);
     }
@@ -405,7 +406,7 @@ impl Metrics {
         self.of_mode.as_ref()?.extent(report)
     }
 
-    /// Counts a finished sync.
+    /// Counts a finished sync, and records its duration.
     pub(crate) fn synced(&self, family: IpFamily, took: Duration, extent: Option<SyncExtent>) {
         let duration = self.sync_duration.get_or_create(&of(family));
         duration.observe(took.as_secs_f64());

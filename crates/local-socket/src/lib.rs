@@ -1,5 +1,5 @@
-//! Addresses of the local socket: a file that only root can create, or an abstract name if no file
-//! can be created.
+//! Addresses of the local socket: a file in a directory that only root and the daemon's user can
+//! access, or an abstract name if the file cannot be created.
 //!
 //! While no daemon has the abstract name, any process of the network namespace can bind it. So a
 //! client trusts the process that has the name only if that process runs the client's own program
@@ -40,10 +40,10 @@ impl Default for SocketLocations {
     }
 }
 
-/// A bound socket.
+/// A bound local socket, and its file if it has one.
 #[derive(Debug)]
 pub struct BoundSocket {
-    /// Listening socket.
+    /// Listening socket, which accepts the clients' connections.
     pub listener: UnixListener,
     /// Socket file. `None`: the socket has an abstract name.
     pub file: Option<OwnFile>,
@@ -115,7 +115,7 @@ impl SocketLocations {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     }
 
-    /// Creates the directory, writable only for this user and root.
+    /// Creates the directory, which only this user and root can access.
     fn own_folder(&self) -> io::Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent)?;
@@ -180,7 +180,7 @@ impl SocketLocations {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // Tries the abstract name, because a daemon would also refuse another user's directory
+            // Tries the abstract name, because a daemon would also reject another user's directory
             // and bind the abstract name instead.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
@@ -191,7 +191,7 @@ impl SocketLocations {
     }
 
     /// Returns true if the socket directory's path exists but is not a directory, or if the
-    /// directory's owner is not trusted. A daemon refuses such a directory.
+    /// directory's owner is not trusted. A daemon rejects such a directory.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))

@@ -32,16 +32,16 @@ pub enum CounterSelection<'a> {
     Addresses,
     /// All addresses with their endpoints.
     All,
-    /// These addresses with their endpoints.
+    /// Only the given addresses, with their endpoints.
     Of(&'a [At]),
 }
 
 /// Counters from one read. They may include virtual servers that belong to other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CounterSamples {
-    /// Counters by address.
+    /// Counters of each service address.
     pub addresses: HashMap<At, OfAddress>,
-    /// Counters by address and endpoint.
+    /// Counters of each endpoint at each service address.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
     /// Counters of other programs' virtual servers, by firewall mark, in IPVS mode. Connections
     /// with a mark of this program count at an address of their Service instead.
@@ -55,21 +55,21 @@ pub struct CounterSamples {
     pub note: Option<&'static str>,
 }
 
-/// Counters of one address.
+/// Counters of one service address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfAddress {
     /// Scheduler of the virtual server, in IPVS mode.
     pub scheduler: Option<String>,
-    /// Counters of the address.
+    /// Counters of the traffic to and from the service address.
     pub count: Count,
 }
 
-/// Counters of one endpoint at an address.
+/// Counters of one endpoint at one service address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OfEndpoint {
     /// Weight of the destination, in IPVS mode.
     pub weight: Option<u32>,
-    /// Counters of the endpoint.
+    /// Counters of the endpoint's traffic under the service address.
     pub count: Count,
 }
 
@@ -87,7 +87,7 @@ pub struct Count {
     pub bytes_in: Option<u64>,
     /// Number of bytes from the endpoint.
     pub bytes_out: Option<u64>,
-    /// Number of open connections.
+    /// Number of connections that are open now.
     pub active: Option<u64>,
     /// Number of closed connections that the kernel still stores, in IPVS mode.
     pub inactive: Option<u64>,
@@ -258,8 +258,8 @@ impl Counters {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
-        // If the mode has changed meanwhile, drops the old mode's reader. This closes the reader's
-        // sockets.
+        // If the mode has changed since the last call, drops the old mode's reader. This closes the
+        // reader's sockets.
         self.0.take_over(&mut held);
         done
     }
@@ -282,7 +282,7 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 /// wait for each other.
 #[derive(Debug, Clone, Default)]
 pub struct SeparateReaders {
-    /// Reader for slow requests of operators.
+    /// Reader for requests of operators, which may be slow.
     pub asked: Counters,
     /// Reader for the node's status.
     pub status: Counters,

@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 pub struct Explanation {
     /// Requested destination, such as `default/web` or `10.96.0.1:80`.
     pub to: String,
-    /// Mode of the proxy. Absent without a daemon.
+    /// Mode of the proxy. Absent if no daemon runs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mode: Option<String>,
     /// One trace for each sender and address.
     pub journeys: Vec<Journey>,
-    /// Missing information, with the reason.
+    /// Notes about missing information, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
 
-/// The first packet of a flow from one sender to one address.
+/// Trace of the first packet of a flow from one sender to one address.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Journey {
@@ -37,7 +37,7 @@ pub struct Journey {
     pub verdict: String,
 }
 
-/// A path of a packet.
+/// A possible path of the packet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Walk {
@@ -68,7 +68,7 @@ pub struct Walk {
     /// Assumptions behind this path, about rules that could not be read or evaluated.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub doubts: Vec<String>,
-    /// Number of rules that the packet passes without an effect.
+    /// Number of rules that the packet traverses without an effect.
     #[serde(default)]
     pub rules_passed: usize,
     /// Steps that affect the packet, in order.
@@ -114,8 +114,8 @@ pub struct Step {
     pub entry: String,
     /// Effect of the step on the packet, in words.
     pub says: String,
-    /// Origin, such as `Service default/web, port http` or `--cluster-cidr`. Empty for the kernel
-    /// itself.
+    /// Origin of the entry, such as `Service default/web, port http` or `--cluster-cidr`. Empty for
+    /// a step of the kernel itself.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub origin: String,
     /// Packet counter of the entry. Absent if the entry has no counter.

@@ -11,14 +11,14 @@ pub const ANOTHER_PROGRAM: &str = "another program";
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceList {
-    /// Services on this page.
+    /// Services on this page of the list.
     pub items: Vec<Service>,
     /// Number of matching Services on all pages.
     pub total: usize,
     /// Value of `after=` for the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
-    /// Information that is missing from the response, with the reason.
+    /// Notes about information that is missing from the response, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -66,12 +66,13 @@ pub struct Service {
     /// reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub options: Vec<ServiceOption>,
-    /// Problems of the Service, such as rejected writes, or addresses that another Service has.
+    /// Problems of the Service, such as writes that the kernel refused, or addresses that belong to
+    /// another Service.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
     /// Ports of the Service, in the order of `spec.ports`.
     pub ports: Vec<Port>,
-    /// Information that is missing from the response, with the reason.
+    /// Notes about information that is missing from the response, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -85,7 +86,7 @@ pub struct ServiceOption {
     pub value: String,
 }
 
-/// A port of a Service.
+/// A port of a Service, with its addresses and endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
@@ -95,7 +96,7 @@ pub struct Port {
     pub protocol: String,
     /// Port number at the Service's addresses (`port`).
     pub port: u16,
-    /// Port number at the node's addresses (`nodePort`). Absent without a NodePort.
+    /// Port number at the node's addresses (`nodePort`). Absent if the port has no NodePort.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node_port: Option<u16>,
     /// Addresses at which this node serves the port.
@@ -114,7 +115,7 @@ pub struct Port {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointCounts {
-    /// Number of all endpoints.
+    /// Number of all endpoints of the port, ready or not.
     pub total: usize,
     /// Number of ready endpoints.
     pub ready: usize,
@@ -132,7 +133,7 @@ pub struct EndpointCounts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Address {
-    /// Kind of the address.
+    /// Kind of the address: cluster IP, external IP, load-balancer IP or node address.
     pub kind: AddressKind,
     /// Address and port, such as `10.96.0.1:80` or `[fd00::1]:80`.
     pub at: String,
@@ -228,7 +229,8 @@ pub struct Drain {
     /// expire. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
-    /// Seconds until the drain ends, even if connections are still open. Absent without a limit.
+    /// Seconds until the drain ends, even if connections are still open. Absent if the drain has no
+    /// time limit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ends_within_seconds: Option<f64>,
 }

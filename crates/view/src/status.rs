@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The state of the node.
+/// State of kube-proxy on this node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -20,21 +20,21 @@ pub struct Status {
     pub started: String,
     /// True once the kernel has the initial Services, like `/readyz`.
     pub ready: bool,
-    /// True if `/livez` returns 200.
+    /// True if the health server's page `/livez` returns 200.
     pub healthy: bool,
     /// The state of each IP family.
     pub families: Vec<Family>,
-    /// The source of objects.
+    /// Source of Services and EndpointSlices, with the number of objects.
     pub source: Source,
-    /// Entries that the kernel rejected at the last attempt, and parts of Services that the proxy
-    /// refuses. At most 100.
+    /// Entries that the kernel refused at the last attempt, and parts of Services that the proxy
+    /// rejects. At most 100.
     pub errors: Vec<RejectedEntry>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
     /// Addresses that two Services claim. At most 100.
     pub conflicts: Vec<Conflict>,
-    /// Entries that other programs changed since the start and this proxy repaired, by family and
-    /// kind.
+    /// Repaired drift since the start, by family and kind: entries that other programs changed and
+    /// this proxy repaired.
     pub drift: Vec<RepairedEntries>,
     /// Removed endpoints with open connections. At most 100.
     pub draining: Vec<Draining>,
@@ -44,11 +44,11 @@ pub struct Status {
     pub limits: Vec<Limit>,
     /// Kernel features that the mode uses.
     pub features: Vec<Feature>,
-    /// Missing information, with the reason.
+    /// Notes about missing information, each with the reason.
     pub notes: Vec<String>,
 }
 
-/// The state of an IP family.
+/// State of kube-proxy in one IP family.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Family {
@@ -56,9 +56,9 @@ pub struct Family {
     pub family: String,
     /// Sync state of the IP family.
     pub state: SyncState,
-    /// Number of pending entries.
+    /// Number of pending entries, which still differ from their desired state.
     pub pending: usize,
-    /// Number of pending entries that the kernel rejected at the last attempt.
+    /// Number of pending entries that the kernel refused at the last attempt.
     pub failing: usize,
     /// Age of the oldest pending change in seconds. 0 if no change is pending.
     pub lag_seconds: f64,
@@ -82,13 +82,13 @@ pub enum SyncState {
     Synced,
     /// Changes are being written to the kernel.
     Syncing,
-    /// The kernel rejected some entries, and has all other entries.
+    /// The kernel refused some entries, and has all other entries.
     Failing,
     /// The kernel accepts no pending change.
     Stuck,
 }
 
-/// The source of objects.
+/// Source of Services and EndpointSlices, with the number of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
@@ -106,20 +106,20 @@ pub struct Source {
     pub node_exists: Option<bool>,
 }
 
-/// An entry that the kernel rejected, or a part of a Service that the proxy refuses.
+/// An entry that the kernel refused, or a part of a Service that the proxy rejects.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedEntry {
     /// Family of the entry, `IPv4` or `IPv6`. Empty if the error concerns the whole Service.
     pub family: String,
-    /// Rejected write, such as `add virtual server 10.0.0.1:80/TCP`.
+    /// Refused write, such as `add virtual server 10.0.0.1:80/TCP`.
     pub object: String,
     /// Service port of the entry, such as `default/web:http`. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
     /// Reason of the failure, and the next step.
     pub reason: String,
-    /// Seconds since the first rejection, or 0 if unknown.
+    /// Seconds since the first refusal, or 0 if unknown.
     pub seconds: f64,
 }
 
@@ -189,7 +189,7 @@ pub struct Limit {
     pub of: String,
     /// Number of entries, connections or files in use.
     pub used: u64,
-    /// Largest allowed number.
+    /// Largest allowed number of entries, connections or files.
     pub limit: u64,
     /// True if at least 90 % of the limit is in use.
     pub near: bool,
@@ -206,7 +206,7 @@ pub struct Feature {
     pub name: String,
     /// True if the kernel has the feature.
     pub found: bool,
-    /// Details about the feature.
+    /// Details about the feature, such as the reason why the feature is missing or off.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub note: String,
 }

@@ -18,11 +18,11 @@ pub struct Top {
     pub endpoints: Vec<TopEndpoint>,
     /// Number of draining endpoints.
     pub draining: usize,
-    /// Number of pending entries.
+    /// Number of pending entries, which still differ from their desired state.
     pub pending: usize,
-    /// Number of pending entries that the kernel rejected.
+    /// Number of pending entries that the kernel refused.
     pub failing: usize,
-    /// Missing information, with the reason, such as a mode without counters.
+    /// Notes about missing information, each with the reason, such as a mode without counters.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -48,7 +48,7 @@ pub struct Rate {
 #[serde(rename_all = "camelCase")]
 pub struct TopPort {
     #[serde(flatten)]
-    /// Service of the port.
+    /// Service that the port belongs to.
     pub service: ServiceName,
     /// Name of the port. May be empty.
     pub port_name: String,
@@ -56,9 +56,9 @@ pub struct TopPort {
     pub protocol: String,
     /// Port number at the Service's addresses (`port`).
     pub port: u16,
-    /// Rates since the previous sample.
+    /// Rates between the previous sample and this sample.
     pub rate: Rate,
-    /// Counters since the entry was created.
+    /// Counters since the creation of the entry in the kernel or in the relay.
     pub counters: Counters,
 }
 
@@ -67,14 +67,14 @@ pub struct TopPort {
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {
     #[serde(flatten)]
-    /// Service of the port.
+    /// Service that the port belongs to.
     pub service: ServiceName,
     /// Name of the Service port. May be empty.
     pub port_name: String,
     /// Address and port of the endpoint, such as `10.244.1.5:8080`.
     pub at: String,
-    /// Rates since the previous sample.
+    /// Rates between the previous sample and this sample.
     pub rate: Rate,
-    /// Counters since the entry was created.
+    /// Counters since the creation of the entry in the kernel or in the relay.
     pub counters: Counters,
 }

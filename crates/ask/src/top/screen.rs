@@ -54,7 +54,7 @@ pub(super) struct View {
     endpoints_from: usize,
 }
 
-/// A list of the screen.
+/// One of the two lists on the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum List {
     Ports,
@@ -64,9 +64,9 @@ enum List {
 /// Reaction of the program to a pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyReaction {
-    /// The program continues.
+    /// The program continues, and draws the view again.
     Go,
-    /// The program ends.
+    /// The program ends and restores the terminal.
     End,
 }
 
@@ -280,7 +280,7 @@ fn by(rate: &Rate, sort: Sort) -> f64 {
     }
 }
 
-/// A column of numbers.
+/// A column of numbers in both lists, such as the rate of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
     New,

@@ -7,7 +7,7 @@ use modes::preview::Change;
 /// Number of changes of each kind that the short output lists by name.
 pub(super) const LISTED_PER_KIND: usize = 20;
 
-/// Number of listed changes of each family and kind.
+/// Numbers of changes that the output has listed so far, by family and kind.
 #[derive(Debug, Default)]
 pub(super) struct Listed<'a>(Vec<((&'a str, &'static str), usize)>);
 

@@ -10,7 +10,7 @@ use view::shown;
 use super::foresee::StartForecast;
 use crate::config::question::Output;
 
-/// Choice between coloured and plain output.
+/// Use of colours in the output of `kube-proxy diff`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Colour {
     /// Coloured output, for a terminal.

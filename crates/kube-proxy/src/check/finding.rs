@@ -20,7 +20,7 @@ pub(super) struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
-    /// No problem.
+    /// The check found no problem.
     Ok,
     /// A start succeeds, but the operator should read the finding or correct the node.
     Warn,

@@ -32,7 +32,7 @@ pub(super) struct StartForecast {
     pub(super) warnings: Vec<String>,
     /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family count as one write.
     pub(super) writes: BTreeMap<String, usize>,
-    /// Changes of the start, in their order.
+    /// Changes that the start would make, in their order.
     pub(super) changes: Vec<Change>,
     /// Numbers of entries that already have their desired state. A start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,
@@ -43,7 +43,7 @@ pub(super) struct StartForecast {
     /// Addresses of the API server, which no Service may use, each with its origin.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// Objects of other programs, such as sets, because of which the kernel would reject writes.
+    /// Objects of other programs, such as sets, that would make the kernel refuse writes.
     /// `warnings` also reports these obstacles.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,

@@ -15,9 +15,9 @@ use service_counters::frontend_addresses::{FrontendAddress, addresses, places};
 pub(super) struct Names {
     /// Service ports, by the address and port at which they are served.
     ports: HashMap<FrontendAddress, String>,
-    /// Services, by address.
+    /// Names of Services, by service address.
     addresses: HashMap<IpAddr, String>,
-    /// Names of Services and their ports.
+    /// Names of all Services and of their ports.
     known: HashSet<String>,
 }
 

@@ -46,9 +46,9 @@ const ROOT: &str = "/";
 pub(super) struct Traces {
     /// Names of all links in this network namespace.
     pub(super) links: BTreeSet<String>,
-    /// User-defined chains of iptables.
+    /// User-defined iptables chains, in both backends.
     pub(super) chains: Vec<(Backend, Table, String)>,
-    /// nftables tables of the modes.
+    /// Names of the modes' nftables tables that exist.
     pub(super) tables: BTreeSet<&'static str>,
     /// Reasons why some state could not be read. Unread state may contain further traces.
     pub(super) unread: Vec<String>,

@@ -9,7 +9,7 @@
 //!
 //! - With `--config`, the file overrides each flag that has a field, except log flags and
 //!   `--hostname-override`.
-//! - An unknown flag is an error, as upstream.
+//! - An unknown flag is an error, as in upstream.
 //! - A flag without effect is accepted with a warning.
 
 mod arguments;
@@ -43,7 +43,7 @@ const DEPRECATED: [(&str, &str); 2] = [
     ("metrics-port", "metrics-bind-address"),
 ];
 
-/// The action that a command line requests.
+/// Action that a command line requests, with its options.
 #[derive(Debug)]
 pub enum Command {
     /// Runs the daemon.
@@ -54,7 +54,7 @@ pub enum Command {
     Cleanup(Box<Options>),
     /// Prints a text (help, version, completions) to standard output, and exits with 0.
     Print(String),
-    /// Writes this text to the file, and exits with 0.
+    /// Writes a text to a file (`--write-config-to`), and exits with 0.
     Write(PathBuf, String),
 }
 
@@ -75,7 +75,7 @@ pub enum CommandLineError {
          container it reads them from process 1"
     )]
     NoFlags {
-        /// Name of the subcommand.
+        /// Name of the subcommand that lacks the flags.
         question: &'static str,
     },
     /// An unusable configuration file (`--config`).

@@ -31,7 +31,7 @@ use crate::config::{Configuration, command_line};
 use crate::logging;
 use process::Process;
 
-/// Options of a process.
+/// All options of the daemon, grouped by the code that reads them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Options of the process and its loop.
@@ -46,7 +46,7 @@ pub struct Options {
     pub modes: modes::settings::Settings,
     /// Kernel settings that flags request.
     pub kernel: sysctl::settings::Settings,
-    /// Notes and warnings about the flags.
+    /// Notes and warnings about the flags, and the configuration that they define.
     pub said: ParsedOptions,
 }
 
@@ -129,7 +129,7 @@ impl Options {
         })
     }
 
-    /// Returns the treatment of the external IPs of Services.
+    /// Reports whether the proxy serves the external IPs of Services, as the feature gate decides.
     pub(crate) fn external_ips(&self) -> ExternalIps {
         if self.process.gates.is_on(EXTERNAL_IPS) {
             ExternalIps::Served

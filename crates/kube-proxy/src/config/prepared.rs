@@ -1,8 +1,8 @@
 //! Stores the configuration for which a pod was prepared (`--prepared-config`). The file is in a
 //! volume with the lifetime of the pod.
 //!
-//! A container may restart within its pod, after a crash or when memory is exhausted. By then, the
-//! ConfigMap may have changed, but no init container runs again. So:
+//! A container may restart within its pod, after a crash or when its memory is exhausted. The
+//! ConfigMap may have changed since the pod's start, but no init container runs again. So:
 //!
 //! - fields that need a new pod keep their stored values;
 //! - all other fields take the values of the configuration file.

@@ -8,7 +8,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 /// A command that previews a start, with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartQuestion {
-    /// Command to run.
+    /// Command that previews the start.
     pub question: Question,
     /// Options of the command's output.
     pub answer: AnswerOptions,
@@ -73,12 +73,12 @@ impl Question {
 /// Output format of a command (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
-    /// Short output for people, which omits entries above a limit.
+    /// Short output for people, which lists a limited number of changes of each kind.
     #[default]
     Text,
-    /// Full output for people.
+    /// Full output for people, which lists every change.
     Wide,
-    /// JSON object.
+    /// JSON object for programs.
     Json,
     /// The same object as `Json`, in YAML.
     Yaml,

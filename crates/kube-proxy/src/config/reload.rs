@@ -30,7 +30,7 @@ use super::{Configuration, MODE_SECTIONS, settings};
 /// Changed field whose new value waits for a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// Path of the field.
+    /// Path of the changed field, such as `ipvs.scheduler`.
     pub path: String,
     wanted: Value,
     used: Value,

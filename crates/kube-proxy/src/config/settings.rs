@@ -13,9 +13,9 @@ use super::{API_VERSION, Configuration, KIND};
 /// A field of the configuration that has a flag.
 #[derive(Debug)]
 pub(super) struct SettingRow {
-    /// Path of the field.
+    /// Path of the field in the file, such as `ipvs.scheduler`.
     pub(super) path: &'static str,
-    /// Name of the flag.
+    /// Name of the flag without dashes, such as `ipvs-scheduler`.
     pub(super) flag: &'static str,
     /// Time at which a changed value takes effect.
     pub(super) change: Change,

@@ -83,7 +83,7 @@ impl Spelling<BTreeMap<String, bool>> for Vec<(String, bool)> {
     }
 }
 
-/// Conversion of `--vmodule`.
+/// Conversion between the text of `--vmodule` and the list `logging.vmodule`.
 impl Spelling<Vec<FileVerbosity>> for String {
     fn to_field(&self) -> Vec<FileVerbosity> {
         let items = self.split(',').filter_map(|item| {

@@ -1,6 +1,6 @@
 //! Deletes conntrack entries of UDP flows to endpoints that no longer serve. Without this deletion,
-//! a client that sends constantly would keep such an endpoint. After the deletion, rules choose
-//! another endpoint for the client's next packet, or reject the packet.
+//! the packets of a client that sends constantly would still reach such an endpoint. After the
+//! deletion, rules choose another endpoint for the client's next packet, or reject the packet.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
@@ -47,11 +47,11 @@ use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 
-/// Number of flows that one netlink call deletes. Each deletion needs memory for a message and a
-/// reply.
+/// Maximum number of flows that one netlink call deletes. Each deletion needs memory for a message
+/// and a reply.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one comparison of the conntrack table deletes. Deleting so
-/// many flows takes the kernel about as long as listing the table.
+/// Maximum number of flows of one Service that one comparison of the conntrack table deletes.
+/// Deleting so many flows takes the kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Handle to the worker that deletes the stale flows of one family.
@@ -163,7 +163,7 @@ impl StaleFlows {
     }
 }
 
-/// State of the worker thread.
+/// State of the worker thread that compares and deletes flows.
 #[derive(Debug)]
 struct Cleaner {
     family: IpFamily,
@@ -368,7 +368,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows, and counts the flows that still existed. Continues after a rejected deletion.
+/// Deletes flows, and counts the flows that still existed. Continues if the kernel refuses a
+/// deletion.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)

@@ -18,7 +18,7 @@ pub(super) struct Delays {
     /// Arrival time of the oldest change that the mode has not received. `None` if the mode has
     /// received all changes.
     heard: Option<Instant>,
-    /// Time since which removals have been held back. `None`: removals are not held back.
+    /// Start of the current delay of removals. `None`: removals are not held back.
     held_back: Option<Instant>,
 }
 

@@ -10,8 +10,8 @@ use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// Largest number of failures listed by name. Without this limit, the log would be flooded if a
-/// kernel rejects every write.
+/// Largest number of failures listed by name. Without this limit, a kernel that refuses every write
+/// would flood the log.
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
@@ -19,7 +19,7 @@ const NAMED_CONFLICTS_MAX: usize = 20;
 /// interval between retries is shorter.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
-/// Reporter that logs the new facts in each report of one family.
+/// Reporter that logs new facts about the syncs of one family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
@@ -31,18 +31,18 @@ pub(crate) struct Reporter {
     more_conflicts: usize,
     /// Reason why each unreadable part of the kernel's state cannot be read.
     unreadable: BTreeMap<&'static str, String>,
-    /// Drift by kind of entry.
+    /// Changes by other programs since the start of the process, by kind of entry.
     drift: BTreeMap<&'static str, DriftTotal>,
     /// Start of the first sync, and its number of writes. `None` once that sync is complete.
     first: Option<(Instant, usize)>,
 }
 
-/// Times of the failures of one entry.
+/// Times of the first and the last failure of one entry.
 #[derive(Debug, Clone, Copy)]
 struct FailureTimes {
-    /// Time of the entry's first failure.
+    /// Time at which the entry first failed.
     since: Instant,
-    /// Time of the entry's last failure.
+    /// Time at which the entry last failed.
     seen: Instant,
 }
 

@@ -42,7 +42,7 @@ impl WorkSums {
 }
 
 impl Story {
-    /// Returns an empty summary.
+    /// Returns a summary without syncs.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,

@@ -385,7 +385,7 @@ async fn a_new_mode_takes_over_when_the_old_mode_is_idle() {
     world.script.state().is_idle = true;
     world.turn(0).await;
     assert_eq!((world.script.updates(), script.updates()), (2, 1));
-    // The new mode has not read the node's addresses yet. Meanwhile, the family uses the addresses
+    // The new mode has not read the node's addresses yet. Until then, the family uses the addresses
     // that the old mode has read.
     assert!(world.family.mode.node_ports().is_none());
     assert!(world.family.node_ports.is_some());

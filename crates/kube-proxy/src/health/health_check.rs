@@ -40,9 +40,9 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 /// State and runtime that all health-check servers share.
 #[derive(Debug, Clone)]
 pub(crate) struct Answering {
-    /// Health of the proxy.
+    /// Health of the proxy, which affects every response.
     pub(crate) health: Arc<Health>,
-    /// Runtime of the servers.
+    /// Async runtime on which the servers run.
     pub(crate) runtime: Handle,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct HealthChecks {
     unbound: HashSet<NamespacedName>,
 }
 
-/// The server of one Service.
+/// The health-check server of one Service in one family.
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
@@ -266,7 +266,7 @@ impl CheckState {
 }
 
 impl Body<'_> {
-    /// Formats the body with tabs, as upstream.
+    /// Formats the body with tabs, as upstream does.
     fn to_json(&self) -> Vec<u8> {
         let mut json = Vec::new();
         let tabs = PrettyFormatter::with_indent(b"\t");

@@ -27,7 +27,7 @@ use crate::config::options::object_source::OwnNode;
 use crate::health::{Health, Progress};
 use crate::metrics::Metrics;
 
-/// Name of the server in the log.
+/// Names of the health server in the log, in the flags and in Kubernetes events.
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "the proxy's health",
     flag: "healthz-bind-address",

@@ -67,7 +67,7 @@ impl Pulse {
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Replies to all requests until the loop takes over. Never returns.
+    /// Replies to all requests before the loop runs and replies itself. Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
             self.asked().await;

@@ -2,7 +2,7 @@
 //!
 //! A Service counts if at least one of its ports has endpoints only on other nodes, as in
 //! upstream's IPVS mode. The internal and the external policy have separate counts. Each count
-//! contains a Service once, whatever the number of ports.
+//! contains a Service at most once, even if it has several such ports.
 
 use std::collections::HashSet;
 

@@ -101,7 +101,7 @@ impl<M: EncodeMetric> Encode for M {
     }
 }
 
-/// Returns a gauge. The value 2^64 means that there is no limit.
+/// Returns a gauge with this value. For a limit, 2^64 means "no limit".
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)

@@ -38,8 +38,8 @@ use sums::{Source, Sum};
 
 /// Age up to which further scrapes reuse the last read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses that a scrape looks up before it releases the lock of the names for other
-/// threads.
+/// Number of addresses that a scrape looks up in the index of names before it releases the index's
+/// lock for other threads.
 const LOOK_UPS: usize = 512;
 
 /// Source of Service traffic for the metrics. Clones share the source.
@@ -186,8 +186,8 @@ impl Inner {
         })
     }
 
-    /// Groups counts by Service port. Releases the lock of the names often, because the daemon's
-    /// loop also needs it.
+    /// Groups counts by Service port. Often releases the lock on the index of names, because the
+    /// daemon's loop also needs the index.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {

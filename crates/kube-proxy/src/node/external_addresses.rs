@@ -1,6 +1,6 @@
 //! Reports three kinds of findings about Services:
 //!
-//! - contested external and load-balancer addresses. The proxy refuses some of these addresses. It
+//! - contested external and load-balancer addresses. The proxy rejects some of these addresses. It
 //!   serves an address in `spec.externalIPs` even if the address belongs to this node. The Service
 //!   then gets packets that processes of this node would otherwise get;
 //! - Services above the size limit;
@@ -55,7 +55,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Returns a limited number of lines about refused addresses and options, and about Services above
+/// Returns a limited number of lines about rejected addresses and options, and about Services above
 /// the size limit.
 pub(crate) fn refused(model: &Model, heeding: &OptionSupport) -> Vec<String> {
     let mut all: Vec<Contested> = all_refused(model, heeding).collect();
@@ -149,7 +149,7 @@ impl ExternalAddresses {
         }
     }
 
-    /// Returns the refused addresses and options and the Services above the size limit, each with
+    /// Returns the rejected addresses and options and the Services above the size limit, each with
     /// the time at which the daemon found it.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
@@ -219,7 +219,7 @@ impl ExternalAddresses {
         let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // Adds findings about served addresses first, so that findings about refused addresses
+        // Adds findings about served addresses first, so that findings about rejected addresses
         // cannot hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
@@ -311,7 +311,7 @@ impl ExternalAddresses {
 /// Networks that this node reaches without a router, and its default routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NearbyNetworks {
-    /// Next hops of the default routes.
+    /// Addresses of the next hops of this node's default routes.
     pub(crate) next_hops: Vec<IpAddr>,
     /// Networks of the node's interfaces, without the modes' links.
     pub(crate) networks: Vec<IpNet>,

@@ -1,11 +1,11 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! **Failure.** If a setting cannot be written, only the function that needs it is disabled: see
-//! [`Need`]. Upstream exits in each such case.
+//! **Failure.** If a setting cannot be written, only the feature that needs the setting is
+//! disabled: see [`Need`]. Upstream exits in each such case.
 //!
 //! **Restoring.** Some settings decide which packets a node accepts. This process restores such a
-//! setting once no option needs it, under two conditions: this process wrote the setting, and its
-//! value is unchanged since. All other settings stay:
+//! setting once no option needs it, under two conditions: this process wrote the setting, and the
+//! value has not changed since then. All other settings stay, for two reasons:
 //!
 //! - The kernel does not record who wrote a setting. So a setting that an earlier process seems to
 //!   have written stays, and the log reports it.
@@ -39,9 +39,9 @@ pub(crate) enum Step {
     /// Preparation of the node (`--init-only`). A daemon that starts later may lack the permission
     /// to write these settings.
     Prepare,
-    /// Start of the daemon.
+    /// Start of the daemon, before it serves.
     Start,
-    /// Change of options while the daemon serves.
+    /// Change of options while the daemon serves, without a restart.
     GoOn,
 }
 

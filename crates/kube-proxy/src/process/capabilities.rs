@@ -39,7 +39,7 @@ pub fn may_administer_network() -> bool {
 ///
 /// # Errors
 ///
-/// Fails if the kernel rejects the change, which normally does not happen.
+/// Fails if the kernel refuses the change, which normally does not happen.
 pub fn pass_on() -> Result<(), Errno> {
     if geteuid().is_root() {
         return Ok(());

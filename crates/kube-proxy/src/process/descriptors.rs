@@ -13,7 +13,7 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // No supported kernel rejects the call. After a rejection, the daemon continues with the
+        // No supported kernel refuses the call. If a kernel did, the daemon would continue with the
         // old limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }

@@ -37,13 +37,13 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 /// Signals that this process forwards to the command, as upstream's runner does.
 const FORWARDED: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT];
 
-/// Command line of the runner.
+/// Parsed command line of the log runner.
 #[derive(Debug, PartialEq, Eq)]
 struct Invocation {
     log_file: Option<PathBuf>,
     also_stdout: bool,
     redirect_stderr: bool,
-    /// The program and its arguments.
+    /// Command to run: its program and its arguments.
     command: Vec<OsString>,
 }
 

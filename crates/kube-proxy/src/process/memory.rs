@@ -42,7 +42,7 @@ pub fn start() {
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 
-/// Returns all unused whole pages to the system. Takes milliseconds per tens of megabytes.
+/// Returns all unused whole pages to the system. Takes milliseconds for tens of megabytes.
 pub(crate) fn trim() {
     #[cfg(target_env = "gnu")]
     {

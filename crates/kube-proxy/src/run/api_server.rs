@@ -9,8 +9,8 @@
 //! 2. Once the first lists are complete, the model rejects a Service with such an address, and only
 //!    the mode writes.
 //! 3. The API server's name may later resolve to a new address. The connection then waits a moment
-//!    until the mode has removed the address from Services. Otherwise the connection could reach a
-//!    Service's endpoint, which would not reply until the timeout.
+//!    until the mode has removed the Services' entries at the address. Otherwise the connection
+//!    could reach a Service's endpoint, which would not reply until the timeout.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -29,7 +29,7 @@ use tracing::{error, warn};
 use modes::footprints;
 
 /// Time that a connection to a new address of the API server waits, so that the mode can remove the
-/// address from Services.
+/// Services' entries at the address.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Remover of the entries that redirect the API server's addresses, with the list of addresses that

@@ -24,7 +24,7 @@ use crate::node::kernel_settings;
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
     // Uses a blocking thread, because the cleanup waits for the kernel and iptables. The process
-    // has no other work meanwhile.
+    // has no other work.
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;

@@ -60,7 +60,7 @@ pub(super) struct Daemon {
     pub(super) options: Options,
     pub(super) events: BoxStream<'static, Event>,
     pub(super) addresses: AddressChanges,
-    /// Notifications about the rules of the modes.
+    /// Notifications of the kernel about changes to the modes' rules.
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) external_addresses: ExternalAddresses,
@@ -87,7 +87,7 @@ pub(super) struct Daemon {
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
-    /// Modes in use and their kernel features.
+    /// Modes in use, and the kernel features that they use.
     pub(super) uses: Uses,
 }
 
@@ -213,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// Does all work that is possible now.
+    /// Runs one turn of the loop: does all work that is possible now.
     pub(super) async fn turn(&mut self, now: Instant) -> Result<()> {
         self.renewal.start(&self.options, now);
         self.book(now).await?;

@@ -19,7 +19,7 @@ const DRAINED_MAX: usize = 50_000;
 const DRAINED_FOR: Duration = Duration::from_millis(50);
 /// Interval of the log line while the start waits for its first lists.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
-/// Longest time that the start waits for this node's Node object, as upstream.
+/// Longest time that the start waits for this node's Node object, as in upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest time that the start waits for ServiceCIDRs after the other lists are complete. A fast
 /// API server delivers ServiceCIDRs before the first sync. A slow API server must not delay the

@@ -74,7 +74,7 @@ impl Daemon {
         }
     }
 
-    /// Makes the daemon use these options.
+    /// Applies changed options to each part of the daemon that reads them.
     fn follow(&mut self, options: Options, now: Instant) {
         if options.process.oom_score_adj != self.options.process.oom_score_adj {
             memory::set_oom_score(options.process.oom_score_adj);

@@ -48,7 +48,7 @@ struct Wanted {
     modes: Modes,
 }
 
-/// Condition for opening the modes again.
+/// Condition under which changed options open the modes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
     /// Opens the modes again only if their settings have changed.
@@ -102,7 +102,8 @@ impl Renewal {
     }
 
     /// Waits until the requested options are prepared. Returns `None` if newer options were
-    /// requested meanwhile; the caller must then call [`start`](Self::start). Cancel safe.
+    /// requested during the preparation; the caller must then call [`start`](Self::start). Cancel
+    /// safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;

@@ -16,7 +16,7 @@ impl Stop {
     ///
     /// # Errors
     ///
-    /// Fails if the operating system rejects the subscription.
+    /// Fails if the operating system refuses the subscription.
     pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {

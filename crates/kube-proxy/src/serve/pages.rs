@@ -31,7 +31,7 @@ use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::metrics::Metrics;
 
-/// Name of the server in the log.
+/// Names of the metrics server in the log, in the flags and in Kubernetes events.
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "metrics",
     flag: "metrics-bind-address",
@@ -44,7 +44,7 @@ const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// State that the pages show.
+/// State that the pages of the metrics server show.
 pub(crate) struct Pages {
     metrics: Metrics,
     configz: Configz,

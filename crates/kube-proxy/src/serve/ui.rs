@@ -11,12 +11,12 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use http_server::{Answer, answer, not_found, text};
 
-/// Content security policy of the page.
+/// Content security policy of the page `/ui/`.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
 
-/// A file of the page.
+/// A file of the page `/ui/`: its name, type and content.
 struct File {
-    /// Path after `/ui/`.
+    /// Path of the file below `/ui/`.
     name: &'static str,
     content_type: &'static str,
     content: &'static [u8],

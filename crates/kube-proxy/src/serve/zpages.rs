@@ -30,7 +30,7 @@ const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 /// Other pages of this server, listed on `/statusz`.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
-/// State that the pages show.
+/// Content of the pages `/flagz` and `/statusz`.
 #[derive(Debug)]
 pub(super) struct Zpages {
     /// Flags of the command line with their values. `None`: `/flagz` is off.
@@ -39,7 +39,7 @@ pub(super) struct Zpages {
     started: SystemTime,
 }
 
-/// Format of a response.
+/// Format of a response: text, or an object as JSON or YAML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
@@ -173,7 +173,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Parses a media range. Returns `None` if the range is rejected (`q=0`).
+    /// Parses a media range. Returns `None` if the client excludes the range (`q=0`).
     fn read(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let media_type = parts.next()?;

@@ -37,8 +37,8 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. If the file is missing, the kernel lacks the file's IP family, and
-/// the text is empty.
+/// Reads a file of `/proc/net`. Returns an empty text if the file is missing, because the kernel
+/// then lacks the file's IP family.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,

@@ -69,7 +69,8 @@ impl Modules {
 }
 
 /// Tests whether the kernel has these modules, and returns true or false by module. Omits a module
-/// if no test decides. Writes nothing, and does not make the kernel load a module file.
+/// if the tests do not show whether the kernel has the module. Writes nothing, and does not make
+/// the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")

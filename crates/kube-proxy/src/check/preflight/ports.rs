@@ -24,9 +24,9 @@ pub(super) struct Server {
 /// Ports of all Services on the node's addresses, each with the name of its Service.
 #[derive(Debug, Default)]
 pub(super) struct NodePorts {
-    /// Services, by NodePort and protocol.
+    /// Names of Services, by NodePort and protocol.
     pub(super) services: BTreeMap<(u16, Protocol), String>,
-    /// Services, by health-check node port.
+    /// Names of Services, by health-check node port.
     pub(super) health_checks: BTreeMap<u16, String>,
 }
 

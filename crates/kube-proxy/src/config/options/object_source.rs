@@ -8,17 +8,17 @@ use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable_flag::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
-/// Requirement for this node's Node object.
+/// Requirement that this node's Node object exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnNode {
-    /// The Node must exist.
+    /// This node's Node object must exist before the start.
     Needed,
-    /// The Node may be missing.
+    /// This node's Node object may be missing.
     Optional,
 }
 
 impl OwnNode {
-    /// Returns the requirement of a source. A directory of manifests does not have to contain a
+    /// Returns the requirement for a source. A directory of manifests does not have to contain a
     /// Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {

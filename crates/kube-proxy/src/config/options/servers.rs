@@ -8,7 +8,7 @@ use http_server::ConflictPolicy;
 
 use crate::metrics;
 
-/// Options of the servers.
+/// Options of the health server and the metrics server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Address of the health server. `None`: no server.

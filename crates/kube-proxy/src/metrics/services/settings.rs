@@ -14,13 +14,13 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Level of detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics: the daemon reads and stores no counters. With metrics of single Services, each
-    /// node has several time series for each Service port. These are many in a large cluster.
+    /// No metrics of single Services, and no reads of their counters. In a large cluster, such
+    /// metrics would be many: each node has several time series for each Service port.
     #[default]
     None,
-    /// Metrics of Service ports.
+    /// Metrics of each Service port, without its endpoints.
     Ports,
-    /// Metrics of Service ports and their endpoints.
+    /// Metrics of each Service port and of each of its endpoints.
     Endpoints,
 }
 
@@ -29,8 +29,8 @@ pub enum Detail {
 pub struct Settings {
     /// Level of detail of the metrics.
     pub detail: Detail,
-    /// Largest number of reported Service ports, and also of reported endpoints. The metrics report
-    /// the ports and endpoints with the most connections.
+    /// Largest number of reported Service ports, and separately of reported endpoints. The metrics
+    /// report the ports and endpoints with the most connections.
     pub most: usize,
 }
 

@@ -12,9 +12,9 @@ use service_counters::{At, Count, Listener};
 /// Source of a count: an address or a listening port, each with its own counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    /// A service address and port.
+    /// A service address and port, with the kernel's counter.
     At(At),
-    /// A listening port of this process.
+    /// A listening port of this process, with the relay's counter (userspace mode).
     Listener(Listener),
 }
 
