@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ipvs_netlink::{Ipvs, ServiceEntry};
 use netlink_batch::{Connection, Protocol};
 
-/// Commands that create services and destinations of every kind.
+/// Commands that create virtual servers and destinations of every kind.
 const COMMANDS: &[&str] = &[
     "-A -t 10.0.0.1:80 -s rr",
     "-A -u 10.0.0.1:53 -s wrr -o",
@@ -83,9 +83,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Executes the `ipvsadm` commands that add services and destinations. After each command, prints
-/// the services and destinations that are new in the kernel's dumps. At the end, prints the
-/// counters after three connections to a real server. The last connection is still open.
+/// Executes the `ipvsadm` commands that add virtual servers and destinations. After each command,
+/// prints the virtual servers and destinations that are new in the kernel's dumps. At the end,
+/// prints the counters after three connections to a real server. The last connection is still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."
@@ -97,8 +97,8 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // Later queries for the destinations identify the service by these attributes, exactly
-            // as the kernel sent them.
+            // Later queries for the destinations identify the virtual server by these attributes,
+            // exactly as the kernel sent them.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;
             if !seen.contains(&service.to_vec()) {

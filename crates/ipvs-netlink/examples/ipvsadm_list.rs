@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the output line of a service: `TCP 192.0.2.1:80 rr persistent 300`.
+/// Returns the output line of a virtual server: `TCP 192.0.2.1:80 rr persistent 300`.
 fn line(service: &Service) -> String {
     let key = service.key.to_string();
     let (protocol, rest) = key.split_once(' ').unwrap_or((&key, ""));

@@ -1,5 +1,5 @@
 //! Measures the kernel memory of virtual servers with very many destinations, such as those of a
-//! single large service.
+//! single large Service in Kubernetes.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab

@@ -1,9 +1,9 @@
-//! Measures the cost of reading the counters of 50,000 services (or a given number) with two
+//! Measures the cost of reading the counters of 50,000 virtual servers (or a given number) with two
 //! destinations each. Measures three kinds of reads:
 //!
-//! * One dump reads all services.
-//! * For each service, a further dump reads its destinations.
-//! * A scrape reads 1,000 of the services one by one, with their destinations.
+//! * One dump reads all virtual servers.
+//! * For each virtual server, a further dump reads its destinations.
+//! * A scrape reads 1,000 of the virtual servers one by one, with their destinations.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example read_cost --bin lab

@@ -39,7 +39,7 @@ pub(crate) fn write(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     writer.attr(kind, &bytes);
 }
 
-/// Parses an address of this family from an attribute.
+/// Parses an address of the family `family` from an attribute.
 pub(crate) fn read(attribute: &Attribute<'_>, family: IpFamily) -> Result<IpAddr, Malformed> {
     let first = |expected| Malformed::Size {
         kind: attribute.kind,

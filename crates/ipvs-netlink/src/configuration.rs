@@ -4,13 +4,14 @@ use netlink_batch::{Attributes, Malformed};
 
 use crate::uapi::{self, info, top};
 
-/// Version and size of IPVS.
+/// Version of IPVS, and size of its connection table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
     /// Version of IPVS, with one byte each for major, minor and patch (0x010201 is 1.2.1).
     pub version: u32,
     /// Number of slots in the connection table. Since Linux 7.1, this number is 0 until the network
-    /// namespace has its first service. The kernel then creates the table, which grows as needed.
+    /// namespace has its first virtual server. The kernel then creates the table, which grows as
+    /// needed.
     pub table_size: u32,
 }
 

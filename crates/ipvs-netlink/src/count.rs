@@ -1,5 +1,5 @@
-//! Counts services with a single system call. Only the old control interface (`getsockopt`) reports
-//! this number. Generic netlink does not report it.
+//! Counts virtual servers with a single system call. Only the old control interface (`getsockopt`)
+//! reports this number. Generic netlink does not report it.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
 
@@ -8,13 +8,14 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// Socket option that reads the number of services (`IP_VS_SO_GET_INFO`).
+/// Socket option that reads the number of virtual servers (`IP_VS_SO_GET_INFO`).
 const GET_INFO: libc::c_int = 64 + 1024 + 64 + 1;
-/// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of services.
+/// Size of `struct ip_vs_getinfo`: version, size of the connection table, number of virtual
+/// servers.
 const INFO: usize = 12;
 
-/// A socket that reads the number of services in the network namespace of the thread that opened
-/// the socket.
+/// A socket that reads the number of virtual servers in the network namespace of the thread that
+/// opened the socket.
 #[derive(Debug)]
 pub struct ServiceCounter(OwnedFd);
 
@@ -30,8 +31,8 @@ impl ServiceCounter {
         Ok(Self(socket))
     }
 
-    /// Returns the number of services with IPv4 addresses or firewall marks. IPv6 services do not
-    /// count. Needs `CAP_NET_ADMIN`.
+    /// Returns the number of virtual servers with IPv4 addresses or firewall marks. IPv6 virtual
+    /// servers do not count. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Destinations: the servers to which IPVS sends a service's connections.
+//! Destinations: the servers to which IPVS sends a virtual server's connections.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,13 +10,13 @@ use crate::address;
 use crate::statistics::Statistics;
 use crate::uapi::{self, dest, top};
 
-/// Identity of a destination within its service.
+/// Identity of a destination within its virtual server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DestinationKey {
-    /// Address of the server.
+    /// Address of the destination.
     pub address: IpAddr,
     /// Port of the server. Only the forwarding method masquerading translates the port. With any
-    /// other method, this port equals the service's port.
+    /// other method, this port equals the virtual server's port.
     pub port: u16,
 }
 
@@ -50,7 +50,8 @@ impl DestinationKey {
 /// Forwarding method of a destination (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Forward {
-    /// Network address translation.
+    /// Masquerading (NAT): IPVS translates the destination address, and reverts the translation in
+    /// replies.
     #[default]
     Masq,
     /// Local delivery, because the destination is this host.
@@ -167,7 +168,7 @@ pub struct DestinationEntry {
 
 impl DestinationEntry {
     /// Parses an `IPVS_CMD_NEW_DEST` message that begins with its `genlmsghdr`. `family` is the
-    /// service's family. Kernels before 3.18 do not send the destination's family. For these
+    /// virtual server's family. Kernels before 3.18 do not send the destination's family. For these
     /// kernels, `family` is the destination's family, too.
     ///
     /// # Errors

@@ -29,29 +29,30 @@ impl Family {
         self.0
     }
 
-    /// Adds a service. Fails with `EEXIST` if the key exists, or `ENOENT` if the kernel lacks the
-    /// scheduler or persistence engine.
+    /// Adds a virtual server. Fails with `EEXIST` if the key exists, or `ENOENT` if the kernel
+    /// lacks the scheduler or persistence engine.
     pub fn new_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::NEW_SERVICE, service)
     }
 
-    /// Changes all parts of a service except its key. Fails with `ESRCH` if the service does not
-    /// exist, or `ENOENT` as for a new service.
+    /// Changes all parts of a virtual server except its key. Fails with `ESRCH` if the virtual
+    /// server does not exist, or `ENOENT` as for a new virtual server.
     pub fn set_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::SET_SERVICE, service)
     }
 
-    /// Deletes a service and its destinations. Fails with `ESRCH` if the service does not exist.
+    /// Deletes a virtual server and its destinations. Fails with `ESRCH` if the virtual server does
+    /// not exist.
     pub fn del_service(self, batch: &mut Batch, key: &ServiceKey) -> usize {
         self.push(batch, command::DEL_SERVICE, |message| {
             message.nest(top::SERVICE, |nest| key.encode(nest));
         })
     }
 
-    /// Adds a destination to a service. The kernel refuses the destination with:
+    /// Adds a destination to a virtual server. The kernel refuses the destination with:
     ///
-    /// * `EEXIST` if the service already has the destination.
-    /// * `ESRCH` if the service does not exist.
+    /// * `EEXIST` if the virtual server already has the destination.
+    /// * `ESRCH` if the virtual server does not exist.
     /// * `ERANGE` if the weight is over 2,147,483,647, or the lower threshold is over the upper
     ///   threshold.
     /// * `EINVAL` if the destination's address is not unicast or has the wrong family.
@@ -65,8 +66,8 @@ impl Family {
         self.destination(batch, command::NEW_DEST, service, destination)
     }
 
-    /// Changes all parts of a destination except its key. Fails with `ENOENT` if the service does
-    /// not have the destination. Otherwise, see [`new_destination`](Self::new_destination).
+    /// Changes all parts of a destination except its key. Fails with `ENOENT` if the virtual server
+    /// does not have the destination. Otherwise, see [`new_destination`](Self::new_destination).
     pub fn set_destination(
         self,
         batch: &mut Batch,
@@ -78,8 +79,8 @@ impl Family {
 
     /// Deletes a destination. IPVS then drops packets of its connections until the destination
     /// returns or the connections time out. With the sysctl `net.ipv4.vs.expire_nodest_conn`, the
-    /// first packet of a connection ends the connection instead. Fails with `ENOENT` if the service
-    /// does not have the destination, and with `ESRCH` if the service does not exist.
+    /// first packet of a connection ends the connection instead. Fails with `ENOENT` if the virtual
+    /// server does not have the destination, and with `ESRCH` if the virtual server does not exist.
     pub fn del_destination(
         self,
         batch: &mut Batch,
@@ -92,13 +93,13 @@ impl Family {
         })
     }
 
-    /// Deletes all services with their destinations.
+    /// Deletes all virtual servers with their destinations.
     pub fn flush(self, batch: &mut Batch) -> usize {
         self.push(batch, command::FLUSH, |_| {})
     }
 
-    /// Zeroes the counters of a service and its destinations, or of all services. Fails with
-    /// `ESRCH` if the service does not exist.
+    /// Zeroes the counters of a virtual server and its destinations, or of all virtual servers.
+    /// Fails with `ESRCH` if the virtual server does not exist.
     pub fn zero(self, batch: &mut Batch, service: Option<&ServiceKey>) -> usize {
         self.push(batch, command::ZERO, |message| {
             if let Some(key) = service {

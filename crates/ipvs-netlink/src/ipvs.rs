@@ -24,12 +24,12 @@ mod control {
     pub(super) const FAMILY_NAME: u16 = 2;
 }
 
-/// The services of one dump, each once.
+/// The virtual servers of one dump, each once.
 #[derive(Default)]
 struct UniqueServices {
     entries: Vec<ServiceEntry>,
     keys: HashSet<ServiceKey>,
-    /// True if the kernel returned any service twice.
+    /// True if the kernel returned any virtual server twice.
     has_repeats: bool,
 }
 
@@ -100,14 +100,15 @@ impl Ipvs {
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// Returns all services of both address families, each once.
+    /// Returns all virtual servers of both address families, each once.
     ///
-    /// The kernel responds in parts. To begin a part, it skips as many services as the earlier
-    /// parts contained (`ip_vs_genl_dump_services`). It does not report a change of its hash table
-    /// between two parts. Linux 7.2 (but not 6.12) moves all services to a larger or smaller table
-    /// some time after their number changed. The next part then repeats some services and misses as
-    /// many others. In this case, the call repeats the dump, a few times within 0.1 s. If another
-    /// program keeps adding or removing services, the result may still miss some services.
+    /// The kernel responds in parts. To begin a part, it skips as many virtual servers as the
+    /// earlier parts contained (`ip_vs_genl_dump_services`). It does not report a change to its
+    /// hash table between two parts. Linux 7.2 (but not 6.12) moves all virtual servers to a larger
+    /// or smaller table some time after their number changed. The next part then repeats some
+    /// virtual servers and misses as many others. In this case, the call repeats the dump, a few
+    /// times within 0.1 s. If another program keeps adding or removing virtual servers, the result
+    /// may still miss some virtual servers.
     ///
     /// # Errors
     ///
@@ -126,7 +127,7 @@ impl Ipvs {
         Ok(found.entries)
     }
 
-    /// Returns the service with this key, if it exists.
+    /// Returns the virtual server with this key, if it exists.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the destinations of a service, or an empty list if the service does not exist. The
-    /// kernel responds in parts, as for [`Ipvs::services`].
+    /// Returns the destinations of a virtual server, or an empty list if the virtual server does
+    /// not exist. The kernel responds in parts, as for [`Ipvs::services`].
     ///
     /// # Errors
     ///
@@ -179,7 +180,7 @@ impl Ipvs {
         self.one(|family, batch| family.set_timeouts(batch, timeouts))
     }
 
-    /// Deletes all services with their destinations.
+    /// Deletes all virtual servers with their destinations.
     ///
     /// # Errors
     ///
@@ -188,11 +189,11 @@ impl Ipvs {
         self.one(Family::flush)
     }
 
-    /// Zeroes the counters of a service and its destinations, or of all services.
+    /// Zeroes the counters of a virtual server and its destinations, or of all virtual servers.
     ///
     /// # Errors
     ///
-    /// Fails with `ESRCH` if the service does not exist. Otherwise, see [`Ipvs::info`].
+    /// Fails with `ESRCH` if the virtual server does not exist. Otherwise, see [`Ipvs::info`].
     pub fn zero(&mut self, service: Option<&ServiceKey>) -> Result<(), Error> {
         self.one(|family, batch| family.zero(batch, service))
     }

@@ -11,9 +11,9 @@
 //! [`Batch`](netlink_batch::Batch), in any number and mix. [`Ipvs::execute`] sends them in few
 //! system calls, and returns one reply per message. Each read is a separate call.
 //!
-//! The terms are the kernel's: a *service* is a virtual address whose connections IPVS balances
-//! over *destinations*. The crate does not support connection synchronisation (the `DAEMON`
-//! commands), nor the connection table (`/proc/net/ip_vs_conn`).
+//! A *virtual server* is a virtual address whose connections IPVS balances over *destinations*. The
+//! kernel and the types of this crate call it a service. The crate does not support connection
+//! synchronisation (the `DAEMON` commands), nor the connection table (`/proc/net/ip_vs_conn`).
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
 

@@ -9,7 +9,7 @@ const CAPACITY: usize = 16;
 /// Name of a scheduler (`rr`, `wrr`, `lc`, `sh`, `mh` ...) or of a persistence engine (`sip`).
 ///
 /// A name has 1 to 15 bytes and no NUL. The kernel's modules decide which names exist. For a
-/// service with an unknown scheduler, the kernel replies `ENOENT`.
+/// virtual server with an unknown scheduler, the kernel replies `ENOENT`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; CAPACITY]);
 

@@ -1,5 +1,5 @@
-//! Services: a virtual address, or a firewall mark, whose connections IPVS balances over
-//! destinations.
+//! Virtual servers (the kernel's services): a virtual address, or a firewall mark, whose
+//! connections IPVS balances over destinations.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::name::Name;
 use crate::statistics::Statistics;
 use crate::uapi::{self, service, top};
 
-/// An IP protocol, by its number.
+/// IP protocol of a virtual server, by its IANA number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Protocol(pub u8);
 
@@ -43,19 +43,19 @@ impl fmt::Debug for Protocol {
     }
 }
 
-/// Identity of a service.
+/// Key that identifies a virtual server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceKey {
-    /// Packets to this virtual address and port.
+    /// Virtual server for packets to a virtual address and port.
     Address {
-        /// TCP, UDP or SCTP.
+        /// Protocol of the packets: TCP, UDP or SCTP.
         protocol: Protocol,
-        /// Virtual address.
+        /// Virtual address that clients connect to.
         address: IpAddr,
-        /// Virtual port. 0 means all ports, and only persistent services may use it.
+        /// Virtual port. 0 means all ports, and only persistent virtual servers may use it.
         port: u16,
     },
-    /// Packets that a firewall rule has marked.
+    /// Virtual server for packets that a firewall rule has marked.
     Fwmark {
         /// Family of the packets, IPv4 or IPv6.
         family: IpFamily,
@@ -65,7 +65,7 @@ pub enum ServiceKey {
 }
 
 impl ServiceKey {
-    /// Returns the key of a service with an address and port.
+    /// Returns the key of a virtual server with an address and port.
     pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
         Self::Address {
             protocol,
@@ -74,7 +74,7 @@ impl ServiceKey {
         }
     }
 
-    /// Returns the address family of the service.
+    /// Returns the address family of the virtual server.
     pub fn family(&self) -> IpFamily {
         match *self {
             Self::Address { address, .. } => IpFamily::of(address),
@@ -82,7 +82,7 @@ impl ServiceKey {
         }
     }
 
-    /// Writes the attributes that identify a service.
+    /// Writes the attributes that identify a virtual server.
     pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
         writer.attr_u16(service::AF, address::number(self.family()));
         match *self {
@@ -123,13 +123,14 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// Flags of a service (`IP_VS_SVC_F_*`). Bits that this type does not name keep their values.
+    /// Flags of a virtual server (`IP_VS_SVC_F_*`). Bits that this type does not name keep their
+    /// values.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
         /// Flag of persistence: new connections of a client go to the same destination as the
         /// client's first connection.
         const PERSISTENT = 0x1;
-        /// Flag that the kernel sets on every service. The flag has no effect in a request.
+        /// Flag that the kernel sets on every virtual server. The flag has no effect in a request.
         const HASHED = 0x2;
         /// Flag that makes the kernel schedule every packet separately (UDP).
         const ONE_PACKET = 0x4;
@@ -145,14 +146,15 @@ bitflags! {
     }
 }
 
-/// A service to add or change.
+/// A virtual server to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// Identity of the service. The identity never changes.
+    /// Identity of the virtual server. The identity never changes.
     pub key: ServiceKey,
-    /// Scheduler of the service.
+    /// Scheduler of the virtual server.
     pub scheduler: Name,
-    /// Flags of the service. When a service changes, these flags replace all its flags.
+    /// Flags of the virtual server. When a virtual server changes, these flags replace all its
+    /// flags.
     pub flags: Flags,
     /// Time in seconds for which a client without connections keeps its destination, with
     /// [`Flags::PERSISTENT`].
@@ -163,12 +165,12 @@ pub struct Service {
     /// * IPv4: a netmask as a number (255.255.255.0 is 0xffffff00);
     /// * IPv6: a prefix length from 1 to 128.
     pub netmask: u32,
-    /// Persistence engine (`sip`), if any.
+    /// Persistence engine (`sip`) that identifies clients, if any.
     pub persistence_engine: Option<Name>,
 }
 
 impl Service {
-    /// Returns a service without persistence. Every address counts as a separate client.
+    /// Returns a virtual server without persistence. Every address counts as a separate client.
     pub fn new(key: ServiceKey, scheduler: Name) -> Self {
         Self {
             key,
@@ -206,12 +208,12 @@ impl Service {
     }
 }
 
-/// A service in the kernel, with its counters.
+/// A virtual server in the kernel, with its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// Configuration of the service. The kernel has added [`Flags::HASHED`].
+    /// Configuration of the virtual server. The kernel has added [`Flags::HASHED`].
     pub service: Service,
-    /// Counters of the service.
+    /// Counters of the virtual server.
     pub statistics: Statistics,
 }
 

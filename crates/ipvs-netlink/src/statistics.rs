@@ -1,4 +1,4 @@
-//! Counters of a service or destination.
+//! Counters of a virtual server or destination.
 
 use netlink_batch::{Attribute, Attributes, Malformed};
 

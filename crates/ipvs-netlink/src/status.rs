@@ -21,11 +21,11 @@ const OTHERS_MAX: usize = 64;
 pub struct Status {
     /// Number of connections. The sysctl `net.ipv4.vs.conn_max` limits this number.
     pub connections: Option<u64>,
-    /// Hash table of connections.
+    /// State of the hash table of connections.
     pub connection_table: GrowingTable,
     /// Number of virtual servers of both IP families.
     pub services: Option<u64>,
-    /// Hash table of virtual servers.
+    /// State of the hash table of virtual servers.
     pub service_table: GrowingTable,
     /// Lines whose labels this crate does not know, as the kernel wrote them. A later kernel may
     /// add such lines.
@@ -55,7 +55,7 @@ impl GrowingTable {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the line {line:?} of /proc/net/ip_vs_status")]
 pub struct BadLine {
-    /// The unreadable line.
+    /// Line whose number cannot be read.
     pub line: String,
 }
 

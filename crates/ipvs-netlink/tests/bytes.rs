@@ -491,7 +491,7 @@ fn missing_identifying_attributes_are_errors() {
     assert!(ServiceEntry::decode(&[]).is_err());
 }
 
-/// Generates any service that the types can express.
+/// Generates any virtual server that the types can express.
 fn any_service() -> impl Strategy<Value = Service> {
     let key = prop_oneof![
         (any::<u8>(), any::<IpAddr>(), any::<u16>()).prop_map(|(protocol, address, port)| {

@@ -77,7 +77,7 @@ fn destinations(ipvs: &mut Ipvs, key: &ServiceKey) -> Vec<Destination> {
     found
 }
 
-/// Returns a service with the flag that the kernel adds to every service.
+/// Returns a virtual server with the flag that the kernel adds to every virtual server.
 fn hashed(mut service: Service) -> Service {
     service.flags |= Flags::HASHED;
     service
@@ -89,7 +89,7 @@ fn the_kernel_reports_its_ipvs_version() {
     on_ipvs(|mut ipvs| {
         let info = ipvs.info().unwrap();
         assert!(info.version >= 0x01_02_00, "{info:?}");
-        // Since Linux 7.1, there is no connection table before the first service.
+        // Since Linux 7.1, there is no connection table before the first virtual server.
         let size = info.table_size;
         assert!(size == 0 || size.is_power_of_two(), "{info:?}");
         assert_eq!(services(&mut ipvs), []);
@@ -311,7 +311,7 @@ fn destinations_of_each_kind_are_created_and_listed() {
     });
 }
 
-/// The kernel's refusal has the index of the refused change. All other changes of the batch
+/// The kernel's refusal has the index of the refused change. All other changes in the batch
 /// succeed.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
@@ -422,7 +422,7 @@ fn a_new_ipvs_timeout_keeps_all_other_timeouts() {
     });
 }
 
-/// Writes 3,000 services with two destinations each in one batch.
+/// Writes 3,000 virtual servers with two destinations each in one batch.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn thousands_of_virtual_servers_are_written_in_one_batch() {
