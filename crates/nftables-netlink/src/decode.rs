@@ -46,7 +46,7 @@ fn be64(attribute: &Attribute<'_>) -> Result<u64, Malformed> {
     attribute.array().map(u64::from_be_bytes)
 }
 
-/// Returns the first attribute of this kind.
+/// Returns the first attribute of the kind `kind`.
 pub(crate) fn first(
     attributes: Attributes<'_>,
     kind: u16,
@@ -91,7 +91,7 @@ pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
     }))
 }
 
-/// Decodes a chain of this table, or returns `None` if it belongs to another table.
+/// Decodes a chain of `table`, or returns `None` if the chain belongs to another table.
 pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Malformed> {
     let (mut found, mut kind, mut hook) = (None, None, None);
     let (mut policy, mut comment) = (Policy::Accept, None);
@@ -204,7 +204,7 @@ struct SetMessage {
 }
 
 impl SetMessage {
-    /// Decodes a set of this table, or returns `None` if it belongs to another table.
+    /// Decodes a set of `table`, or returns `None` if the set belongs to another table.
     fn parse(table: &str, payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let mut found = Self::default();
         for attribute in attributes(payload)? {
@@ -249,7 +249,7 @@ impl SetMessage {
         }
     }
 
-    /// Returns the [`TypeOf`] whose encoding equals this user data.
+    /// Returns the [`TypeOf`] whose encoding equals the set's user data.
     fn type_of(&self) -> Option<TypeOf> {
         let key = self.key();
         let noted = |of: Option<TypeOf>| concatenation(&key, of);
@@ -277,7 +277,7 @@ pub(crate) struct AnonymousMessage {
     pub(crate) size: Option<u32>,
 }
 
-/// Decodes a set of this table, or returns `None` if it belongs to another table.
+/// Decodes a set of `table`, or returns `None` if the set belongs to another table.
 pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malformed> {
     const SAID: u32 = set::INTERVAL | set::MAP | set::HAS_TIMEOUT | set::EVAL;
     let Some(mut found) = SetMessage::parse(table, payload)? else {
@@ -320,8 +320,7 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
     }))
 }
 
-/// Decodes a named counter of this table. Returns `None` for objects of other tables or other
-/// kinds.
+/// Decodes a named counter of `table`. Returns `None` for objects of other tables or other kinds.
 pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCounter>, Malformed> {
     let (mut found, mut is_counter) = (None, false);
     let (mut packets, mut bytes) = (0, 0);
@@ -497,7 +496,7 @@ impl RuleMessage {
     }
 }
 
-/// Decodes a rule of this table, or returns `None` if it belongs to another table.
+/// Decodes a rule of `table`, or returns `None` if the rule belongs to another table.
 pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>, Malformed> {
     let (mut chain, mut handle) = (None, None);
     let (mut expressions, mut comment) = (Vec::new(), None);

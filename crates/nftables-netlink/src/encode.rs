@@ -27,8 +27,8 @@ pub(crate) use set::concatenation;
 /// `u16`. The largest element (key, verdict with a chain name, comment) needs about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Size limit in bytes for a transaction's first change. The kernel echoes one message for each
-/// element, so this crate does not request the echo of a larger change.
+/// Largest size in bytes of a transaction's first change for which this crate requests an echo. The
+/// kernel echoes one message for each element, so the echo of a large change could be too long.
 const TOLD_BYTES: usize = 4 * 1024;
 
 /// A transaction encoded as messages, ready for one send.
@@ -142,7 +142,7 @@ pub(crate) fn header(w: &mut Writer<'_>, family: u8) {
     w.bytes(&[family, 0, 0, 0]);
 }
 
-/// Writes the body of a request for the elements with these keys.
+/// Writes the body of a request for the elements with the keys `keys`.
 pub(crate) fn list_keys(
     w: &mut Writer<'_>,
     table: &str,

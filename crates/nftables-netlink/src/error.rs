@@ -6,7 +6,7 @@ use netlink_batch::{Malformed, Refusal};
 
 use crate::transaction::Generation;
 
-/// Reason why a call failed.
+/// Error of a call to [`Nftables`](crate::Nftables).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,7 +29,7 @@ pub enum Error {
     Resizing {
         /// Name of the table that contains the set.
         table: String,
-        /// Name of the set.
+        /// Name of the set that could not be read.
         set: String,
         /// Number of attempts to read the set.
         attempts: u32,
@@ -63,14 +63,13 @@ impl From<Malformed> for Error {
 /// A change that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedChange {
-    /// Index of the change in its transaction.
+    /// Index of the refused change in its transaction.
     pub change: usize,
     /// Error number, with the kernel's message if it sent one.
     pub refusal: Refusal,
 }
 
-/// Reason why a transaction was not committed. No change has taken effect, unless the variant says
-/// otherwise.
+/// Error of a commit. No change has taken effect, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -85,7 +84,7 @@ pub enum CommitError {
         /// Actual generation of the ruleset.
         found: Generation,
     },
-    /// The kernel refused some changes, so no change of the transaction took effect.
+    /// The kernel refused some changes, so no change in the transaction took effect.
     #[error("{}", words(refused))]
     Refused {
         /// Refused changes, at least one, in the order of the transaction.
@@ -139,7 +138,7 @@ pub(crate) fn permission() -> Error {
     })
 }
 
-/// Returns true if this error number means that the kernel lacks nf\_tables.
+/// Returns true if the error number `errno` means that the kernel lacks nf\_tables.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }

@@ -17,9 +17,9 @@ pub enum Expression {
     Payload {
         /// Header that the offset is relative to.
         base: PayloadBase,
-        /// Offset in bytes.
+        /// Offset of the first loaded byte from the start of the header.
         offset: u32,
-        /// Length in bytes.
+        /// Number of bytes to load.
         len: u32,
         /// Register that receives the bytes.
         to: Register,
@@ -51,7 +51,7 @@ pub enum Expression {
         register: Register,
         /// Comparison operator.
         how: Comparison,
-        /// Constant to compare with.
+        /// Constant with which the register is compared.
         with: Bytes,
     },
     /// Continues if the value is inside a range, or outside of it (`range`).
@@ -67,9 +67,9 @@ pub enum Expression {
     },
     /// Computes `to = (from & mask) ^ xor` (`bitwise`, `NFT_BITWISE_BOOL`).
     Bitwise {
-        /// Source register.
+        /// Register with the value to change.
         from: Register,
-        /// Destination register.
+        /// Register that receives the result.
         to: Register,
         /// Bits to keep. The mask is as long as the value.
         mask: Bytes,
@@ -102,9 +102,9 @@ pub enum Expression {
     NumGen {
         /// Method: a counter or random numbers.
         how: NumGenKind,
-        /// Exclusive upper bound of the number, before the offset.
+        /// Exclusive upper bound of the generated number, before `offset` is added.
         modulus: u32,
-        /// Offset added to the number.
+        /// Number that is added to the generated number.
         offset: u32,
         /// Register that receives the number, in host byte order.
         to: Register,
@@ -115,11 +115,11 @@ pub enum Expression {
         from: Register,
         /// Number of bytes to hash.
         len: u32,
-        /// Exclusive upper bound of the hash, before the offset.
+        /// Exclusive upper bound of the hash, before `offset` is added.
         modulus: u32,
         /// Seed of the hash, or `None` if the kernel chooses a seed.
         seed: Option<u32>,
-        /// Offset added to the hash.
+        /// Number that is added to the hash.
         offset: u32,
         /// Register that receives the hash, in host byte order.
         to: Register,
@@ -140,12 +140,12 @@ pub enum Expression {
     },
     /// Replaces the source address with the outgoing interface's address (`masq`).
     Masquerade {
-        /// Flags (`NF_NAT_RANGE_*`).
+        /// NAT flags (`NF_NAT_RANGE_*`), for example for random ports.
         flags: u32,
     },
     /// Redirects the packet to a port of this host (`redir`).
     Redirect {
-        /// Register of the new port, or `None` to keep the port.
+        /// Register of the new destination port, or `None` to keep the port.
         port: Option<Register>,
         /// NAT flags (`NF_NAT_RANGE_*`), except bit 2. The kernel derives this bit from `port`.
         flags: u32,
@@ -163,7 +163,7 @@ pub enum Expression {
     Dynset {
         /// Set that contains the element.
         set: SetRef,
-        /// Operation on the element.
+        /// Operation of the rule on the element.
         operation: DynsetOperation,
         /// First register of the key.
         key: Register,
@@ -175,7 +175,7 @@ pub enum Expression {
         /// Kind of message (`NFT_REJECT_*`): 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error of
         /// either family.
         kind: u32,
-        /// ICMP code.
+        /// Code of the ICMP error. Unused in a TCP reset.
         code: u8,
     },
     /// Counts packets and bytes (`counter`). A read of the rule returns the current counts.
@@ -190,9 +190,9 @@ pub enum Expression {
     SetPayload {
         /// Header that the offset is relative to.
         base: PayloadBase,
-        /// Offset in bytes.
+        /// Offset of the first written byte from the start of the header.
         offset: u32,
-        /// Length in bytes.
+        /// Number of bytes to write.
         len: u32,
         /// Register with the new bytes.
         from: Register,
@@ -202,7 +202,7 @@ pub enum Expression {
     CtTuple {
         /// Connection data to load.
         key: TupleKey,
-        /// Direction of the connection.
+        /// Direction whose address or port is loaded.
         direction: Direction,
         /// Register that receives the value.
         to: Register,
@@ -216,20 +216,21 @@ pub enum Expression {
     },
     /// Swaps the bytes of numbers (`byteorder`).
     ByteOrder {
-        /// Source register.
+        /// Register with the numbers.
         from: Register,
-        /// Destination register.
+        /// Register that receives the numbers with swapped bytes.
         to: Register,
         /// Length of all numbers in bytes.
         len: u32,
         /// Length of one number in bytes: 2, 4 or 8.
         size: u32,
     },
-    /// Continues while the packet rate is below a limit, or above it (`limit`).
+    /// Continues if the rate of packets or bytes is within a limit or, inverted, above it
+    /// (`limit`).
     Limit {
-        /// Packets or bytes per period.
+        /// Number of packets or bytes that the limit allows per period.
         rate: u64,
-        /// Period in seconds.
+        /// Length of the period, in seconds.
         seconds: u64,
         /// True if the rate counts bytes, false for packets.
         bytes: bool,
@@ -238,7 +239,7 @@ pub enum Expression {
     },
     /// Writes a line to the kernel log (`log`).
     Log {
-        /// Prefix of the log line.
+        /// Prefix of the line in the kernel log.
         prefix: Option<Name>,
     },
     /// Disables connection tracking for the packet (`notrack`).
@@ -247,7 +248,7 @@ pub enum Expression {
     Object {
         /// Kind of object (`NFT_OBJECT_*`): 1 is a counter, 2 a quota.
         kind: u32,
-        /// Name of the object.
+        /// Name of the object to apply.
         name: Name,
     },
     /// An expression that this crate does not support. Rules of this project contain none. For
@@ -316,9 +317,10 @@ pub enum Direction {
 /// Condition of a membership test: inside or outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Membership {
-    /// Matches values in the set or range.
+    /// Condition that holds for values in the set or range.
     In,
-    /// Matches values outside the set or range (`NFT_LOOKUP_F_INV`, `NFT_RANGE_NEQ`).
+    /// Condition that holds for values outside the set or range (`NFT_LOOKUP_F_INV`,
+    /// `NFT_RANGE_NEQ`).
     NotIn,
 }
 
@@ -338,7 +340,7 @@ pub const FIB_SOURCE: u32 = 1;
 /// Flag to look up the destination address (`NFTA_FIB_F_DADDR`).
 pub const FIB_DESTINATION: u32 = 1 << 1;
 
-/// A rule: expressions and a comment.
+/// A rule of a chain: its expressions and its comment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// Expressions, in the order in which the kernel evaluates them.
@@ -352,7 +354,7 @@ pub struct Rule {
 pub struct KernelRule {
     /// Handle of the rule in the kernel.
     pub handle: u64,
-    /// Chain of the rule.
+    /// Name of the chain that contains the rule.
     pub chain: Name,
     /// Content of the rule, including its anonymous sets.
     pub rule: Rule,

@@ -10,7 +10,7 @@ macro_rules! kernel_enums {
             pub enum $name { $($(#[$of])* $variant = $number,)+ }
 
             impl $name {
-                /// All values.
+                /// All values of the enum.
                 pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
                 pub(crate) fn by_number(number: u32) -> Option<Self> {
@@ -24,11 +24,11 @@ macro_rules! kernel_enums {
 kernel_enums! {
     /// Header that a payload expression reads (`NFTA_PAYLOAD_BASE`).
     pub enum PayloadBase {
-        /// Link layer header.
+        /// Header of the link layer.
         Link = 0,
-        /// Network layer header.
+        /// Header of the network layer.
         Network = 1,
-        /// Transport layer header.
+        /// Header of the transport layer.
         Transport = 2,
     }
 
@@ -58,7 +58,7 @@ kernel_enums! {
         SkUid = 10,
         /// Group ID of the socket that sends the packet, 4 bytes.
         SkGid = 11,
-        /// 1 if the packet is traced, 1 byte.
+        /// Trace flag, 1 byte: 1 if the packet is traced.
         NfTrace = 12,
         /// Family of the packet (`NFPROTO_*`), 1 byte.
         NfProto = 15,
@@ -68,9 +68,9 @@ kernel_enums! {
         PktType = 19,
         /// Number of the CPU that handles the packet, 4 bytes.
         Cpu = 20,
-        /// Group of the input interface, 4 bytes.
+        /// Device group of the input interface, 4 bytes.
         IifGroup = 21,
-        /// Group of the output interface, 4 bytes.
+        /// Device group of the output interface, 4 bytes.
         OifGroup = 22,
         /// Class ID of the sender's control group (`net_cls`), 4 bytes.
         Cgroup = 23,
@@ -92,9 +92,9 @@ kernel_enums! {
     pub enum TupleKey {
         /// Family of the connection (`NFPROTO_*`), 1 byte.
         L3Proto = 7,
-        /// Source address.
+        /// Source address, IPv4 or IPv6.
         Source = 8,
-        /// Destination address.
+        /// Destination address, IPv4 or IPv6.
         Destination = 9,
         /// IANA number of the transport protocol, 1 byte.
         L4Proto = 10,
@@ -114,17 +114,17 @@ kernel_enums! {
 
     /// Comparison operator (`enum nft_cmp_ops`).
     pub enum Comparison {
-        /// Equal (`==`).
+        /// The register equals the constant (`==`).
         Equal = 0,
-        /// Not equal (`!=`).
+        /// The register does not equal the constant (`!=`).
         NotEqual = 1,
-        /// Less (`<`).
+        /// The register is less than the constant (`<`).
         Less = 2,
-        /// Less or equal (`<=`).
+        /// The register is less than the constant, or equal (`<=`).
         LessOrEqual = 3,
-        /// Greater (`>`).
+        /// The register is greater than the constant (`>`).
         Greater = 4,
-        /// Greater or equal (`>=`).
+        /// The register is greater than the constant, or equal (`>=`).
         GreaterOrEqual = 5,
     }
 
@@ -138,9 +138,9 @@ kernel_enums! {
 
     /// Kind of address translation (`enum nft_nat_types`).
     pub enum NatKind {
-        /// Source NAT.
+        /// Source NAT (`snat`).
         Source = 0,
-        /// Destination NAT.
+        /// Destination NAT (`dnat`).
         Destination = 1,
     }
 

@@ -316,7 +316,7 @@ impl Nftables {
         self.elements_of(family, table, set, AllowedChanges::None)
     }
 
-    /// Reads the elements of a set. Repeats the read if the kernel resized the set meanwhile.
+    /// Reads the elements of a set. Repeats the read if the kernel resized the set during the read.
     ///
     /// After many elements were added or removed, the kernel's hash table (`rhashtable`) resizes
     /// for a while. The generation stays the same, so the kernel does not mark the dump as
@@ -499,9 +499,9 @@ fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: boo
 /// Changes that the caller tolerates during a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllowedChanges {
-    /// No change in the namespace. After a change, the dump starts over.
+    /// No change is allowed in the namespace. After a change, the dump starts over.
     None,
-    /// Changes of other tables. The caller itself detects changes of its own table.
+    /// Changes to other tables are allowed. The caller itself detects changes to its own table.
     OtherTables,
 }
 

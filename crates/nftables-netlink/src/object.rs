@@ -56,11 +56,11 @@ pub struct Chain {
 pub struct BaseChain {
     /// Type of the chain.
     pub kind: ChainKind,
-    /// Hook that calls the chain.
+    /// Hook at which the kernel calls the chain.
     pub hook: Hook,
     /// Priority among the chains of the same hook. The kernel calls the lowest first.
     pub priority: i32,
-    /// Verdict at the end of the chain.
+    /// Verdict on packets that reach the end of the chain.
     pub policy: Policy,
 }
 
@@ -89,15 +89,15 @@ impl ChainKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
-    /// Incoming packets, before routing.
+    /// Hook for incoming packets, before routing.
     Prerouting = 0,
-    /// Packets for this host.
+    /// Hook for packets to this host.
     Input = 1,
-    /// Packets that are forwarded.
+    /// Hook for forwarded packets.
     Forward = 2,
-    /// Packets from this host.
+    /// Hook for packets that this host sends.
     Output = 3,
-    /// Packets after routing, whether forwarded or from this host.
+    /// Hook for packets after routing, forwarded or sent by this host.
     Postrouting = 4,
 }
 
@@ -120,9 +120,9 @@ pub struct Set {
     pub key: Vec<DataType>,
     /// Kind of data that elements hold.
     pub kind: SetKind,
-    /// True if keys are ranges (`NFT_SET_INTERVAL`).
+    /// True if keys are ranges instead of single values (`NFT_SET_INTERVAL`).
     pub intervals: bool,
-    /// True if rules add elements (`NFT_SET_EVAL`).
+    /// True if rules can add elements to the set (`NFT_SET_EVAL`).
     pub dynamic: bool,
     /// Timeout of elements, or `None` if they never expire (`NFT_SET_TIMEOUT`).
     pub timeout: Option<Timeout>,
@@ -161,16 +161,16 @@ impl Set {
 /// - a number comes from `numgen random`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TypeOf {
-    /// TCP port (`tcp dport`).
+    /// TCP destination port (`tcp dport`).
     Tcp,
-    /// UDP port (`udp dport`).
+    /// UDP destination port (`udp dport`).
     Udp,
-    /// SCTP port (`sctp dport`).
+    /// SCTP destination port (`sctp dport`).
     Sctp,
 }
 
 impl TypeOf {
-    /// All values.
+    /// All values of the enum.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
@@ -201,7 +201,7 @@ pub struct AnonymousSet {
     pub key: Vec<DataType>,
     /// Kind of data that elements hold.
     pub kind: SetKind,
-    /// True if keys are ranges.
+    /// True if keys are ranges instead of single values.
     pub intervals: bool,
     /// Elements in the order of their keys, as `nft` sorts them.
     pub elements: Vec<Element>,
@@ -230,14 +230,14 @@ pub struct Element {
 /// Data of a map's element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ElementData {
-    /// Value of a map.
+    /// Value of an element in a map.
     Value(Bytes),
-    /// Verdict of a verdict map.
+    /// Verdict of an element in a verdict map.
     Verdict(Verdict),
 }
 
 impl Element {
-    /// Creates an element of a set.
+    /// Creates an element of a set, without timeout and comment.
     pub fn of_set(key: Bytes) -> Self {
         Self {
             key,
@@ -265,7 +265,7 @@ impl Element {
         }
     }
 
-    /// Returns the element with a comment.
+    /// Adds a comment to the element.
     #[must_use]
     pub fn with_comment(self, comment: impl Into<Arc<str>>) -> Self {
         Self {

@@ -29,8 +29,8 @@ impl OwnSockets {
         OwnSocket { all, port }
     }
 
-    /// Makes a subscription ignore the changes of all listed sockets, including sockets that are
-    /// listed later.
+    /// Makes a subscription ignore the changes through all listed sockets, including sockets that
+    /// are listed later.
     ///
     /// # Errors
     ///

@@ -26,25 +26,25 @@ const NAME: &str = "nftables-netlink-probe";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// Tables of this family.
+    /// Tables of the probed family.
     Tables,
     /// Base chains of type `filter`.
     FilterChains,
     /// Base chains of type `nat`.
     NatChains,
-    /// Sets of concatenated keys.
+    /// Sets whose keys are concatenations of several values.
     Concatenations,
     /// Maps from keys to an address and a port.
     NatMaps,
     /// Sets to which rules add elements that expire.
     DynamicSets,
-    /// Random numbers in rules.
+    /// Random numbers in rules (`numgen random`).
     NumGen,
-    /// Lookups in the routing tables.
+    /// Lookups in the routing tables (`fib`).
     Fib,
-    /// Connection tracking data in rules.
+    /// Connection tracking data in rules (`ct`).
     Conntrack,
-    /// Destination NAT.
+    /// Destination NAT (`dnat`).
     DestinationNat,
     /// Source NAT to the address of the outgoing interface.
     Masquerade,
@@ -53,7 +53,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// All features.
+    /// All features that the probe tests.
     pub const ALL: [Self; 12] = [
         Self::Tables,
         Self::FilterChains,
@@ -172,7 +172,7 @@ impl Nftables {
         let refused = match self.commit(&transaction, None) {
             Err(CommitError::Refused { refused, .. }) => refused,
             Err(CommitError::Error(error)) => return Err(error),
-            // Cannot happen: the kernel must refuse the last change of the transaction.
+            // Cannot happen: the kernel must refuse the last change in the transaction.
             Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
         };
         let mut missing: Vec<MissingFeature> = Vec::new();
@@ -202,7 +202,7 @@ impl Nftables {
     }
 }
 
-/// Returns the changes of the test, each with the feature that it uses. The last two changes test
+/// Returns the changes in the test, each with the feature that it uses. The last two changes test
 /// no feature: the kernel must refuse them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);

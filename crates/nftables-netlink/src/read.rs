@@ -118,7 +118,7 @@ impl Nftables {
     }
 
     /// Reads a table as it was at one generation. If the table changes during the read, repeats the
-    /// read. Ignores changes of other tables.
+    /// read. Ignores changes to other tables.
     ///
     /// # Errors
     ///
@@ -157,9 +157,9 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // This dump fails if any table changes meanwhile. The kernel continues a dump of chains at
-        // a position that counts the chains of all tables. For rules, sets and elements, the kernel
-        // counts each table separately, so only changes of this table matter.
+        // This dump fails if any table changes during the dump. The kernel continues a dump of
+        // chains at a position that counts the chains of all tables. For rules, sets and elements,
+        // the kernel counts each table separately, so only changes to this table matter.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);

@@ -21,20 +21,20 @@ use crate::wire::{SUBSYSTEM, TABLE_OF_ANY, command, generation, message};
 /// Multicast group of ruleset changes (`NFNLGRP_NFTABLES`).
 const GROUP: u32 = 7;
 
-/// An event that the kernel reports.
+/// Event that a subscription receives from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A table was created or deleted, or an object of it changed.
     Touched {
-        /// Family of the table.
+        /// Family of the changed table.
         family: Family,
-        /// Name of the table.
+        /// Name of the changed table.
         table: Name,
     },
     /// A transaction ended. All events since the end of the previous transaction belong to this
     /// transaction.
     Committed {
-        /// Generation after the transaction.
+        /// Generation of the ruleset after the transaction.
         generation: Generation,
         /// Thread that committed the transaction, or `None` if the kernel does not report it. The
         /// number is valid in the initial PID namespace, so a process in a container cannot compare
@@ -55,7 +55,7 @@ pub enum Event {
 /// measurable time, but 3,000 Services cause 750 datagrams, which fill the receive buffer. Two
 /// functions avoid this:
 ///
-/// * [`Subscription::leave_out`] filters out the changes of the program itself.
+/// * [`Subscription::leave_out`] filters out the changes by the program itself.
 /// * [`Subscription::pause`] is for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);

@@ -45,7 +45,7 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     text
 }
 
-/// A statement or match of a rule.
+/// Text of a statement or match in a rule.
 struct Statement {
     text: String,
     /// True if the statement only matches the protocol. Like `nft`, the renderer omits the
@@ -104,7 +104,7 @@ impl Renderer<'_> {
         })
     }
 
-    /// Returns the text of the key that begins in this register, for a lookup.
+    /// Returns the text of a lookup's key, which begins in the register `from`.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
         let parts: Vec<String> = parts.into_values().map(RegisterText::masked).collect();

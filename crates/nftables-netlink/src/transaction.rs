@@ -4,7 +4,7 @@ use crate::expression::Rule;
 use crate::object::{Chain, Element, Set, Table};
 use crate::value::{Family, Name};
 
-/// Changes of one table. The kernel applies all of them in this order, or none.
+/// Changes to one table. The kernel applies all of them in this order, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
     /// Family of the table.
@@ -21,7 +21,7 @@ pub struct Transaction {
 pub struct Generation(pub u32);
 
 impl Generation {
-    /// Returns the generation after this generation.
+    /// Returns the next generation.
     #[must_use]
     pub const fn next(self) -> Self {
         match self.0.checked_add(1) {
@@ -31,7 +31,7 @@ impl Generation {
     }
 }
 
-/// One change of a table.
+/// One change to a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Creates the table with its comment, unless the table exists.
@@ -54,8 +54,8 @@ pub enum Change {
     DeleteSet(Name),
     /// Deletes all elements of a set.
     FlushSet(Name),
-    /// Adds elements to a set. In a map, the kernel refuses an element (`EEXIST`) if the map has
-    /// its key with other data.
+    /// Adds elements to a set. In a map, the kernel refuses an element (`EEXIST`) if the map
+    /// already has the element's key with other data.
     AddElements(Name, Vec<Element>),
     /// Deletes elements of a set. The kernel refuses an element that does not exist (`ENOENT`).
     DeleteElements(Name, Vec<Element>),

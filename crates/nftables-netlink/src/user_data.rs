@@ -64,7 +64,7 @@ pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     std::str::from_utf8(text).ok().map(Arc::from)
 }
 
-/// Returns the first value of this type in user data.
+/// Returns the first value of the type `kind` in user data.
 pub(crate) fn find(kind: u8, mut data: &[u8]) -> Option<&[u8]> {
     while let [found, len, rest @ ..] = data {
         let value = rest.get(..usize::from(*len))?;

@@ -15,22 +15,22 @@ pub type Name = Arc<str>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
-    /// IPv4 packets and IPv6 packets in one table.
+    /// Table for IPv4 packets and IPv6 packets.
     Inet = 1,
-    /// IPv4 packets only.
+    /// Table for IPv4 packets only.
     Ip = 2,
-    /// ARP packets.
+    /// Table for ARP packets.
     Arp = 3,
-    /// Packets of network devices, before routing.
+    /// Table for packets of network devices, before routing.
     Netdev = 5,
-    /// Frames on bridges.
+    /// Table for frames on bridges.
     Bridge = 7,
-    /// IPv6 packets only.
+    /// Table for IPv6 packets only.
     Ip6 = 10,
 }
 
 impl From<IpFamily> for Family {
-    /// Returns the table family for packets of this IP family only: `ip` or `ip6`.
+    /// Returns the table family for packets of only one IP family: `ip` or `ip6`.
     fn from(family: IpFamily) -> Self {
         match family {
             IpFamily::V4 => Self::Ip,
@@ -102,8 +102,8 @@ impl Register {
         }
     }
 
-    /// Returns the slot with this number in messages. Returns `None` for the verdict register and
-    /// for invalid numbers.
+    /// Returns the slot with the number `number` in messages. Returns `None` for the verdict
+    /// register and for invalid numbers.
     pub(crate) const fn of_wire(number: u32) -> Option<Self> {
         #[allow(clippy::cast_possible_truncation, reason = "below 24")]
         match number {
@@ -130,13 +130,13 @@ pub enum Verdict {
     Accept,
     /// Drops the packet.
     Drop,
-    /// Continues with the next rule.
+    /// Continues with the next rule of the chain.
     Continue,
-    /// Returns to the calling chain.
+    /// Ends this chain, and continues in the chain that called it.
     Return,
-    /// Continues in a chain, and returns after its last rule.
+    /// Continues in the named chain, and returns to this chain after the named chain's last rule.
     Jump(Name),
-    /// Continues in a chain without returning.
+    /// Continues in the named chain without returning to this chain.
     Goto(Name),
 }
 
@@ -164,7 +164,7 @@ pub enum DataType {
     Other {
         /// Number of the type (`NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`).
         number: u32,
-        /// Length in bytes.
+        /// Length of a value in bytes.
         len: u8,
     },
 }
@@ -296,7 +296,7 @@ impl Concatenation {
         self.part(&port.to_be_bytes())
     }
 
-    /// Appends a part of any length.
+    /// Appends a part with the bytes `part`, which may have any length.
     #[must_use]
     pub fn part(mut self, part: &[u8]) -> Self {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

@@ -1,4 +1,4 @@
-//! Detects changes of a table while a caller reads the table.
+//! Detects changes to a table while a caller reads the table.
 //!
 //! The kernel has one generation number for all tables of a namespace. At the end of a transaction,
 //! it first increments the number and then reports the changed tables. A read is valid in two
@@ -18,18 +18,18 @@ use crate::transaction::Generation;
 use crate::value::Family;
 
 /// Size in bytes of the buffer for the kernel's reports during a read. A lost report counts as a
-/// change of the table.
+/// change to the table.
 const ROOM: usize = 4 << 20;
 /// Largest number of waits for the end of a transaction that is still running. The largest
 /// transactions take about a second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
-/// A watch for changes of one table.
+/// Watch for changes to one table.
 pub(crate) struct Watch<'a> {
     pub(crate) family: Family,
     pub(crate) table: &'a str,
-    /// Generation at the start of the watch.
+    /// Generation of the ruleset at the start of the watch.
     pub(crate) generation: Generation,
     subscription: Subscription,
     /// Generation of the last transaction whose reports have all arrived. `None` until the reports
@@ -88,7 +88,7 @@ impl<'a> Watch<'a> {
             Event::Committed { generation, .. } => {
                 // A transaction with the initial generation was already running when the watch
                 // started. The watch may have missed some reports of this transaction, so the
-                // transaction counts as a change of this table.
+                // transaction counts as a change to this table.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }

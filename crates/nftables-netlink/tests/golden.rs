@@ -13,7 +13,7 @@ use netlink_batch::{Attribute, Attributes, Connection, Protocol};
 use nftables_netlink::{Family, Nftables, TableDump};
 
 /// Returns the files of all cases, in the syntax of `nft`. The environment variable
-/// `NFTABLES_CASES` may name another folder.
+/// `NFTABLES_CASES` may name another directory.
 fn files() -> Vec<PathBuf> {
     let of_repository = concat!(
         env!("CARGO_MANIFEST_DIR"),

@@ -47,14 +47,14 @@ pub(crate) enum BaseKey {
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chooser chain of the layout `flat`, which chooses an endpoint. The base has one such chain
-    /// for each number of endpoints that a Service has.
+    /// Chain of the layout `flat` that chooses an endpoint. The base has one such chain for each
+    /// protocol and number of endpoints (above three) that a Service has.
     Chooser(Chooser),
 }
 
 impl BaseKey {
-    /// Returns true for a chain that uses this set and may exist in the kernel although the mode
-    /// does not want the chain. There are two kinds of such chains:
+    /// Returns true if this object is a chain that uses the set `set`, and the mode does not want
+    /// the chain. Such a chain may still exist in the kernel. There are two kinds of such chains:
     ///
     /// * a chain of upstream's layout, if the mode wants the layout `flat`;
     /// * a chooser chain for a number of endpoints that no Service has.
@@ -88,7 +88,7 @@ pub(crate) const SERVICES_CHAIN: BaseKey = BaseKey::Chain(SERVICES);
 /// Key of a chain that only upstream's layout has.
 pub(crate) const UPSTREAM_ONLY: BaseKey = BaseKey::Chain(SERVICES_CHECK);
 
-/// Definition of an object, without its comment.
+/// Definition of an object of the base, without the object's comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BaseValue {
     Table(Activity),
@@ -97,7 +97,7 @@ pub(crate) enum BaseValue {
     Chain(Option<BaseChain>, Content),
 }
 
-/// Definition of a set, without its comment.
+/// Definition of a base set, without the set's comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Definition {
     key: Vec<DataType>,
@@ -106,7 +106,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Returns the definition of a set.
+    /// Returns the definition of `set`, without its comment.
     pub(crate) fn of(set: &Set) -> Self {
         Self {
             key: set.key.clone(),
@@ -165,9 +165,9 @@ struct LayoutInput<'a> {
 /// Addresses of the node at which NodePorts are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodePortIps {
-    /// Every address of the node.
+    /// NodePorts are served at every address of the node.
     All,
-    /// Only the addresses in the set `nodeport-ips`.
+    /// NodePorts are served only at the addresses in the set `nodeport-ips`.
     InSet,
 }
 
@@ -201,7 +201,7 @@ impl Base {
         base
     }
 
-    /// Adds these chooser chains to the base.
+    /// Adds the chooser chains of `choosers` to the base.
     #[must_use]
     pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
         for chooser in choosers {
@@ -340,8 +340,9 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // Rejects TCP with a reset. A client would miss an ICMP error while its socket still
-            // sends the packet, and would then send its next packet only after a second.
+            // Rejects TCP with a reset instead of an ICMP error. An ICMP error would arrive while
+            // the client's socket is still sending the packet. So the socket would miss the error,
+            // and send its next packet only a second later.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -363,7 +364,8 @@ impl Base {
         })
     }
 
-    /// Adds a match for packets to the node's addresses that serve NodePorts.
+    /// Adds a match for packets whose destination is an address of the node at which NodePorts are
+    /// served.
     fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
         let to = Side::Destination;
         match node_ports {
@@ -416,12 +418,12 @@ impl Base {
         all.chain(counters).collect()
     }
 
-    /// Returns the layout of the base.
+    /// Returns the layout to which the base belongs.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Returns the definition of the table.
+    /// Returns the definition of the nftables table.
     pub(crate) fn table(&self) -> Table {
         Table {
             comment: Some("rules for kube-proxy".into()),
@@ -429,7 +431,7 @@ impl Base {
         }
     }
 
-    /// Returns the set with this name.
+    /// Returns the set with the name `name`.
     pub(crate) fn set(&self, name: &str) -> Option<&Set> {
         self.sets.get(name)
     }
@@ -442,7 +444,7 @@ impl Base {
             .find(|rule| is_unallocated(CLUSTER_IPS_CHECK, rule))
     }
 
-    /// Returns a chain with its rules.
+    /// Returns the base chain with the key `key`, and its rules.
     pub(crate) fn chain(&self, key: &BaseKey) -> Option<&(Chain, Vec<Rule>)> {
         self.chains.get(key)
     }
@@ -451,14 +453,15 @@ impl Base {
 /// Comment that identifies the rule for unallocated ClusterIPs.
 const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
 
-/// Returns the rule that drops packets to unallocated ClusterIPs in these ranges, or `None` if
-/// there are no ranges.
+/// Returns the rule that drops packets to unallocated ClusterIPs in the ranges `nets`, or `None` if
+/// `nets` is empty.
 pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Returns true for the rule that drops packets to unallocated ClusterIPs, with any ranges.
+/// Returns true if `rule` is the rule that drops packets to unallocated ClusterIPs. The ranges in
+/// the rule do not matter.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }
@@ -496,7 +499,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// Returns the key of the base chain with this name, if any.
+/// Returns the key of the base chain with the name `name`, if any.
 pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     if is_of_service(name) {
         return None;
@@ -506,7 +509,7 @@ pub(crate) fn find_chain(name: &str) -> Option<BaseKey> {
     fixed.or_else(|| Chooser::find(name).map(BaseKey::Chooser))
 }
 
-/// Returns this name as a constant if it is the name of a base set, or else `None`.
+/// Returns `name` as a constant if a base set has this name, or else `None`.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

@@ -7,23 +7,25 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The largest size. The mode uses this size until it has written every Service once, because
-    /// no other change waits for a transaction during that time.
+    /// Budget for transactions of the largest size. The mode uses this budget until it has written
+    /// every Service once, because no other change waits for a transaction during that time.
     pub(crate) const WHOLE: Self = Self(1_000);
-    /// The smallest size. In upstream's layout, the kernel scans all elements of verdict maps for
-    /// each transaction. In even smaller transactions, this scan would take most of the time.
+    /// Smallest budget. In upstream's layout, the kernel scans all elements of verdict maps for
+    /// each transaction. With a smaller budget, the kernel would spend most of its time on these
+    /// scans.
     pub(crate) const LEAST: Self = Self(125);
-    /// Intended duration of a transaction. Changes of other Services wait until the transaction
-    /// ends.
+    /// Target duration of a transaction. The mode limits this duration because changes to other
+    /// Services wait until the transaction ends.
     const TIME: Duration = Duration::from_millis(30);
 
-    /// Returns the number of entries that this budget allows if the largest number is `most`.
-    /// Returns at least 1.
+    /// Returns the number of entries that this budget allows in a transaction, at least 1. A
+    /// transaction of the largest size has `most` entries.
     pub(crate) fn of(self, most: usize) -> usize {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns `size` entries as a share of the largest number of entries, `most`.
+    /// Returns the budget that `size` entries use up, if a transaction of the largest size has
+    /// `most` entries.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }
@@ -33,9 +35,9 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Returns the size of the next transaction, after a transaction of size `size` took the time
-    /// `took`. Ignores small transactions, because their duration shows little about the kernel's
-    /// speed.
+    /// Returns the budget of the next transaction, after a transaction that used the budget `size`
+    /// and took the time `took`. Ignores small transactions, because their duration shows little
+    /// about the kernel's speed.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {
@@ -65,7 +67,7 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // The duration of a small transaction does not change the size, because most of this time
+        // The duration of a small transaction does not change the budget, because most of this time
         // is the kernel's scan.
         assert_eq!(after(10, 90), least);
     }

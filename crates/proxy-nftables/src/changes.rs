@@ -1,5 +1,5 @@
-//! Converts a plan into changes of the table, in the order that the kernel requires. An object is
-//! created before all objects that refer to it, and deleted after them.
+//! Converts a plan into changes to the nftables table, in the order that the kernel requires. An
+//! object is created before all objects that refer to it, and deleted after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::plan::{
 use crate::port::{EmptyPortPolicy, Member, Route, Slot};
 use kube_rules::nft::{address_type, octets};
 
-/// Grouping of added and deleted elements. Each group becomes one change of the transaction.
+/// Grouping of added and deleted elements. Each group becomes one change in the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
     /// One change contains all elements of a map. The kernel executes one large change faster than
@@ -37,16 +37,15 @@ pub(crate) enum Grouping {
     ByUnit,
 }
 
-/// Stages of a transaction, in order.
+/// Stages of a transaction, in the order in which the transaction makes its changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Table,
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// Sets are added after chains, as in upstream. From this order, which handles show, a later
-    /// version of this program infers that the sets were created without a size
-    /// ([`SetMemory`](crate::clients::SetMemory)).
+    /// Sets are added after chains, as in upstream. Handles show this order. So a later process can
+    /// infer that the sets were created without a size ([`SetMemory`](crate::clients::SetMemory)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -70,10 +69,10 @@ impl Stage {
 /// its own change), and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
-/// Changes of a transaction. They can be added in any order.
+/// Changes in a transaction. They can be added in any order.
 struct Changes {
     staged: Vec<(Stage, PlanUnit, Change)>,
-    /// Added and deleted elements of each group.
+    /// Elements to add or delete, by group.
     elements: BTreeMap<Group, (PlanUnit, Vec<Element>)>,
     grouping: Grouping,
 }
@@ -107,7 +106,7 @@ impl Changes {
 }
 
 impl Plan {
-    /// Returns the changes of these plan units, in an order that the kernel accepts.
+    /// Returns the changes of the plan units in `units`, in an order that the kernel accepts.
     pub(crate) fn changes(
         &self,
         units: impl IntoIterator<Item = PlanUnit>,
@@ -330,7 +329,7 @@ impl Plan {
         }
     }
 
-    /// Describes the changes of the plan for the operator, one change per line.
+    /// Describes the plan's changes for the operator, one change per line.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.units(), Grouping::ByUnit, &Edits::new());
         let changes = changes.iter().map(|(_, change)| describe(change));

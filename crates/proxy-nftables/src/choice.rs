@@ -57,7 +57,8 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// Number of endpoints of each Service in this map, or 0 for more than three endpoints.
+    /// Number of endpoints of each Service in this map, or 0 for the map of Services with more than
+    /// three endpoints.
     pub(crate) count: u8,
 }
 
@@ -75,7 +76,7 @@ impl Map {
         Self::all().find_map(|(map, name)| (map == self).then_some(name))
     }
 
-    /// Returns the map with this name, if any.
+    /// Returns the map with the name `name`, if any.
     pub(crate) fn find(name: &str) -> Option<Self> {
         name.starts_with("endpoints-")
             .then(|| Self::all().find_map(|(map, of)| (*of == *name).then_some(map)))?
@@ -86,8 +87,8 @@ impl Map {
 /// `tcp-443`, so the names need a prefix.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain for Services with `count` endpoints, if these are more than three. The chain chooses an
-/// endpoint by the packet's destination and a random number.
+/// Chain that chooses an endpoint for Services with `count` endpoints (more than three). The chain
+/// chooses by the packet's destination and a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,
@@ -111,7 +112,7 @@ impl Chooser {
         }
     }
 
-    /// Returns the chooser whose chain has this name, if any.
+    /// Returns the chooser whose chain has the name `name`, if any.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let (protocol, count) = name.strip_prefix(CHOOSER)?.split_once('-')?;
         let (protocol, _) = MAPS.into_iter().find(|(of, _)| of.lower() == protocol)?;
@@ -126,13 +127,14 @@ impl Chooser {
 /// Position of an endpoint in the shared maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// Number of endpoints of each Service in the map, or 0 for more than three endpoints.
+    /// Number of endpoints of each Service in the map, or 0 for the map of Services with more than
+    /// three endpoints.
     pub map: u8,
     /// Number of the endpoint among the endpoints of its address and port, counted from 0.
     pub number: u32,
 }
 
-/// Endpoints of one address and port, in the order of their positions.
+/// Endpoints of one service address and port, in the order of their positions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 

@@ -20,7 +20,7 @@ pub(crate) struct Claims {
     /// Services that keep endpoints which an earlier process wrote, because a Kubernetes object
     /// could not be read.
     going_on: HashSet<NamespacedName>,
-    /// Number of Service ports.
+    /// Number of Service ports over all Services.
     count: usize,
 }
 
@@ -30,7 +30,7 @@ impl Claims {
         self.ports.keys()
     }
 
-    /// Returns the number of Service ports.
+    /// Returns the number of Service ports over all Services.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -158,7 +158,8 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
 /// Returns true if it kept a route or chain.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // Chains of kept routes, which stay unchanged, too: their last rule depends on the layout.
+    // Chains to which kept routes lead. These chains also stay unchanged, because their last rule
+    // depends on the layout.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

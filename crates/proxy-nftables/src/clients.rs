@@ -16,11 +16,11 @@ pub(crate) struct Clients {
 /// Memory that the kernel reserves for a set of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetMemory {
-    /// Memory for a hash table that fits the current number of clients.
+    /// The kernel sizes the set's hash table for the current number of clients.
     AsNeeded,
-    /// Memory for 131,072 buckets (2 MiB), even if the set is empty. Up to version 0.1, this
-    /// program created sets with a size, and the kernel reserves this memory for such sets. The
-    /// kernel releases the memory when an element is removed.
+    /// The kernel reserves memory for 131,072 buckets (2 MiB), even if the set is empty. Up to
+    /// version 0.1, this program created sets with a size, and the kernel reserves this memory for
+    /// such sets. The kernel releases the memory when an element is removed.
     Reserved,
 }
 
@@ -42,7 +42,7 @@ impl SetMemory {
 }
 
 impl Clients {
-    /// Returns the state of a set that this version creates.
+    /// Returns the state of a set that the current version of this program creates.
     pub(crate) fn new(seconds: u32) -> Self {
         Self {
             seconds,

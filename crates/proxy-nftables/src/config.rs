@@ -6,13 +6,13 @@ use proxy::LocalDetector;
 
 use crate::layout::{Layout, LayoutSizes};
 
-/// Treatment of NodePorts on localhost (KEP-6032).
+/// Policy for packets to NodePorts on localhost (KEP-6032): ignore, reject or serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LocalhostNodePorts {
     /// The rules ignore NodePorts on localhost, because the feature gate is off.
     #[default]
     Off,
-    /// The rules reject and count packets to NodePorts on localhost.
+    /// The rules reject and count all packets to NodePorts on localhost.
     Refused,
     /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The rules reject and count packets to
     /// NodePorts of other protocols at these addresses.
@@ -32,7 +32,7 @@ pub struct Config {
     /// Numbers of Service ports at which the mode changes the layout. `None` if the layout never
     /// changes.
     pub sizes: Option<LayoutSizes>,
-    /// Treatment of NodePorts on localhost.
+    /// Policy for packets to NodePorts on localhost: ignore, reject or serve.
     pub localhost: LocalhostNodePorts,
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,

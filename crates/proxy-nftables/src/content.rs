@@ -9,13 +9,13 @@ use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRe
 /// of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// Number of rules in the chain.
+    /// Number of rules in the digest.
     pub rules: u32,
     digest: u64,
 }
 
 impl Content {
-    /// Returns the digest of these rules, in this order.
+    /// Returns the digest of `rules`, which depends on their order.
     pub fn of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
         let mut content = Self::default();
         for rule in rules {
@@ -24,7 +24,7 @@ impl Content {
         content
     }
 
-    /// Adds a rule that is at the end of the chain.
+    /// Adds the chain's next rule to the digest.
     pub fn add(&mut self, rule: &Rule) {
         let mut hasher = DefaultHasher::new();
         self.digest.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! Describes changes of the table for the operator.
+//! Describes changes to the nftables table for the operator.
 
 use std::net::IpAddr;
 

@@ -24,15 +24,16 @@ const LONG: u32 = 4;
 /// long chain, the mode can write other Services.
 pub(crate) const MANY_RULES: usize = 250;
 
-/// Changes of the rules of one chain.
+/// Changes to the rules of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// Content of the chain after these changes. `None` if the chain then has all wanted rules.
+    /// Digest of the chain's rules after the changes. `None` if the chain then has all wanted
+    /// rules.
     pub(crate) partial: Option<Content>,
 }
 
-/// Changes of single rules, by the name of their chain.
+/// Changes to single rules, by the name of their chain.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
@@ -49,8 +50,8 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // Creates the new chain in steps. A later plan writes the elements that lead
-                    // packets to this chain, once it is complete.
+                    // Creates the new chain in several transactions. A later plan writes the
+                    // elements that lead packets to this chain, once it is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -102,13 +103,14 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
 
 /// Returns the changes that turn the current rules into the wanted rules, or `None` if rewriting
 /// the chain costs less. If very many rules are new, adds only some of them now, and deletes no
-/// rule yet. The last rule changes in the last step, because it gives new clients an endpoint.
+/// rule yet. The last rule changes in the last transaction, because it gives new clients an
+/// endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // Handle of the first unwanted rule after the last kept rule. A step that deletes no rule
-    // inserts new rules of the chain's end before this unwanted rule.
+    // Handle of the first unwanted rule after the last kept rule. While no rule is deleted yet, new
+    // rules at the chain's end are inserted before this unwanted rule.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -178,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Returns the rules of the kernel's chain after these changes.
+    /// Returns the rules of the kernel's chain after `changes`.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;

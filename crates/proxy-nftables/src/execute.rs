@@ -167,8 +167,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups of units in order, and isolates the refused units of each group. Groups
-    /// of wanted units come before groups of stale units.
+    /// Commits `groups` of units in order, and isolates the refused units of each group. Groups of
+    /// wanted units come before groups of stale units.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;

@@ -29,14 +29,14 @@ pub struct FakeKernel {
     state: Arc<Mutex<FakeState>>,
 }
 
-/// Content and behavior of the fake.
+/// Content of the fake kernel, and its programmed behavior.
 #[derive(Debug, Clone, Default)]
 pub struct FakeState {
-    /// The table, if it exists.
+    /// The table of nftables mode, if it exists.
     pub table: Option<Content>,
     /// Handles of the table's sets and chains.
     pub handles: Handles,
-    /// Addresses of the node.
+    /// Addresses of the simulated node.
     pub addresses: BTreeSet<IpAddr>,
     /// Parts of change descriptions. The fake refuses each change whose description contains one of
     /// these texts, like a kernel that lacks a feature.
@@ -87,11 +87,11 @@ pub struct FakeState {
 pub struct Content {
     /// State of the table: active or dormant.
     pub activity: Activity,
-    /// Chains and their rules.
+    /// Chains by name, each with its rules.
     pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
-    /// Named counters.
+    /// Names of the named counters.
     pub counters: BTreeSet<Name>,
-    /// Sets and their elements.
+    /// Sets by name, each with its elements by key.
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
 }
 
@@ -118,7 +118,7 @@ impl Handles {
         }
     }
 
-    /// Updates the handles after a committed change.
+    /// Updates the handles after the kernel has committed `change`.
     fn follow(&mut self, change: &Change) {
         let (numbered, name) = match change {
             Change::DeleteTable => {
@@ -157,7 +157,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the fake's state.
+    /// Locks and returns the fake's state.
     pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,7 +262,7 @@ impl Content {
         Ok(())
     }
 
-    /// Checks that all chains, sets and counters exist to which a rule refers.
+    /// Checks that all chains, sets and counters to which a rule refers exist.
     fn can_have(&self, rule: &Rule) -> ChangeResult {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
             && sets(rule).all(|set| self.sets.contains_key(set))
@@ -270,7 +270,7 @@ impl Content {
         if has_all { Ok(()) } else { Err(libc::ENOENT) }
     }
 
-    /// Returns the position of the rule with this handle in its chain.
+    /// Returns the position of a rule in its chain. `handle` identifies the rule.
     fn place(&self, chain: &Name, handle: u64) -> Result<usize, i32> {
         let (_, rules) = self.chains.get(chain).ok_or(libc::ENOENT)?;
         let mut handles = rules.iter().map(handle_of);

@@ -53,7 +53,7 @@ pub trait Kernel: Send + 'static {
     /// Fails if the chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
-    /// Commits all changes of a transaction, or none.
+    /// Commits all changes in a transaction, or none.
     ///
     /// # Errors
     ///
@@ -68,11 +68,11 @@ pub trait Kernel: Send + 'static {
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
-/// An object of the table.
+/// Object that a read of the table passes to its caller, or [`Begin`](Self::Begin).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// The read starts again, because another program has changed the table in the meantime. The
-    /// caller must discard all earlier objects.
+    /// The read starts again, because another program changed the table during the read. The caller
+    /// must discard all earlier objects.
     Begin,
     /// The table itself, without its objects.
     Table(Table),
@@ -81,15 +81,15 @@ pub enum Object {
     Set(Set, u64),
     /// A chain without its rules, and its handle.
     Chain(Chain, u64),
-    /// Some elements of a set or map.
+    /// Some elements of a set or map. The name is the name of the set or map.
     Elements(Name, Vec<Element>),
-    /// A named counter, by its name.
+    /// A named counter.
     Counter(Name),
-    /// The next rule of a chain.
+    /// The next rule of the chain with this name.
     Rule(Name, Rule),
 }
 
-/// Reason why a transaction was not committed.
+/// Error of a transaction: the kernel refused the transaction, or the outcome is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The kernel refused the transaction, and no object changed.
@@ -102,16 +102,16 @@ pub enum Refusal {
     /// No object changed. The kernel would also refuse every other transaction, because this
     /// process lacks a privilege or the kernel lacks memory.
     General(String),
-    /// The outcome is unknown, because the kernel's reply was lost.
+    /// The outcome of the transaction is unknown, because the kernel's reply was lost.
     Unknown(String),
 }
 
-/// A change that the kernel refused.
+/// Change in a transaction that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blame {
-    /// Index of the change in the transaction.
+    /// Index of the refused change in the transaction.
     pub change: usize,
-    /// The kernel's error number (errno(3)).
+    /// The kernel's error number for the change (errno(3)).
     pub errno: i32,
     /// Description of the change, and the kernel's error.
     pub reason: String,

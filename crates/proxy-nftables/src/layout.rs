@@ -6,7 +6,7 @@
 //! - the objects that do not depend on Services ([`base`](crate::base));
 //! - the objects of a Service port ([`port`](crate::port)).
 
-/// Layout of the table.
+/// Layout of the nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
     /// Upstream's layout: each Service port has a chain that chooses an endpoint. Upstream's
@@ -20,7 +20,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Returns the word `layout` with the layout's name in `--nftables-layout`.
+    /// Returns `layout upstream` or `layout flat`, for log messages.
     pub fn form(self) -> &'static str {
         match self {
             Self::Upstream => "layout upstream",
@@ -48,7 +48,7 @@ impl LayoutSizes {
         upstream_below: 500,
     };
 
-    /// Returns the layout for a number of Service ports, if the current layout is `present`.
+    /// Returns the layout for a table with `ports` Service ports that now has the layout `present`.
     pub(crate) fn choose(self, present: Layout, ports: usize) -> Layout {
         if ports > self.flat_above {
             Layout::Flat

@@ -9,7 +9,7 @@ use relay::{PortBackends, Relay, Transport};
 
 use crate::plan::LocalhostPort;
 
-/// A handle to a relay and to the NodePorts that the relay serves on localhost. Clones share the
+/// Handle to a relay and to the NodePorts that the relay serves on localhost. Clones share the
 /// relay and its ports.
 #[derive(Debug, Clone)]
 pub struct Localhost {
@@ -17,7 +17,7 @@ pub struct Localhost {
     ports: LocalhostPorts,
 }
 
-/// NodePorts that a relay serves on localhost, as a view for other code. The view does not keep the
+/// Read-only view of the NodePorts that a relay serves on localhost. The view does not keep the
 /// relay running.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);

@@ -35,8 +35,7 @@ pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
 /// Name of the chain that rejects and counts packets to NodePorts on localhost.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// Returns upstream's name for the counter of packets of this protocol that rules reject on
-/// localhost.
+/// Returns upstream's name for the counter of `protocol` packets that rules reject on localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -45,7 +44,7 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns this name as a constant if it is the name of a counter for localhost, or else `None`.
+/// Returns `name` as a constant if a counter for localhost has this name, or else `None`.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
@@ -60,15 +59,16 @@ const MAX_BASE: usize = 240;
 /// Purpose of a chain of a Service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Chooses any endpoint in the cluster.
+    /// Chain that chooses among all endpoints in the cluster.
     Cluster,
-    /// Chooses an endpoint on this node.
+    /// Chain that chooses among the endpoints on this node.
     Local,
-    /// Handles packets to external IPs, load-balancer IPs and NodePorts.
+    /// Chain that handles packets to external IPs, load-balancer IPs and NodePorts.
     External,
-    /// Checks the source ranges of load-balancer addresses.
+    /// Chain that checks the source ranges of load-balancer addresses.
     Firewall,
-    /// Sends packets to one endpoint and remembers the client, for session affinity.
+    /// Chain that sends packets to one endpoint. With session affinity, the chain remembers the
+    /// client.
     Endpoint,
 }
 
@@ -87,13 +87,13 @@ impl Purpose {
 /// Prefix of the sets that contain the clients of one endpoint.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true if this is the name of a Service port's chain. This program or another kube-proxy
-/// may have created the chain.
+/// Returns true if `chain` is the name of a Service port's chain. This program or another
+/// kube-proxy may have created the chain.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true if this is the name of a set of clients. This program or another kube-proxy may
+/// Returns true if `set` is the name of a set of clients. This program or another kube-proxy may
 /// have created the set.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
@@ -152,12 +152,12 @@ impl NameBase {
         Self(base)
     }
 
-    /// Returns the name of the chain with this purpose.
+    /// Returns the name of the chain with the purpose `purpose`.
     pub(crate) fn chain(&self, purpose: Purpose) -> Name {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Returns true if `chain` is the name of a chain with this base and any purpose.
+    /// Returns true if `chain` is the name of a chain with this common part and any purpose.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,

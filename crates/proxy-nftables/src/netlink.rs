@@ -52,15 +52,15 @@ impl NetlinkKernel {
         self
     }
 
-    /// Makes reads of the node's addresses ignore the links of these modes.
+    /// Makes reads of the node's addresses ignore the links that the modes in `modes` create.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// Lists the socket of this access among `own`, the sockets of this program. The program's
-    /// subscriptions to notifications ignore changes through listed sockets.
+    /// Registers the socket of this access in `own`, the list of this program's sockets. The
+    /// program's subscriptions to notifications ignore changes through these sockets.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

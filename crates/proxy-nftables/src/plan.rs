@@ -1,5 +1,5 @@
 //! A plan: pending writes as data. The plan contains the objects to write, grouped into units. The
-//! module `changes` turns a plan into changes of the nftables table.
+//! module `changes` turns a plan into changes to the nftables table.
 //!
 //! ```text
 //!   Plan ─ changes ─▶ (PlanUnit, Change) ─▶ execute ─▶ one transaction ─▶ Outcomes
@@ -23,21 +23,21 @@ use crate::config::Config;
 use crate::content::Content;
 use crate::port::{Member, Route, ServedPort, Slot};
 
-/// The next objects to write.
+/// The objects to write next.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
     /// Wanted definitions of the objects in `base_changes`.
     pub(crate) base: Arc<Base>,
-    /// Changes of objects that do not depend on Services.
+    /// Changes to objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<BaseKey, BaseChange>,
     /// New content of the chain `services`, if the layout changes from `flat` to upstream's. The
     /// existing chain leads to objects of both layouts, so the plan replaces it last.
     pub(crate) services_chain: Option<BaseChange>,
     /// Addresses that start (true) or stop (false) to serve NodePorts.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// Changes of single Service ports, and of shared elements that no port wants.
+    /// Changes for single Service ports, and to shared elements that no port wants.
     pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost to open, change or close.
     pub(crate) listeners: Vec<LocalhostPort>,
@@ -51,7 +51,7 @@ pub struct Plan {
 /// NodePort on localhost to open, change or close.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalhostPort {
-    /// Number of the NodePort.
+    /// Port number of the NodePort.
     pub number: u16,
     /// Service port that the NodePort serves, or `None` to close the port.
     pub name: Option<ServicePortName>,
@@ -59,7 +59,7 @@ pub struct LocalhostPort {
     pub serving: Option<Arc<PortBackends>>,
 }
 
-/// Change of an object that does not depend on Services.
+/// Change to an object that does not depend on Services.
 #[derive(Debug, Clone)]
 pub(crate) struct BaseChange {
     /// Wanted definition, or `None` to delete the object.
@@ -71,10 +71,10 @@ pub(crate) struct BaseChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExistingObject {
     Nothing,
-    /// An object of the same kind. Its content may differ.
+    /// The kernel has an object of the wanted kind. The object's content may differ.
     Same,
-    /// An object of another kind, such as a chain with another hook or a set with another key. It
-    /// must be replaced.
+    /// The kernel has an object of another kind, such as a chain with another hook or a set with
+    /// another key. The plan must replace this object.
     Other,
 }
 
@@ -94,15 +94,15 @@ pub(crate) enum Timeouts {
 /// Method of deleting unwanted chains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// In the same transaction as the other changes.
+    /// Unwanted chains are deleted in the same transaction as the other changes.
     #[default]
     Together,
-    /// In a later transaction. If a transaction deletes an element that leads to a chain, Linux
-    /// before 6.2 keeps the chain in use until the transaction ends.
+    /// Unwanted chains are deleted in a later transaction. If a transaction deletes an element that
+    /// leads to a chain, Linux before 6.2 keeps the chain in use until the transaction ends.
     After,
 }
 
-/// Changes of one Service port, or of elements in shared sets and maps that no Service port wants.
+/// Changes for one Service port, or to elements in shared sets and maps that no Service port wants.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
@@ -182,7 +182,7 @@ impl SlotChange {
     }
 }
 
-/// An object that the plan deletes.
+/// Object that the plan deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StaleObject {
     Chain(Name),
@@ -214,9 +214,9 @@ pub(crate) enum UnitOutcome {
     /// The unit was not tried: the plan had reached the limit of transactions, or the kernel had
     /// refused an object that this unit needs.
     Untried,
-    /// Deferred to the next plan.
+    /// The unit is deferred to the next plan.
     Later,
-    /// The result is unknown, because the reply was lost.
+    /// The result of the unit is unknown, because the kernel's reply was lost.
     Unknown,
 }
 
@@ -227,17 +227,17 @@ pub struct Outcomes {
     pub(crate) services_chain: UnitOutcome,
     /// Outcome of each entry of the plan's `parts`, in order.
     pub(crate) parts: Vec<UnitOutcome>,
-    /// Outcome of each stale object.
+    /// Outcome of deleting each stale object.
     pub(crate) stale: Vec<UnitOutcome>,
-    /// Result of each NodePort on localhost.
+    /// Result of opening, changing or closing each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// Number of transactions that the kernel committed.
     pub(crate) taken: usize,
-    /// Number of changes in these transactions.
+    /// Number of changes in the committed transactions.
     pub(crate) changes: usize,
     /// Number of transactions that the kernel refused.
     pub(crate) refused: usize,
-    /// Duration of all transactions together.
+    /// Total duration of all transactions.
     pub(crate) took: Duration,
     /// True if the kernel's table may differ from the mode's record of the table.
     pub(crate) is_doubtful: bool,
@@ -276,13 +276,13 @@ impl Outcomes {
 /// Part of a plan that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PlanUnit {
-    /// Objects that all Services need.
+    /// Unit with the objects that all Services need.
     Base,
-    /// The entry of the plan's `parts` with this index.
+    /// Unit with the entry of the plan's `parts` at this index.
     Part(usize),
-    /// The chain `services`, while the layout changes.
+    /// Unit with the chain `services`, while the layout changes.
     ServicesChain,
-    /// The stale object with this index.
+    /// Unit with the stale object at this index.
     Stale(usize),
 }
 

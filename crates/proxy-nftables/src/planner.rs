@@ -122,8 +122,8 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // A change of layout must be complete in one transaction, so the plan then defers
-                // no change.
+                // A change of the layout must be complete in one transaction, so the plan then
+                // defers no change.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
@@ -235,12 +235,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Defers some changes of a Service port with session affinity and many endpoints, because the
+    /// Defers some changes to a Service port with session affinity and many endpoints, because the
     /// kernel takes long to apply them. Returns true if any change is deferred. Plans write the
     /// changes in this order:
     ///
     /// 1. sets and chains of endpoints;
-    /// 2. the chain that chooses an endpoint, in steps;
+    /// 2. the chain that chooses an endpoint, in several transactions;
     /// 3. the elements that lead to this chain.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
@@ -274,8 +274,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds all chains of a Service port if the plan replaces a set of this port, because the rules
-    /// that use the set must be written again.
+    /// Adds all chains of a Service port if the plan replaces one of the port's sets. The rules
+    /// that use the set must then be written again.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -424,7 +424,7 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns the changes of some Service ports if very many are pending, as at a start.
+    /// Returns the changes for some Service ports if very many changes are pending, as at a start.
     /// Otherwise, returns no changes. Urgent ports, for which the whole node waits, come first.
     /// Skips entries whose last write failed.
     fn some_due(&self) -> PendingChanges<'a> {

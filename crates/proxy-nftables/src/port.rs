@@ -66,7 +66,7 @@ impl fmt::Display for Slot {
 pub struct Route {
     /// Verdict in the map `service-ips` or `service-nodeports`, usually a jump to a chain.
     pub to: Option<Verdict>,
-    /// Treatment of packets that have no endpoint: an element of the map `no-endpoint-services` or
+    /// Policy for packets that have no endpoint: an element of the map `no-endpoint-services` or
     /// `no-endpoint-nodeports`. `None` if there is no such element.
     pub unserved: Option<EmptyPortPolicy>,
     /// Firewall chain that the map `firewall-ips` has for the slot, if any.
@@ -107,7 +107,7 @@ impl Route {
     }
 }
 
-/// Treatment of packets to a Service port without an endpoint.
+/// Policy for packets to a Service port without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EmptyPortPolicy {
     /// Reject packets, because the Service has no endpoint.
@@ -121,11 +121,12 @@ pub enum EmptyPortPolicy {
 /// An element of a set that Service ports share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
-    /// Element of `cluster-ips`.
+    /// Element of the set `cluster-ips`.
     ClusterIp(IpAddr),
-    /// Element of `hairpin-connections`: an endpoint on this node that may connect to itself.
+    /// Element of the set `hairpin-connections`: an endpoint on this node that may connect to
+    /// itself.
     Hairpin(IpAddr, Protocol, u16),
-    /// Element of `localhost-nodeports`: a NodePort that the rules reject on localhost.
+    /// Element of the set `localhost-nodeports`: a NodePort that the rules reject on localhost.
     LocalhostNodePort(Protocol, u16),
 }
 
@@ -152,7 +153,7 @@ impl fmt::Display for Member {
 pub struct ServedPort {
     /// Service port that owns the compiled objects.
     pub owner: Arc<Owner>,
-    /// Number of endpoints, in any state.
+    /// Number of endpoints of the port, in any state.
     pub endpoints: usize,
     family: IpFamily,
     cluster_ip: IpAddr,
@@ -251,7 +252,7 @@ impl ServedPort {
         !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Returns the treatment of packets if the traffic policy admits no endpoint.
+    /// Returns the policy for packets if the traffic policy admits no endpoint.
     fn unserved(&self) -> EmptyPortPolicy {
         if self.any {
             EmptyPortPolicy::Drop
@@ -298,7 +299,7 @@ impl ServedPort {
         slots
     }
 
-    /// Returns the route of the ClusterIP.
+    /// Returns the route for packets to the ClusterIP.
     fn internal(&self, base: &NameBase, layout: Layout) -> Route {
         match layout {
             Layout::Upstream => {
@@ -314,7 +315,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of the external IPs and the NodePort.
+    /// Returns the route for packets to the external IPs and the NodePort.
     fn external(&self, base: &NameBase, layout: Layout) -> Route {
         let external = base.chain(Purpose::External);
         match layout {

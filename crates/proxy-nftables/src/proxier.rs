@@ -90,11 +90,11 @@ pub struct Nftables {
     chosen: Option<Layout>,
 }
 
-/// Addresses at which NodePorts are served.
+/// Addresses of the node at which NodePorts are served.
 enum ServedAddresses {
-    /// All addresses of the node.
+    /// NodePorts are served at all addresses of the node.
     All,
-    /// Only the addresses in this list.
+    /// NodePorts are served only at the addresses in the list.
     At(Vec<IpAddr>),
     /// The addresses are unknown, so the addresses in the kernel's set stay.
     Unknown,
@@ -243,7 +243,7 @@ impl Nftables {
         }
     }
 
-    /// Changes the layout, and claims all objects again in this layout.
+    /// Changes the layout to `layout`, and claims all objects again in this layout.
     fn lay_out(&mut self, state: &mut State, layout: Layout) {
         Arc::make_mut(&mut state.config).layout = layout;
         self.choosers = match layout {
@@ -411,7 +411,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Reads only the addresses, because the kernel notifies the mode of changes of the table.
+        // Reads only the addresses, because the kernel notifies the mode of changes to the table.
         state.ask(Part::Addresses);
     }
 

@@ -39,7 +39,7 @@ pub struct Snapshot {
     pub(crate) members: HashSet<Member>,
     /// Chains of Service ports, with the digests of their rules.
     pub(crate) chains: HashMap<Name, Content>,
-    /// Sets of session affinity clients.
+    /// Sets of session affinity clients, by name.
     pub(crate) affinity: HashMap<Name, Clients>,
 }
 
@@ -47,7 +47,7 @@ pub struct Snapshot {
 pub enum PartContent {
     /// The table, and the duration of its read.
     Table(Box<Snapshot>, Duration),
-    /// The node's addresses.
+    /// Addresses of the node.
     Addresses(BTreeSet<IpAddr>),
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Tables {
 impl Tables {
     reconcile::tables!([base, node_ports, slots, members, chains, affinity] listeners);
 
-    /// Creates empty tables.
+    /// Creates tables without objects.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self::default();
         tables.begin(now);
@@ -313,14 +313,14 @@ impl Tables {
     }
 }
 
-/// Rating of entries that the kernel has refused: late, or excused.
+/// Class of a refused entry: it counts as late, or it is excused and does not count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,
     Excused,
 }
 
-/// Outcome that several entries have in common.
+/// Outcome that several entries share.
 struct Booking<'a> {
     outcome: &'a UnitOutcome,
     now: Instant,

@@ -1,5 +1,4 @@
-//! Recognizes upstream's objects for NodePorts on localhost by their content, whatever their names
-//! are:
+//! Recognizes upstream's objects for NodePorts on localhost by their content, under any name:
 //!
 //! * a chain that uses one of [the counters](crate::name::localhost_counter);
 //! * a chain that leads to a recognized chain, directly or through a map;

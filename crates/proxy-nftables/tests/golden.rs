@@ -1,8 +1,8 @@
 //! Compares the table that this mode writes with upstream's table, for the objects of each golden
 //! case. The same `nft` program lists both tables, each in its own network namespace.
 //!
-//! The environment variable `GOLDEN` may name another folder of cases. If the folder of cases does
-//! not exist, the test compares no tables.
+//! The environment variable `GOLDEN` may name another directory of cases. If the directory does not
+//! exist, the test compares no tables.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;

@@ -107,7 +107,7 @@ impl World {
         Self::of(IpFamily::V4, layout)
     }
 
-    /// Restarts the daemon with this layout and the same objects.
+    /// Restarts the daemon with the layout `layout` and the same Kubernetes objects.
     fn again(self, layout: Layout) -> Self {
         let mut again = Self::of(self.family, layout);
         again.model = self.model;
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// Runs the daemon's loop until no work is due within the time `within`. Returns the number of
+    /// Runs the daemon's loop until no work is due for the duration `within`. Returns the number of
     /// changes that the daemon wrote, and the failures.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
@@ -769,8 +769,8 @@ fn the_layout_changes_in_both_directions_with_few_transactions() {
     });
 }
 
-/// In both layouts, a changed endpoint of a Service with session affinity and many endpoints
-/// changes only some rules of the chain that chooses an endpoint.
+/// In both layouts, a changed endpoint changes only some rules of the chain that chooses an
+/// endpoint. The Service has session affinity and many endpoints.
 #[test]
 #[ignore = "needs nf_tables"]
 fn one_changed_endpoint_with_affinity_costs_few_changes() {

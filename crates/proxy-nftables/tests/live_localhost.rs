@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Restarts the daemon with this treatment of NodePorts on localhost.
+    /// Restarts the daemon with this policy for NodePorts on localhost.
     fn again(&mut self, localhost: LocalhostNodePorts) -> Report {
         let (proxier, relay) = lives(self.family, self.layout, localhost);
         let at = self.at();

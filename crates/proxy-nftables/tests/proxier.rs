@@ -148,8 +148,8 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// Returns two numbers: the number of addresses whose map elements lead to endpoints, and the
-    /// number of addresses whose map elements reject or drop packets.
+    /// Returns the number of addresses whose map elements lead to endpoints, and the number of
+    /// addresses whose map elements reject or drop packets.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -738,8 +738,8 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
     }
 }
 
-/// The proxier writes a Service with session affinity and very many endpoints in steps. No packet
-/// reaches the Service before all its objects exist.
+/// The proxier writes a Service with session affinity and very many endpoints in several
+/// transactions. No packet reaches the Service before all its objects exist.
 #[test]
 fn a_service_with_affinity_and_many_endpoints_is_written_in_steps() {
     for layout in LAYOUTS {
@@ -1483,7 +1483,7 @@ fn a_layout_change_keeps_services_that_are_not_listed_yet() {
     }
 }
 
-/// After an invalid change, the kernel also refuses all further changes of the transaction.
+/// After an invalid change, the kernel also refuses all further changes in the transaction.
 #[test]
 fn valid_changes_after_an_invalid_change_are_written() {
     for layout in LAYOUTS {

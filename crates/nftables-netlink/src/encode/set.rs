@@ -275,8 +275,8 @@ pub(crate) fn type_of(
     Some(payload_field(protocol, field))
 }
 
-/// Returns true if this expression writes the register. Ignores payload loads, which the caller
-/// handles itself.
+/// Returns true if `expression` writes `register`. Ignores payload loads, which the caller handles
+/// itself.
 fn writes(expression: &Expression, register: Register) -> bool {
     match expression {
         Expression::Meta { to, .. }

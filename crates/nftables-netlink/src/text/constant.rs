@@ -128,7 +128,7 @@ pub(super) fn icmp_type(protocol: &str) -> Option<(&'static str, Kind)> {
 }
 
 impl Kind {
-    /// Returns the format of values with this data type.
+    /// Returns the format of values with the data type `part`.
     pub(super) fn of(part: DataType) -> Self {
         match part {
             DataType::Ipv4Addr => Self::Address4,

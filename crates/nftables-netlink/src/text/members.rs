@@ -45,7 +45,7 @@ pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     texts
 }
 
-/// Renders a key, or the range that begins with this key.
+/// Renders `key`, or the range that begins with `key`.
 fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
     let first = &*element.key;
     match (&element.key_end, end, key) {

@@ -1,7 +1,7 @@
 //! The base of the layout `flat`: maps of endpoints, and rules that choose an endpoint.
 //!
 //! All base chains of this layout have type `nat`, even those that reject or drop packets. So only
-//! the first packet of a connection passes these chains.
+//! the first packet of a connection passes through these chains.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;

@@ -7,7 +7,7 @@ use super::*;
 
 const NODE_PORT: u16 = 30_080;
 
-/// Restarts the daemon with this treatment of NodePorts on localhost.
+/// Restarts the daemon with this policy for NodePorts on localhost.
 fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
     let kernel = world.kernel.clone();
     let config = Config {

@@ -180,8 +180,8 @@ fn if_the_kernel_lacks_memory_no_service_is_blamed_and_all_writes_are_retried() 
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Notifies the proxier of a changed table ten times a second, for this time. Returns the number of
-/// reads of the table.
+/// Notifies the proxier of a changed table ten times a second, for the duration `time`. Returns the
+/// number of reads of the table.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;
