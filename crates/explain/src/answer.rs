@@ -20,7 +20,7 @@ use super::journeys::{PacketOrigin, Routing, TracedPacket};
 use super::origin::NOT_OURS;
 use super::walk_text::{TextInputs, in_view, source};
 
-/// Access to the kernel's treatment of the replies that endpoints send.
+/// Access to the paths that the kernel gives to the replies of endpoints.
 pub(crate) trait EndpointReplies: Routing {
     /// Returns all paths through this node that the reply to a delivered packet may take.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
@@ -80,7 +80,7 @@ fn steps(way: &packet_path::Walk, planned: &TracedPacket<'_>, modes: Footprints)
         .collect()
 }
 
-/// Describes why a reply does not arrive.
+/// Describes why the reply on a path does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!("the fate of its reply is unknown: {}", way.why);

@@ -27,20 +27,20 @@ use super::trace_request::{TraceDestination, TraceRequest, TraceSender};
     reason = "facts of the kernel, none of which excludes another"
 )]
 pub(crate) struct Hop {
-    /// Outgoing interface.
+    /// Name of the outgoing interface.
     pub(crate) interface: String,
     /// True if the address belongs to this node.
     pub(crate) is_local: bool,
     /// True if the address is a service address on the link of IPVS mode.
     pub(crate) is_service: bool,
-    /// True if the route has no gateway.
+    /// True if the address is directly connected: the route to it has no gateway.
     pub(crate) is_neighbour: bool,
     /// True if the address is a neighbour on an interface of pods: a bridge or a veth end that is
     /// not on the default route.
     pub(crate) is_inner: bool,
 }
 
-/// Access to the node's routes.
+/// Interface for look-ups in the node's routes.
 pub(crate) trait Routing {
     /// Returns the next hop to an address, or `None` if there is no route.
     fn hop(&self, to: IpAddr) -> Option<Hop>;

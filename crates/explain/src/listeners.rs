@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::Protocol;
 
-/// `TCP_LISTEN` of net/tcp_states.h, as `/proc/net` prints it.
+/// State of a listening socket (`TCP_LISTEN` of net/tcp_states.h), as `/proc/net` prints it.
 const LISTEN: &str = "0A";
 
 /// Reports whether a socket receives packets to an address. Assumes that a socket on `::` also
@@ -49,8 +49,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Reports whether an unconnected socket in these lines has the address. If `state` is given, stops
-/// at the first line with a different state.
+/// Reports whether an unconnected socket in `lines` has the address. If `state` is given, stops at
+/// the first line with a different state.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;

@@ -64,7 +64,7 @@ struct LiveState {
     v6: OnceCell<Rules>,
 }
 
-/// Rules of an IP family.
+/// iptables and nftables rules for packets of one IP family.
 struct Rules {
     iptables: read::Rules,
     nft: Option<Nft<Nftables>>,
@@ -167,7 +167,7 @@ impl Routing for LiveState {
 }
 
 impl LiveState {
-    /// Reports whether this address is local on the link of IPVS mode.
+    /// Reports whether `address` is local on the link of IPVS mode.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {

@@ -14,13 +14,13 @@ use super::trace_request::{PortOf, TraceDestination, TraceRequest, protocol_of};
 pub struct Objects {
     /// Mode of the daemon, or `None` if no daemon runs.
     pub mode: Option<String>,
-    /// Services with their addresses and endpoints.
+    /// Services that have the requested name or address, with their addresses and endpoints.
     pub services: Vec<Service>,
-    /// Facts about this node.
+    /// Facts about this node that select the packets to trace.
     pub node: OwnNode,
 }
 
-/// Facts about this node.
+/// Facts about this node, as the daemon knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
     /// Addresses of the Node object, the primary addresses first.
@@ -47,7 +47,7 @@ pub(crate) struct ServicePortAddress<'a> {
 }
 
 impl Objects {
-    /// Lists all addresses and ports of these Services.
+    /// Lists all addresses and ports of the Services.
     pub(crate) fn places(&self) -> impl Iterator<Item = ServicePortAddress<'_>> {
         let ports = self
             .services
@@ -66,8 +66,8 @@ impl Objects {
         })
     }
 
-    /// Reports whether one of these Services has the requested port. Also returns true if the
-    /// request is for an address.
+    /// Reports whether one of the Services has the requested port. Also returns true if the request
+    /// is for an address.
     pub fn has_asked(&self, asked: &TraceRequest) -> bool {
         match &asked.to {
             TraceDestination::Service(_, port) => {

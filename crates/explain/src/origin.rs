@@ -127,7 +127,7 @@ fn named_service(named: &str) -> (&str, Option<&str>) {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// True for nf\_tables, false for iptables.
+    /// True for a chain of nf\_tables, false for a chain of iptables.
     is_nft: bool,
 }
 

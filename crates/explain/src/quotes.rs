@@ -12,9 +12,9 @@ pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted
 /// Rules that a response may quote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotes {
-    /// All rules, for root.
+    /// The response may quote all rules, because root has requested it.
     All,
-    /// Only kube-proxy's rules.
+    /// The response may quote only kube-proxy's rules.
     Own,
 }
 

@@ -6,7 +6,7 @@ use view::{Address, Endpoint, Port, Service, ServiceName};
 use super::*;
 use crate::journeys::{Hop, Routing};
 
-/// Fake kernel in which every packet has this number of paths. Each path leads to a different
+/// Fake kernel in which every packet has the given number of paths. Each path leads to a different
 /// endpoint.
 struct Fake(u16);
 

@@ -32,7 +32,7 @@ pub enum TraceDestination {
     Address(SocketAddr, Option<Protocol>),
 }
 
-/// A port of a Service.
+/// One port of a Service, by number or name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOf {
     /// Number in the field `port` or `nodePort` of the Service port.
@@ -54,7 +54,7 @@ pub enum TraceSender {
     Address(IpAddr),
 }
 
-/// Errors of a request.
+/// Reason why a request to trace packets is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The destination cannot be parsed.

@@ -23,7 +23,7 @@ pub(crate) const THIS_NODE: &str = "this node itself";
 /// Function that returns the Service port for which the daemon listens on a port number.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<RelayedPort>;
 
-/// Inputs for converting a path into text.
+/// Inputs for converting a traced path into text.
 #[derive(Clone, Copy)]
 pub(crate) struct TextInputs<'a> {
     pub(crate) kernel: &'a dyn EndpointReplies,

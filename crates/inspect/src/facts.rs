@@ -8,10 +8,10 @@ use proxy::contested::Contested;
 use proxy::{Conflict, Failure, IpFamily, NodePorts, Standing, Unreadable};
 use service_counters::frontend_addresses::is_of_node;
 
-/// State of the daemon.
+/// State of the daemon at one point in time.
 #[derive(Debug)]
 pub struct Facts {
-    /// Name of the current mode.
+    /// Name of the mode that the daemon runs.
     pub mode: &'static str,
     /// Variant of the mode, and the kernel features that it uses.
     pub uses: Uses,
@@ -22,7 +22,7 @@ pub struct Facts {
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the daemon serves.
     pub services: usize,
-    /// Number of EndpointSlices of these Services.
+    /// Number of EndpointSlices of the Services that the daemon serves.
     pub slices: usize,
     /// True once both initial lists (Services and EndpointSlices) are complete.
     pub is_complete: bool,
@@ -30,12 +30,12 @@ pub struct Facts {
     pub is_whole: bool,
     /// True if a Node object of this node exists, or `None` if this is unknown.
     pub has_node: Option<bool>,
-    /// Time at which the loop collected these facts.
+    /// Time at which the loop collected the facts.
     pub now: Instant,
 }
 
 impl Facts {
-    /// Reports whether NodePorts are served at this address.
+    /// Reports whether NodePorts are served at `address`.
     pub fn is_of_node(&self, address: IpAddr) -> bool {
         let mut families = self.families.iter();
         let family = families.find(|of| of.family == IpFamily::of(address));
@@ -43,21 +43,21 @@ impl Facts {
     }
 }
 
-/// State of an IP family.
+/// State of the daemon in one IP family.
 #[derive(Debug)]
 pub struct FamilyFacts {
-    /// IP family of this state.
+    /// IP family that the state belongs to.
     pub family: IpFamily,
-    /// Progress of the writes in this IP family.
+    /// Progress of the writes in the IP family.
     pub standing: Standing,
     /// True once the kernel has the entries of all initial Services.
     pub is_served: bool,
     /// Failures, conflicts and drift that the mode has reported.
     pub seen: FamilyProblems,
-    /// Variant of the kernel's entries, such as `layout flat`, if the mode may change the variant at
-    /// runtime.
+    /// Variant of the kernel's entries, such as `layout flat`. `None` if the mode cannot change the
+    /// variant at runtime.
     pub form: Option<&'static str>,
-    /// Draining endpoints of this IP family.
+    /// Draining endpoints of the IP family.
     pub drains: proxy::Drains,
     /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
@@ -68,7 +68,7 @@ pub struct FamilyFacts {
 pub struct DriftTotal {
     /// Number of entries that other programs have changed.
     pub count: u64,
-    /// Time of the last drift.
+    /// Time at which the daemon found the last drift.
     pub last: SystemTime,
     /// Names of the first few entries in the last report of drift.
     pub names: Vec<String>,
@@ -83,6 +83,6 @@ pub struct FamilyProblems {
     pub conflicts: Vec<Conflict>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
-    /// Drift, by kind of entry.
+    /// Drift since the daemon's start, by kind of entry.
     pub drift: Vec<(&'static str, DriftTotal)>,
 }

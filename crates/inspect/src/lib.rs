@@ -18,12 +18,12 @@
 //!
 //! # The local socket
 //!
-//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700.
+//! The socket is a file in `/run/kube-proxy/inspect`, a directory of mode 0700.
 //!
 //! - Only root can replace the socket of a stopped daemon.
 //! - The name of the file is the number of the network namespace, so that two test nodes on one
 //!   machine use different files.
-//! - The client checks who owns the folder, and which user the server has (`SO_PEERCRED`).
+//! - The client checks who owns the directory, and which user the server has (`SO_PEERCRED`).
 //!
 //! On a read-only root file system without a volume, the socket has the abstract name
 //! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can bind that name.
@@ -107,15 +107,15 @@ pub struct Inspect {
 /// Facts about the process that do not change.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// Name of this node.
+    /// Name of this node in the cluster.
     pub node: String,
-    /// Start time of the process.
+    /// Time at which the process started.
     pub started: SystemTime,
     /// Version of this program.
     pub version: &'static str,
     /// Version of Kubernetes that this program matches.
     pub kubernetes: String,
-    /// The modes of this build.
+    /// Footprints of the modes in this build.
     pub modes: Footprints,
     /// Function that takes the name of a scheduler. It returns the reason why IPVS lacks the
     /// scheduler, or `None` if IPVS may have it.
@@ -124,7 +124,7 @@ pub struct About {
     pub trim: fn(),
 }
 
-/// Access to the daemon's health.
+/// Interface to the daemon's health.
 pub trait Health: Send + Sync {
     /// Reports whether the initial lists are complete, so that the first sync has begun.
     fn is_expecting(&self) -> bool;
@@ -140,21 +140,21 @@ pub trait Health: Send + Sync {
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
-/// Source of the daemon's objects.
+/// Source of the daemon's Kubernetes objects.
 #[derive(Clone)]
 pub struct Origin {
-    /// Description of the source, without secrets.
+    /// Description of the source for users, without secrets.
     pub from: String,
     /// Access to objects that the object model does not store.
     pub registry: Registry,
-    /// Errors of the source.
+    /// Errors that the source has at present.
     pub troubles: Troubles,
 }
 
 /// Reason why a request gets an error instead of an object.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestRefusal {
-    /// The initial lists are incomplete.
+    /// The daemon is starting: its initial lists of objects are incomplete.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
     /// The daemon's loop is busy, or the daemon is ending.
@@ -167,10 +167,10 @@ pub enum RequestRefusal {
         TURN_PATIENCE.as_secs()
     )]
     Busy,
-    /// The request has an invalid parameter.
+    /// The request has an invalid path or parameter.
     #[error("{0}")]
     Wrong(String),
-    /// The object does not exist.
+    /// The requested object does not exist.
     #[error("{0}")]
     NotFound(String),
     /// A part of the kernel's state cannot be read.

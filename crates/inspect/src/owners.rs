@@ -17,15 +17,15 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 pub struct RequestedPorts {
     /// Addresses of the Service ports to find.
     pub(crate) at: HashSet<At>,
-    /// Port numbers of these addresses. Each may be a NodePort, because this module does not know
-    /// which addresses the node has.
+    /// Port numbers of the addresses in `at`. Each may be a NodePort, because this module does not
+    /// know which addresses the node has.
     pub(crate) ports: HashSet<(u16, Protocol)>,
     /// Names of the Service ports to find.
     pub(crate) names: HashSet<ServicePortName>,
 }
 
 impl RequestedPorts {
-    /// Creates a request for Service ports with these addresses or names.
+    /// Creates a request for the Service ports that have the given addresses or names.
     pub(crate) fn new(
         at: impl IntoIterator<Item = At>,
         names: impl IntoIterator<Item = ServicePortName>,

@@ -22,7 +22,7 @@ type MissingScheduler = fn(&str) -> Option<String>;
 /// Root of the file system with the kernel's files.
 const ROOT: &str = "/";
 
-/// Folder with the settings and the counters of connection tracking.
+/// Directory with the settings and the counters of connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
 /// Returns the current and the largest number of set members, connections and open files.

@@ -43,7 +43,8 @@ pub enum Question {
     /// Question for the names of Services, unsorted. The loop returns a limited number, from this
     /// index on.
     Names(usize, Sender<Names>),
-    /// Question for copies of these Services. The loop returns at least one, but possibly not all.
+    /// Question for copies of the named Services. The loop returns at least one, but possibly not
+    /// all.
     Services(Vec<NamespacedName>, Sender<Vec<Option<ServiceCopy>>>),
     /// Question for the node's addresses, and for the problems of each IP family.
     Ground(Sender<NodeContext>),
@@ -69,20 +70,20 @@ pub struct ClaimingServices {
 /// Names of Services that the loop copied in one turn.
 #[derive(Debug)]
 pub struct Names {
-    /// Names of some Services, unsorted.
+    /// Names of some Services, in no order.
     pub some: Vec<NamespacedName>,
     /// Version of the list of Services. It changes whenever the order of Services changes.
     pub version: u64,
-    /// True if no more names follow.
+    /// True if these are the last names.
     pub is_last: bool,
 }
 
 /// A copy of a Service with its EndpointSlices.
 #[derive(Debug)]
 pub struct ServiceCopy {
-    /// Copy of the Service.
+    /// Copy of the Service object.
     pub service: Service,
-    /// Copies of the EndpointSlices.
+    /// Copies of the Service's EndpointSlices.
     pub slices: Vec<EndpointSlice>,
 }
 
@@ -129,7 +130,7 @@ pub struct GroundOfFamily {
     pub node: NodeFacts,
     /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
-    /// Entries that the kernel rejects.
+    /// Entries that the kernel rejects, with its errors.
     pub failures: Vec<Failure>,
     /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,
@@ -137,6 +138,6 @@ pub struct GroundOfFamily {
     pub held_by_others: HashSet<ServiceAddress>,
     /// Draining endpoints, at most [`DRAINS`] of them.
     pub drains: Drains,
-    /// Time of this reply.
+    /// Time of the reply.
     pub now: Instant,
 }

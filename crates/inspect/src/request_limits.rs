@@ -23,7 +23,7 @@ use super::RequestRefusal;
 const AT_ONCE: usize = 2;
 /// Maximum number of traces in parallel. A trace reads the kernel's rules one by one.
 const EXPLAINING: usize = 1;
-/// Longest wait for a turn.
+/// Longest time that a request waits for its turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum total size in KiB of the responses that clients have not read yet. Without this limit,
 /// clients that read slowly or never would use up memory.
@@ -34,7 +34,7 @@ const SMALL_BYTES: usize = 64 << 10;
 /// Time after a response at which free memory returns to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// The client of a request.
+/// Kind of client that sent a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     /// A client of the local socket, which is root or the daemon's own user.

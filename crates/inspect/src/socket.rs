@@ -79,7 +79,7 @@ struct Local {
     /// closes, so that no other daemon finds a file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
-    /// User of the daemon.
+    /// User ID of the daemon.
     own: u32,
 }
 

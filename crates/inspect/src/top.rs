@@ -32,7 +32,7 @@ const LIMIT: usize = 50;
 /// Maximum number of Service ports, and of endpoints, that a response lists.
 const LIMIT_MAX: usize = 1_000;
 
-/// Parameters of the request.
+/// Parameters of a request for `/api/v1/top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TopQuery {
     limit: usize,

@@ -11,9 +11,9 @@ pub const MOST_BRANCHES: usize = 4096;
 /// Numbers of packets and bytes that a rule has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Number of packets.
+    /// Number of counted packets.
     pub packets: u64,
-    /// Number of bytes.
+    /// Number of counted bytes.
     pub bytes: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Doubt {
     pub matches: bool,
 }
 
-/// End of a path.
+/// End of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
     /// The packet is dropped without a message.
@@ -73,14 +73,14 @@ pub enum End {
     Local,
     /// The packet leaves the node.
     Forwarded,
-    /// The outcome is unknown for this reason.
+    /// The packet's outcome is unknown, for this reason.
     Unknown(String),
 }
 
 /// One of the possible paths of a packet.
 #[derive(Debug, Clone)]
 pub struct Branch {
-    /// Packet in its current state.
+    /// The packet, as it is at this point of the path.
     pub packet: Packet,
     /// Probability that the packet takes this path, from 0 to 1.
     pub chance: f64,
@@ -88,7 +88,7 @@ pub struct Branch {
     pub steps: Vec<Arc<Step>>,
     /// Number of rules on the path that had no effect.
     pub passed: usize,
-    /// Assumptions of this path.
+    /// Assumptions on which the path depends.
     pub doubts: Vec<Doubt>,
     /// End of the path, or `None` if the path continues.
     pub end: Option<End>,
@@ -107,7 +107,7 @@ impl Branch {
         }
     }
 
-    /// Appends a step.
+    /// Appends a step to the path.
     pub fn step(&mut self, step: Step) {
         self.steps.push(Arc::new(step));
     }

@@ -86,7 +86,7 @@ pub trait Kernel {
     fn setting(&self, name: &str) -> Result<Option<String>, ReadFailure>;
 }
 
-/// Kernel state that could not be read.
+/// Part of the kernel's state that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReadFailure {
     /// Name of the state, such as `the set KUBE-CLUSTER-IP` or `the rules of iptables-legacy`.
@@ -101,14 +101,15 @@ impl fmt::Display for ReadFailure {
     }
 }
 
-/// Input of a route lookup.
+/// Question for the route of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteQuestion {
-    /// Destination address.
+    /// Destination address of the packet.
     pub destination: IpAddr,
-    /// Source address. For a packet from this node, `None` if its sender has not chosen a source.
+    /// Source address of the packet. For a packet from this node, `None` if its sender has not
+    /// chosen a source.
     pub source: Option<IpAddr>,
-    /// Input interface, or `None` for the node's own packets.
+    /// Input interface, or `None` if this node itself sends the packet.
     pub iif: Option<Interface>,
     /// Mark of the packet, which policy routing may use.
     pub mark: u32,
@@ -124,7 +125,7 @@ pub enum Route {
     },
     /// A route to another host.
     Out {
-        /// Output interface.
+        /// Interface through which the packet leaves the node.
         interface: Interface,
         /// Next hop, or `None` if the destination is directly reachable.
         gateway: Option<IpAddr>,
@@ -163,11 +164,11 @@ pub enum AddressType {
 /// Key for a look-up in an ipset. The type of the set decides which fields of the key are compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
-    /// First address, if known.
+    /// First address of the key, if known.
     pub ip: Option<IpAddr>,
     /// IANA protocol number and port, if known.
     pub port: Option<(u8, u16)>,
-    /// Second address, if known.
+    /// Second address of the key, if known.
     pub ip2: Option<IpAddr>,
 }
 

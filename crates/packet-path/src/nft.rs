@@ -64,7 +64,7 @@ const ATTEMPTS: u32 = 5;
 /// The nf_tables rules for packets of one IP family.
 #[derive(Debug)]
 pub struct Nft<R> {
-    /// Base chains, with [`Base::number`] as index.
+    /// Base chains of the family. [`Base::number`] is the index in this list.
     bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
@@ -73,9 +73,9 @@ pub struct Nft<R> {
     asked: RefCell<CachedReader<R>>,
 }
 
-/// Evaluates a query on a consistent ruleset. If the ruleset changes meanwhile, evaluates the query
-/// again, at most five times in total. If the ruleset changed every time, the last result may mix
-/// two states of the ruleset.
+/// Evaluates a query on a consistent ruleset. If the ruleset changes during the query, evaluates
+/// the query again, at most five times in total. If the ruleset changed every time, the last result
+/// may mix two states of the ruleset.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ impl<R: Reader> Nft<R> {
         Ok(nft)
     }
 
-    /// Adds a base chain, unless it belongs to iptables or does not apply to this family.
+    /// Adds a base chain, unless it belongs to iptables or does not apply to `family`.
     fn take(&mut self, of: HookedChain, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
         let at = ObjectId {
@@ -221,8 +221,8 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns the tables of this family that iptables-nft created. Such a table and its base chains
-/// have the names that iptables uses.
+/// Returns the tables of `family` that iptables-nft created. Such a table and its base chains have
+/// the names that iptables uses.
 fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

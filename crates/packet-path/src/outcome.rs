@@ -18,29 +18,29 @@ pub struct Walk {
     /// destination's share of the connections. After a rule with unknown outcome, the path with a
     /// match and the path without a match each keep the full probability.
     pub chance: f64,
-    /// End of the path.
+    /// Fate of the packet at the end of the path.
     pub fate: Fate,
-    /// End of the path if its assumptions are correct. Equals `fate` if the path has no
+    /// Fate of the packet if the path's assumptions are correct. Equals `fate` if the path has no
     /// assumptions.
     pub presumed: Fate,
-    /// Endpoint that receives the packet, if any.
+    /// Endpoint that receives the packet, or `None` if no endpoint does.
     pub endpoint: Option<SocketAddr>,
     /// Rejection message, reason for a missing route, or reason for an unknown outcome. Empty for
     /// all other outcomes.
     pub why: String,
-    /// Source that the receiver sees.
+    /// Source address that the receiver sees.
     pub source: Source,
-    /// Steps in packet order.
+    /// Steps of the path, in the order in which the packet passes them.
     pub steps: Vec<Arc<Step>>,
-    /// Number of rules that had no effect.
+    /// Number of rules on the path that had no effect.
     pub passed: usize,
-    /// Assumptions of this path.
+    /// Assumptions of the path.
     pub doubts: Vec<Doubt>,
-    /// Packet at the end of the path.
+    /// State of the packet at the end of the path.
     pub packet: Packet,
 }
 
-/// End of a path.
+/// Fate of a packet at the end of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
     /// The packet reaches the endpoint that a rule or IPVS chose.
@@ -51,15 +51,15 @@ pub enum Fate {
     Unrouted,
     /// The packet is dropped without a message.
     Dropped,
-    /// A local process receives the packet if it listens on the port.
+    /// A process on this node receives the packet, if a process listens on the port.
     Local,
     /// The packet leaves the node towards its original destination.
     Forwarded,
-    /// The outcome is unknown.
+    /// The packet's fate is unknown. [`Walk::why`] has the reason.
     Unknown,
 }
 
-/// Source address that the receiver sees.
+/// Source address of the packet, as its receiver sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The receiver sees the sender's own address.

@@ -45,7 +45,7 @@ pub enum Tracking {
     Untracked,
 }
 
-/// Translation of the source.
+/// Translation of a packet's source address and port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SourceNat {
     /// Translation to this address, if given, and to this port, if given.
@@ -54,7 +54,7 @@ pub enum SourceNat {
     Masquerade(Option<IpAddr>),
 }
 
-/// Endpoint and client of a reply.
+/// Endpoint that sends a reply, and client that receives the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Endpoint that replies.
@@ -70,13 +70,13 @@ pub struct Reply {
     reason = "facts as the kernel's flags have them, none of which excludes another"
 )]
 pub struct Packet {
-    /// IANA protocol number.
+    /// IANA protocol number of the packet.
     pub protocol: u8,
-    /// Source address.
+    /// Source address after the translations so far, if the translated address is known.
     pub source: IpAddr,
     /// Source port, or `None` for any ephemeral port, which is usual.
     pub source_port: Option<u16>,
-    /// Destination address.
+    /// Destination address, after any translation so far.
     pub destination: IpAddr,
     /// Destination port. Not meaningful for a reply, whose destination port is unknown (see
     /// [`Packet::destination_port`]).
@@ -95,7 +95,7 @@ pub struct Packet {
     pub iif: Option<Interface>,
     /// Output interface, once it is known.
     pub oif: Option<Interface>,
-    /// State in connection tracking.
+    /// State of the packet in connection tracking.
     pub tracking: Tracking,
     /// True if the destination is decided, so that no further nat chain can translate it.
     pub destination_settled: bool,
@@ -177,12 +177,12 @@ impl Packet {
         matches!(self.tracking, Tracking::New | Tracking::Established)
     }
 
-    /// Returns the IP family.
+    /// Returns the IP family of the packet.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.destination)
     }
 
-    /// Returns the destination address and port.
+    /// Returns the packet's destination address and port.
     pub fn to(&self) -> SocketAddr {
         SocketAddr::new(self.destination, self.port)
     }

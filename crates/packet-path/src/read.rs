@@ -29,10 +29,10 @@ use crate::xtables::Xtables;
 /// a larger set, the answer is unknown.
 const MOST_LISTED: u32 = 4096;
 
-/// The iptables rules of one family.
+/// The iptables rules of one IP family.
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// Rules of each backend that has rules.
+    /// Rules of each iptables backend (legacy, nft) that has rules.
     pub backends: Vec<(Backend, Xtables)>,
     /// Dormant tables, which packets do not reach.
     pub dormant: Vec<DormantTable>,
@@ -352,8 +352,8 @@ impl LiveKernel {
         Ok(Some(found.unwrap_or_else(|| written(&type_name, key))))
     }
 
-    /// Returns the set's member that contains this key, such as a network. Returns `None` if the
-    /// set has no such member or is too large to list.
+    /// Returns the set's member that contains `key`, such as a network. Returns `None` if the set
+    /// has no such member or is too large to list.
     fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let entries = self.listed(set)?.unwrap_or_default();
         let found = entries.into_iter().find(|entry| holds(entry, key));

@@ -13,7 +13,8 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// Responses to all queries. An object that is missing here does not exist.
+/// Kernel state that responds to all queries of [`Kernel`]. An object that the snapshot lacks does
+/// not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Addresses of the node, each with its interface and network prefix.
@@ -21,13 +22,13 @@ pub struct Snapshot {
     /// Routes to other hosts: destination, interface, and next hop. The next hop is `None` if the
     /// destination is directly reachable.
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
-    /// Names of bridges.
+    /// Names of the interfaces that are bridges.
     pub bridges: HashSet<String>,
     /// Ipsets by name: type and members, in the format of `ipset save`.
     pub sets: HashMap<String, (String, Vec<String>)>,
-    /// Virtual servers.
+    /// IPVS virtual servers by key.
     pub servers: HashMap<ServiceKey, Server>,
-    /// Settings by name, such as `net/ipv4/ip_forward`.
+    /// Kernel settings by name, such as `net/ipv4/ip_forward`.
     pub settings: HashMap<String, String>,
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn read_all(tables: &Xtables) {
     }
 }
 
-/// The tables of one family and backend.
+/// The iptables tables of one IP family and backend.
 #[derive(Debug, Default)]
 pub struct Xtables {
     tables: Vec<Table>,
@@ -48,7 +48,7 @@ pub struct Xtables {
 #[derive(Debug)]
 struct Table {
     name: String,
-    /// Rules, one per line, grouped by chain.
+    /// Rules of the table, one per line, grouped by chain.
     text: String,
     chains: HashMap<Box<str>, Chain>,
 }

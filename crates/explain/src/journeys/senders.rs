@@ -150,7 +150,7 @@ impl SenderChoice<'_, '_> {
         })
     }
 
-    /// Returns the sender that has this address.
+    /// Returns the sender that has the address `address`.
     fn known(&self, address: IpAddr) -> Result<Sender, String> {
         let hop = self.hop(address)?;
         if hop.is_local && (hop.is_service || self.is_of_service(address)) {
@@ -248,8 +248,8 @@ impl SenderChoice<'_, '_> {
         super::nobodys(self.to.is_ipv4())
     }
 
-    /// Reports whether an address is a load-balancer address of one of these Services, and not the
-    /// node's own.
+    /// Reports whether an address is a load-balancer address of a known Service, and not the node's
+    /// own.
     fn is_of_service(&self, address: IpAddr) -> bool {
         let is_own = self.objects.node.addresses.contains(&address);
         let mut places = self.objects.places();
@@ -318,7 +318,7 @@ impl SenderChoice<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Reports whether none of these Services has this address.
+    /// Reports whether no known Service has the address `address`.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)

@@ -11,7 +11,7 @@ use http_server::text;
 
 use super::*;
 
-/// Locations for sockets that no other test uses. Dropping the value removes their folder.
+/// Locations for sockets that no other test uses. Dropping the value removes their directory.
 struct Own {
     root: PathBuf,
     places: SocketLocations,
@@ -26,7 +26,7 @@ impl Own {
         Self { root, places }
     }
 
-    /// Returns locations with a folder that cannot be created, so that only the abstract name
+    /// Returns locations with a directory that cannot be created, so that only the abstract name
     /// works.
     fn abstract_only(of: &str) -> Self {
         let mut own = Self::new(of);
@@ -124,7 +124,7 @@ async fn an_error_names_another_program_at_the_abstract_socket() {
     let refused = places.connect().unwrap_err().to_string();
     // A daemon that cannot bind the abstract name must not call the other process a kube-proxy.
     let taken = listen_words(&own.places);
-    // A daemon with a socket folder ignores the process that has the abstract name.
+    // A daemon with a socket directory ignores the process that has the abstract name.
     let with_folder = SocketLocations::of(&own.root.join("inspect"), &own.name());
     let server = start(with_folder.clone(), echo);
     let answer = ask(&with_folder, "/a").await;
@@ -156,7 +156,7 @@ async fn a_socket_folder_that_everyone_can_write_is_rejected() {
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let error = own.places.connect().unwrap_err().to_string();
     assert!(error.contains("others may write"), "{error}");
-    // The daemon also accepts a folder that already exists, such as a volume of its pod.
+    // The daemon also accepts a directory that already exists, such as a volume of its pod.
     let file = own.places.file().unwrap();
     fs::remove_file(&file).unwrap();
     let _other = start(own.places.clone(), echo);

@@ -16,7 +16,7 @@ use crate::service::counters;
 /// several addresses.
 const ADDRESSES_EACH: usize = 4;
 
-/// Sort order of the lists.
+/// Sort order of the lists of Service ports and endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     Connections,

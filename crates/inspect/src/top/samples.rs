@@ -28,7 +28,7 @@ pub(super) struct Sample {
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }
 
-/// Two consecutive samples.
+/// Two consecutive samples, from which rates are computed.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
     /// The previous sample, or `None` if `now` is the first sample.

@@ -25,7 +25,7 @@ const JOINED: usize = 256;
 enum Exit {
     /// The path continues with the next rule. After a chain, it continues in the calling chain.
     On,
-    /// The path returns to the calling chain.
+    /// The path returns to the chain that called the current chain.
     Return,
     /// The path leaves the base chain. `Branch::end` is set if the packet's path ends in this
     /// chain.

@@ -252,7 +252,7 @@ impl Run {
                 self.branch.packet.priority = priority;
                 ExpressionResult::On
             }
-            // Changes of all other metadata have no effect on the packet's path.
+            // Changes to all other metadata have no effect on the packet's path.
             _ => ExpressionResult::On,
         }
     }

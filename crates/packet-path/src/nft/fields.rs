@@ -50,7 +50,7 @@ impl Fields<'_> {
         (offset..offset.saturating_add(len)).map(byte).collect()
     }
 
-    /// Returns true if these bytes include addresses or ports.
+    /// Returns true if the `len` bytes at `offset` include addresses or ports.
     pub(super) fn leads(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
         let (first, behind) = match (base, self.0.family()) {
             (PayloadBase::Link, _) => return false,

@@ -11,7 +11,7 @@ use nftables_netlink::{
 use super::reader::{ObjectId, Reader};
 use super::sets;
 
-/// Tables with all their objects.
+/// Tables of nf\_tables with all their objects.
 #[derive(Debug, Clone, Default)]
 pub struct InMemoryTables {
     generation: u32,
@@ -19,7 +19,7 @@ pub struct InMemoryTables {
     hooked: Vec<HookedChain>,
     rules: HashMap<ObjectId, Vec<KernelRule>>,
     sets: HashMap<ObjectId, (KernelSet, Contents)>,
-    /// Number of queries.
+    /// Number of queries so far.
     pub asked: usize,
     /// Number of ruleset changes that the next queries simulate. Each query of the generation
     /// simulates one change, until this number is 0.

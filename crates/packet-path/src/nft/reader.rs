@@ -19,7 +19,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Returns the identity of the chain or set with this name in the same table.
+    /// Returns the identity of the chain or set `name` in the same table.
     #[must_use]
     pub fn beside(&self, name: &Name) -> Self {
         Self {

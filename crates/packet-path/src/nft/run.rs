@@ -22,11 +22,11 @@ pub(super) struct Evaluation<'a, R> {
 /// A rule during its evaluation on one path.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// Index of the next expression.
+    /// Index of the rule's next expression.
     pub(super) at: usize,
     pub(super) branch: Branch,
     pub(super) registers: Registers,
-    /// Effects of the rule so far.
+    /// Effects of the rule on the packet so far.
     pub(super) did: Vec<Effect>,
     /// Elements matched in anonymous sets, each with the index of its expression.
     pub(super) found: Vec<(usize, Element)>,
@@ -42,20 +42,20 @@ pub(super) struct Run {
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Change of the mark: the value before, and the value after.
+    /// Change of the packet's mark: the value before, and the value after.
     Mark(u32, u32),
-    /// New destination of the packet.
+    /// New destination address and port of the packet.
     Destination(IpAddr, u16),
-    /// Decision that the destination stays. Later rules cannot change it.
+    /// Decision that the packet keeps its destination. Later rules cannot change the destination.
     Kept,
     /// Redirection to this node: the node's address on the input interface, and the port. The
     /// address is `None` if the interface has no address.
     Redirected(Option<IpAddr>, u16),
-    /// New source of the packet.
+    /// New source address of the packet.
     Source(SourceNat),
-    /// Addition of an element to this set.
+    /// Addition of an element to the set with this name.
     Noted(nftables_netlink::Name),
-    /// Deletion of an element from this set.
+    /// Deletion of an element from the set with this name.
     Forgotten(nftables_netlink::Name),
     /// Exclusion of the packet from connection tracking.
     Untracked,
@@ -74,7 +74,7 @@ impl Effect {
 pub(super) enum RuleResult {
     /// The rule ended: without a match, after its last expression, or with a verdict.
     Ended(Box<Run>, Option<Verdict>),
-    /// The rule continues on each of these paths.
+    /// The rule splits, and continues on each of these paths.
     Fork(Vec<Run>),
 }
 
@@ -98,9 +98,9 @@ pub(super) enum ExpressionResult {
     On,
     Missed,
     Ended(Option<Verdict>),
-    /// The outcome is unknown, for this reason.
+    /// The expression's outcome is unknown, for this reason.
     Open(&'static str),
-    /// The outcome is unknown, because the expression is not supported.
+    /// The expression's outcome is unknown, because the expression is not supported.
     NotUnderstood,
     /// The expression changes the packet in an unknown way.
     Lost,

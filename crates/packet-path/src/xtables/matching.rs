@@ -11,7 +11,7 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// Result of matching a rule, with the set members that matched.
+/// Outcome of matching a packet against a rule, with the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RuleMatch {
     pub(super) how: MatchResult,
@@ -20,14 +20,14 @@ pub(super) struct RuleMatch {
     pub(super) is_new_client: bool,
 }
 
-/// Result of matching a rule.
+/// Outcome of matching a packet against a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MatchResult {
     No,
     Yes,
     /// The rule matches with this probability, less than 1.
     Chance(f64),
-    /// The outcome is unknown, for this reason.
+    /// The outcome of the rule is unknown, for this reason.
     Unknown(String),
 }
 
@@ -272,7 +272,8 @@ pub(super) fn marked_member(
     Ok(mark.map(|mark| (member, mark)))
 }
 
-/// Returns the key for a set of this type. Returns `None` if the packet cannot be a member.
+/// Returns the key for a set of the type `type_name`. Returns `None` if the packet cannot be a
+/// member.
 fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
     let unknown = || format!("sets of type {type_name} are not understood");
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-/// A rule: tests and a target.
+/// A rule of iptables: its tests and its target.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rule {
     /// Tests that a packet must all pass before the target applies.
@@ -26,21 +26,21 @@ pub(super) struct Test {
 /// A property that a rule can test.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Property {
-    /// Address in a network (`-s`, `-d`).
+    /// Network that must contain the source or destination address (`-s`, `-d`).
     Address(Side, IpNet),
     /// Name of an interface (`-i`, `-o`). A final `+` matches any suffix.
     Interface(Side, String),
-    /// IANA protocol number (`-p`).
+    /// IANA protocol number of the packet (`-p`).
     Protocol(u8),
-    /// Ports (`--sport`, `--dports`, ...).
+    /// Ranges that must contain the source or destination port (`--sport`, `--dports`, ...).
     Ports(PortSide, Vec<RangeInclusive<u16>>),
-    /// Connection states (`--ctstate`, `--state`).
+    /// Connection states, one of which the packet must have (`--ctstate`, `--state`).
     State(Vec<ConntrackState>),
     /// Direction in the connection (`--ctdir`), true for replies.
     IsAnswer(bool),
-    /// Address before translation (`--ctorigdst`, `--ctorigsrc`).
+    /// Network that must contain the address before translation (`--ctorigdst`, `--ctorigsrc`).
     OriginalAddress(Side, IpNet),
-    /// Destination port before translation (`--ctorigdstport`).
+    /// Range that must contain the destination port before translation (`--ctorigdstport`).
     OriginalPort(RangeInclusive<u16>),
     /// Value and mask of the packet's mark (`--mark`).
     Mark(u32, u32),
@@ -55,9 +55,9 @@ pub(super) enum Property {
     Set(String, Vec<Side>),
     /// Bridge ports (`--physdev-is-in` and similar options).
     Bridge(Bridge),
-    /// IPVS properties (`-m ipvs`).
+    /// IPVS properties that the packet must have (`-m ipvs`).
     Ipvs(Ipvs),
-    /// Probability of a match (`-m statistic`).
+    /// Probability with which the test passes (`-m statistic`).
     Chance(f64),
     /// List that must contain the source (`-m recent` with `--rcheck` or `--update`).
     Remembered(String),
@@ -84,7 +84,7 @@ pub(super) enum PortSide {
     Either,
 }
 
-/// State in connection tracking.
+/// State of a packet or connection in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConntrackState {
     New,
@@ -139,9 +139,9 @@ pub(super) enum Target {
     /// Redirection to this node, and to this port if one is given.
     Redirect(Option<u16>),
     NoTrack,
-    /// Named target that has no effect on the packet's path.
+    /// Target with this name, which has no effect on the packet's path.
     Harmless(String),
-    /// Calls this chain.
+    /// Calls this chain. The packet may return to the calling chain.
     Jump(String),
     /// Continues in this chain without returning.
     Goto(String),
@@ -149,7 +149,7 @@ pub(super) enum Target {
     Unknown(String),
 }
 
-/// Change of the marks of packets and connections.
+/// Change to the marks of packets and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionMark {
     Set { value: u32, mask: u32 },

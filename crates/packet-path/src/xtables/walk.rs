@@ -82,7 +82,7 @@ struct Frame<'a> {
 enum Next<'r> {
     /// The branch continues with the next rule.
     On,
-    /// The branch returns from the chain.
+    /// The branch returns to the calling chain.
     Return,
     /// The branch leaves the table.
     Leave,
@@ -375,7 +375,7 @@ impl Position<'_> {
     }
 }
 
-/// Parses a rule.
+/// Parses one line of `iptables-save` as a rule.
 pub(super) fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
     // Skips `-A` and the name of the chain.

@@ -18,7 +18,7 @@ use packet_path::{
 pub(crate) const NODE: &str = "192.168.99.10";
 pub(crate) const NODE6: &str = "fd00:99::10";
 
-/// Runs a test on a separate thread, in a new network namespace with this ruleset.
+/// Runs a test on a separate thread, in a new network namespace with the ruleset `rules`.
 pub(crate) fn with_rules<T: Send>(rules: &str, story: impl FnOnce(&mut Nftables) -> T + Send) -> T {
     in_namespace(|| {
         nft(&["-f", "-"], rules);
@@ -200,13 +200,13 @@ pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     told.collect()
 }
 
-/// Returns the outcomes of a packet in this ruleset.
+/// Returns the outcomes of a packet in the ruleset of `reader`.
 pub(crate) fn ask<R: Reader>(reader: &mut R, packet: &Packet) -> Vec<String> {
     let nft = Nft::read(reader, packet.family()).unwrap();
     outcomes(&journey(&nft, packet))
 }
 
-/// Returns the outcomes of a TCP packet from this sender.
+/// Returns the outcomes of a TCP packet from the sender `from`.
 pub(crate) fn tcp<R: Reader>(reader: &mut R, from: &str, to: &str) -> Vec<String> {
     ask(reader, &packet(6, from, to))
 }

@@ -7,7 +7,7 @@ use inet::Protocol;
 use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
-/// Builds a node whose filter table has these rules.
+/// Builds a node whose filter table has the rules `rules`.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - \
