@@ -16,7 +16,7 @@ pub trait Kinds: 'static {
     type Plan: Send + Sync + 'static;
 }
 
-/// Settings that all modes have.
+/// Settings that the engine needs in every mode.
 pub trait Config: Send + Sync + 'static {
     /// Returns the longest pause before the next attempt to read an unreadable part of the kernel's
     /// state.
@@ -49,7 +49,7 @@ pub trait Part: Copy + Eq + Send + 'static {
 /// A worker thread of a mode. It executes one step at a time.
 pub trait Lane: Copy + Eq + Send + 'static {
     /// All lanes (worker threads), in the order in which they start. The first lane has the most
-    /// urgent work: it writes changes of Services.
+    /// urgent work: it writes the changes that Services need.
     const ALL: &'static [Self];
 }
 
@@ -87,7 +87,7 @@ macro_rules! parts {
         lanes { $($(#[$about_lane:meta])* $lane:ident,)+ }
         parts { $($(#[$about_part:meta])* $part:ident on $reader:ident: $name:literal,)+ }
     ) => {
-        /// Worker thread of one IP family.
+        /// Worker thread of the mode, for one IP family.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Lane { $($(#[$about_lane])* $lane,)+ }
 

@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// Reports whether the first lane is idle. This lane writes changes of Services.
+    /// Reports whether the first lane is idle. This lane writes the changes that Services need.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Starts reading these parts of the kernel's state on a lane (worker thread).
+    /// Starts a read of some parts of the kernel's state on a lane (worker thread).
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,
@@ -70,7 +70,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Starts a step on a lane.
+    /// Starts a step on a lane (worker thread).
     pub(crate) fn step(
         &mut self,
         lane: LaneOf<S>,

@@ -26,7 +26,7 @@
 //! - when entries may be deleted;
 //! - when a Service is settled: the kernel has exactly the entries that the Service wants;
 //! - when to report drift, conflicts and unreadable parts;
-//! - since when changes are pending, and since when the mode makes no progress.
+//! - how long changes have been pending, and how long the mode has made no progress.
 //!
 //! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these types, so the
 //! components of a scheme can use the state without knowing the scheme.
@@ -44,7 +44,7 @@
 //!                      Scheme::is_settled(default/web)? ─▶ Report::settled ─▶ health, metrics, log
 //! ```
 //!
-//! # What a mode brings
+//! # What a mode provides
 //!
 //! - Tables of wanted and actual entries.
 //! - [Parts](Part) of the kernel's state, each read as a whole.
@@ -54,7 +54,7 @@
 //!
 //! IPVS mode:
 //!
-//! - tables: link, sets, members, servers, addresses, rules, leftovers
+//! - main tables: link, sets, members, servers, addresses, rules, leftovers
 //! - parts: servers, sets, addresses, rules
 //! - lanes: services, addresses, rules, reader
 //! - plan: netlink messages; queries: open connections, number of servers, a dump
@@ -62,7 +62,7 @@
 //!
 //! iptables mode:
 //!
-//! - tables: base, slots, chains, leftovers
+//! - tables: base, slots, chains, disordered chains, leftovers
 //! - parts: rules, addresses
 //! - lanes: rules, looks
 //! - plan: one `iptables-restore`; query: the canary
@@ -70,7 +70,7 @@
 //!
 //! nftables mode:
 //!
-//! - tables: base, node addresses, slots, members, chains, clients
+//! - tables: base, node addresses, slots, members, chains, clients, listeners
 //! - parts: its nftables table, addresses
 //! - lanes: table, looks
 //! - plan: one transaction; no query
@@ -101,7 +101,7 @@
 //! A scheme is pure, except for [`KernelAccess`]. Its only clock is [`State::now`], and it makes no
 //! system calls.
 //!
-//! If the kernel notifies a mode about changes of its rules, the mode requests reads in
+//! If the kernel notifies a mode about changes to its rules, the mode requests reads in
 //! [`Scheme::notice`] and none in [`check`](Scheme::check). A mode that forwards packets itself has
 //! a table of its sockets, which the engine never reads.
 //!
@@ -110,9 +110,9 @@
 //! Each mode does the following tasks itself. The engine does not, because the modes share little
 //! more than the name of each task:
 //!
-//! - The order of writes. The three lanes of IPVS mode wait for each other, entry by entry.
-//!   iptables mode writes one text, and finds rejected rules by halving the text. nftables mode
-//!   commits one transaction, in which the kernel names rejected objects. The redirects of
+//! - The order of writes. In IPVS mode, the three lanes that write wait for each other, entry by
+//!   entry. iptables mode writes one text, and finds rejected rules by halving the text. nftables
+//!   mode commits one transaction, in which the kernel names rejected objects. The redirects of
 //!   userspace mode wait until the listening ports have numbers. A common planner would need a
 //!   callback for each mode.
 //! - The recording of outcomes. IPVS mode and userspace mode get an outcome for each write.

@@ -15,16 +15,16 @@ use crate::state::State;
 /// State from which the engine derives conflicts, drift and lateness.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Time since which the kernel has had none of the wanted entries. `None` if the kernel has at
-    /// least one of them, or if no entry is wanted.
+    /// Start of the period in which the kernel has had none of the wanted entries. `None` if the
+    /// kernel has at least one of them, or if no entry is wanted.
     unserved: Option<Instant>,
     /// Version of the conflicts in the last report that listed them.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Updates the time since which the kernel has had none of the wanted entries. This time begins
-    /// when entries are first wanted, and not when the kernel refuses them.
+    /// Updates the start of the period in which the kernel has had none of the wanted entries. This
+    /// period begins when entries are first wanted, and not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
@@ -50,8 +50,8 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Fills in two times: since when the oldest change is pending, and since when the mode makes
-    /// no progress.
+    /// Adds two start times to `standing`: of the oldest pending change, and of the period in which
+    /// the mode has made no progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,

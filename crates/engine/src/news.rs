@@ -42,7 +42,7 @@ impl ReportDraft {
         }
     }
 
-    /// Records that the mode has written, or tried to write, entries of these Services.
+    /// Records that the mode has written, or tried to write, entries of the Services in `services`.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
             // Skips a repeated Service, because successive Service ports often belong to the same
@@ -57,7 +57,7 @@ impl ReportDraft {
         }
     }
 
-    /// Records that another program has changed entries of these Services.
+    /// Records that another program has changed entries of the Services in `services`.
     pub fn disturb(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
             self.awaited.insert(service.clone());
@@ -76,14 +76,14 @@ impl ReportDraft {
         !self.fresh.is_empty()
     }
 
-    /// Records that another program has changed an entry of this kind.
+    /// Records that another program has changed an entry of the kind `kind`.
     pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
         self.drift.add(kind, name);
         self.drifting.get_or_insert(now);
     }
 
-    /// Records that another program has changed these entries of a table. Marks the entries'
-    /// Services as disturbed.
+    /// Records that another program has changed entries of a table. Marks the entries' Services as
+    /// disturbed.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
         now: Instant,

@@ -10,7 +10,7 @@ use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// Settings type of a mode.
+/// Type of a mode's settings.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
 /// The lanes of a mode. A lane is a worker thread.
@@ -31,7 +31,7 @@ pub struct Step<S: Scheme> {
 }
 
 impl<S: Scheme> Step<S> {
-    /// A step without work.
+    /// Step with neither a plan nor a query.
     pub const NONE: Self = Self {
         plan: None,
         query: None,
@@ -48,13 +48,13 @@ pub enum Extent<'a> {
     First,
     /// All Services, because a fact that affects each of them has changed.
     All,
-    /// Only these Services, which have changed.
+    /// Only the Services in this set, which have changed.
     These(&'a HashSet<NamespacedName>),
 }
 
 impl Extent<'_> {
-    /// Returns these Services of the model, and deleted Services that still have claims. Sorts them
-    /// by name if they are few, so that the same changes lead to the same plans.
+    /// Returns the selected Services of the model, and deleted Services that still have claims.
+    /// Sorts them by name if they are few, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
@@ -77,13 +77,13 @@ impl Extent<'_> {
 /// Group that is affected while a part of the kernel's state is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients. Pending changes of this part of the kernel's state count as late, and as stuck if
-    /// they make no progress.
+    /// Clients are affected. Pending changes to this part of the kernel's state count as late, and
+    /// as stuck if they make no progress.
     Clients,
-    /// Clients, but only an operator can remove the cause. A restart would not help, so this part
-    /// of the kernel's state does not count as stuck.
+    /// Clients are affected, but only an operator can remove the cause. A restart would not help,
+    /// so this part of the kernel's state does not count as stuck.
     Operator,
-    /// Nobody in this configuration.
+    /// In this configuration, the part affects nobody.
     Nobody,
 }
 
@@ -92,7 +92,7 @@ pub enum Concern {
 pub trait Scheme: Sized + Send + 'static {
     /// The mode's types, which the components of the scheme use.
     type Kinds: Kinds;
-    /// Outcomes of all writes of a plan.
+    /// Outcomes of all writes in a plan.
     type Outcomes: Send + 'static;
     /// Content of a part of the kernel's state, as a lane (worker thread) has read it.
     type PartContent: Send + 'static;
@@ -225,7 +225,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// read returned.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Applies the outcomes of a plan.
+    /// Records the outcomes of a plan in the tables.
     fn settle(
         &mut self,
         state: &mut State<Self::Kinds>,

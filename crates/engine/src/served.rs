@@ -18,7 +18,7 @@ pub trait Served: Rows {
     /// Returns the number of entries that are wanted or exist.
     fn len(&self) -> usize;
 
-    /// Reports whether the table is empty.
+    /// Reports whether no entry is wanted or exists.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -17,7 +17,7 @@ const REREAD_PAUSE: Duration = Duration::from_millis(100);
 /// The engine's knowledge of one part of the kernel's state.
 struct Knowledge {
     look: ReadSchedule,
-    /// Time of the last successful write to this part of the kernel's state.
+    /// Time of the last successful write to the part.
     written: Option<Instant>,
 }
 
@@ -81,8 +81,8 @@ impl<K: Kinds> State<K> {
         self.may_delete
     }
 
-    /// Returns the choice whether unwanted entries count as late. While deletion is forbidden, they
-    /// do not.
+    /// Returns whether unwanted entries count as late. They do not count while their deletion is
+    /// forbidden.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -220,8 +220,8 @@ impl<K: Kinds> State<K> {
         has_changed
     }
 
-    /// Reports whether the kernel has reported this address as new since the last read of the
-    /// node's addresses.
+    /// Reports whether the kernel has reported `address` as new since the last read of the node's
+    /// addresses.
     pub fn is_arriving(&self, address: &IpAddr) -> bool {
         self.arriving.contains(address)
     }

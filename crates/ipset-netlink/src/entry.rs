@@ -141,16 +141,16 @@ impl FromStr for Mark {
 /// Option in front of the mark in an entry's text.
 const SKBMARK: &str = " skbmark ";
 
-/// An IP protocol number.
+/// Number of an IP protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {
-    /// TCP.
+    /// Protocol number of TCP.
     pub const TCP: IpProtocol = IpProtocol(6);
-    /// UDP.
+    /// Protocol number of UDP.
     pub const UDP: IpProtocol = IpProtocol(17);
-    /// SCTP.
+    /// Protocol number of SCTP.
     pub const SCTP: IpProtocol = IpProtocol(132);
 
     const ICMP: IpProtocol = IpProtocol(1);
@@ -285,8 +285,8 @@ impl Entry {
         }
     }
 
-    /// Returns true if a set of this type and family can hold the entry. A bitmap of ports has no
-    /// family.
+    /// Returns true if a set of the given type and family can hold the entry. A bitmap of ports has
+    /// no family.
     pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
         let EntryParts { ip, ip2, .. } = self.parts();
         let of_family = |ip: IpAddr| family == Some(Family::of(ip));
@@ -426,11 +426,11 @@ impl fmt::Display for Entry {
 pub struct Key {
     /// First address. In a set of networks, the address matches each network that contains it.
     pub ip: Option<IpAddr>,
-    /// Protocol of the port.
+    /// Protocol to which the port belongs.
     pub protocol: Option<IpProtocol>,
-    /// Port.
+    /// Port of the key.
     pub port: Option<u16>,
-    /// Second address.
+    /// Second address, for a type with two addresses.
     pub ip2: Option<IpAddr>,
 }
 
@@ -449,7 +449,7 @@ impl Key {
     }
 }
 
-/// Parts of an entry of any type.
+/// Parts that an entry of any type can have.
 #[derive(Default)]
 struct EntryParts {
     ip: Option<IpAddr>,
@@ -482,7 +482,7 @@ impl EntryParts {
         }
     }
 
-    /// Returns the entry of this type with these parts, or `None` if a part is missing.
+    /// Returns the entry of type `set_type` with these parts, or `None` if a part is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {
             return self.port.map(Entry::Port);

@@ -5,25 +5,25 @@ use netlink_batch::Malformed;
 use crate::wire::{command, errno};
 use crate::{Definition, Header};
 
-/// Reason why a call failed.
+/// Error of a call to [`Ipset`](crate::Ipset).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A set cannot have this name.
+    /// The name is not valid for a set.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
-        /// The name that the caller gave.
+        /// Invalid name that the caller gave.
         name: String,
         /// Reason why the name is invalid.
         fault: &'static str,
     },
-    /// The kernel has no ipset.
+    /// The kernel does not have ipset.
     #[error("the kernel has no ipset: run `modprobe ip_set` (CONFIG_IP_SET)")]
     NoIpset,
     /// The kernel does not support the set type.
     #[error("the kernel lacks the set type {type_name}: run `modprobe {module}`")]
     NoType {
-        /// Type name, such as `hash:ip,port`.
+        /// Name of the set type, such as `hash:ip,port`.
         type_name: &'static str,
         /// Name of the kernel module for the type.
         module: &'static str,
@@ -33,7 +33,7 @@ pub enum Error {
         "the kernel's {type_name} wants revision {min} or newer, this program speaks up to {ours}"
     )]
     Revision {
-        /// Type name, such as `hash:ip,port`.
+        /// Name of the set type, such as `hash:ip,port`.
         type_name: &'static str,
         /// Oldest revision that the kernel accepts.
         min: u8,
@@ -45,11 +45,11 @@ pub enum Error {
         "the kernel's {type_name} has no marks (skbinfo): it has revision {max}, and {since} is needed (Linux 3.18)"
     )]
     NoMarks {
-        /// Type name, such as `hash:ip,port`.
+        /// Name of the set type, such as `hash:ip,port`.
         type_name: &'static str,
         /// Newest revision that the kernel supports.
         max: u8,
-        /// First revision with marks.
+        /// First revision in which entries can have marks.
         since: u8,
     },
     /// The kernel and this crate have no protocol version in common.
@@ -76,7 +76,7 @@ pub enum Error {
     Refused {
         /// Action that the kernel refused, such as `create` or `list`.
         action: &'static str,
-        /// Name of the set.
+        /// Name of the set that the action concerned.
         name: String,
         /// Reason why the kernel refused.
         reason: Reason,
@@ -89,7 +89,7 @@ pub enum Error {
     Unknown {
         /// Action that may have taken effect.
         action: &'static str,
-        /// Name of the set.
+        /// Name of the set that the action concerned.
         name: String,
     },
     /// The kernel's reply is malformed.
@@ -97,7 +97,7 @@ pub enum Error {
     Answer {
         /// Action to which the kernel replied.
         action: &'static str,
-        /// Missing or malformed part.
+        /// Part of the reply that is missing or malformed.
         fault: &'static str,
     },
     /// The netlink socket failed, or the process lacks a privilege such as `CAP_NET_ADMIN`.
@@ -115,10 +115,10 @@ impl From<Malformed> for Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// No set has that name.
+    /// No set has the given name.
     #[error("there is no set of that name")]
     NoSuchSet,
-    /// A set with this name already exists.
+    /// Another set already has the given name.
     #[error("a set of that name exists")]
     NameTaken,
     /// The name is empty, contains a NUL, or is longer than 31 bytes.
@@ -156,7 +156,7 @@ pub enum Reason {
     /// protocol versions.
     #[error("the kernel found the message malformed")]
     Protocol,
-    /// `CAP_NET_ADMIN` is missing.
+    /// The process lacks `CAP_NET_ADMIN`.
     #[error("not permitted: CAP_NET_ADMIN is needed")]
     NotPermitted,
     /// The kernel is out of memory.

@@ -18,20 +18,20 @@ const NFGENMSG: usize = 4;
 /// A set type that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
-    /// Type `hash:ip`.
+    /// Type `hash:ip`, whose entries are addresses.
     HashIp,
-    /// Type `hash:ip,port`.
+    /// Type `hash:ip,port`, whose entries have an address, a protocol and a port.
     HashIpPort,
-    /// Type `hash:ip,port,ip`.
+    /// Type `hash:ip,port,ip`, whose entries have two addresses, a protocol and a port.
     HashIpPortIp,
-    /// Type `hash:ip,port,net`.
+    /// Type `hash:ip,port,net`, whose entries have an address, a protocol, a port and a network.
     HashIpPortNet,
     /// Type `bitmap:port`, whose entries are ports without protocol and address.
     BitmapPort,
 }
 
 impl SetType {
-    /// All set types.
+    /// All set types that this crate supports.
     pub const ALL: [SetType; 5] = [
         SetType::HashIp,
         SetType::HashIpPort,
@@ -40,7 +40,7 @@ impl SetType {
         SetType::BitmapPort,
     ];
 
-    /// Returns the kernel's name for the type, such as `hash:ip,port`.
+    /// Returns the kernel's name for the set type, such as `hash:ip,port`.
     pub const fn name(self) -> &'static str {
         match self {
             SetType::HashIp => "hash:ip",
@@ -110,9 +110,9 @@ impl fmt::Display for SetType {
 /// Address family of the entries in a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// IPv4 addresses (`inet`).
     Inet,
-    /// IPv6.
+    /// IPv6 addresses (`inet6`).
     Inet6,
 }
 
@@ -366,7 +366,7 @@ impl fmt::Display for Definition {
 pub struct Header {
     /// Name of the set. Bytes that are not valid UTF-8 are replaced.
     pub name: String,
-    /// The kernel's name for the type, such as `hash:ip,port`.
+    /// The kernel's name for the set type, such as `hash:ip,port`.
     pub type_name: String,
     /// Revision of the set type that was used to create the set.
     pub revision: u8,
@@ -471,7 +471,7 @@ impl fmt::Display for Header {
 /// A set in the kernel, with its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Header of the set.
+    /// Name, definition and other properties of the set.
     pub header: Header,
     /// Entries of the set, in no meaningful order.
     pub entries: Vec<Entry>,
@@ -526,7 +526,7 @@ impl Set {
     }
 }
 
-/// Attributes of one message.
+/// Attributes of one message, by kind.
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,

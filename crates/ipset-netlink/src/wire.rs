@@ -27,7 +27,7 @@ pub(crate) mod command {
 /// of several bytes, and for each address.
 pub(crate) const NET_BYTEORDER: u16 = 1 << 14;
 
-/// Attributes of a command.
+/// Attributes of a command or its reply (`IPSET_ATTR_*`).
 pub(crate) mod attr {
     pub(crate) const PROTOCOL: u16 = 1;
     pub(crate) const SETNAME: u16 = 2;
@@ -66,7 +66,7 @@ pub(crate) mod data {
     pub(crate) const SKBMARK: u16 = 27;
 }
 
-/// Attributes inside an address.
+/// Attributes inside an address attribute (`IPSET_ATTR_IPADDR_*`).
 pub(crate) mod address {
     pub(crate) const IPV4: u16 = 1;
     pub(crate) const IPV6: u16 = 2;

@@ -129,7 +129,7 @@ pub trait Definition: Sync {
         None
     }
 
-    /// Returns the watch of ServiceCIDRs that the mode needs with these flags.
+    /// Returns the watch of ServiceCIDRs that the mode needs with the given flags.
     fn service_cidrs(&self, _flags: &Flags) -> ServiceCidrWatch {
         ServiceCidrWatch::Off
     }
@@ -223,7 +223,7 @@ pub trait Opened: OpenedKernel {
 
 /// A typed variant of [`Opened`], which creates the proxiers of a mode and their preview.
 pub(super) trait IntoProxiers: OpenedKernel + Sized + 'static {
-    /// The mode for one family.
+    /// Type of the mode for one family.
     type Proxier: Mode + 'static;
 
     /// Creates one mode for each family (see [`Opened::into_modes`]).
@@ -248,7 +248,7 @@ impl<T: IntoProxiers> Opened for T {
     }
 }
 
-/// Inputs for starting a mode.
+/// Inputs for the start of a mode.
 pub struct Start<'a> {
     /// Settings with only the options that this node supports. So they may differ from the settings
     /// with which the mode opened the kernel.
@@ -289,7 +289,7 @@ pub enum ModuleNeed {
     Some,
 }
 
-/// Returns these modules, all with the same need.
+/// Returns `names` as modules, all with the same need.
 pub(super) fn modules<'a>(
     names: &'a [&'static str],
     need: ModuleNeed,
@@ -328,7 +328,7 @@ pub struct Periods {
     pub min_sync: (&'static str, Duration),
 }
 
-/// Inputs for the values of kernel settings.
+/// Inputs from which the values of kernel settings are computed.
 pub struct Facts<'a> {
     /// Settings of all modes, with the chosen mode.
     pub settings: &'a Settings,

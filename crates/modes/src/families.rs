@@ -12,12 +12,12 @@ use tracing::{info, warn};
 /// Reason why the daemon does not serve IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// Purpose for which the kernel is opened.
+/// Purpose for which a mode opens the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reads and writes. The kernel may load missing modules.
     Write,
-    /// Only reads. Changes nothing in the kernel.
+    /// Reads only. The mode changes nothing in the kernel.
     Read,
 }
 
@@ -47,14 +47,14 @@ pub struct SkippedFamily {
 }
 
 impl SkippedFamily {
-    /// Returns the family and the reason.
+    /// Returns the skipped family, and the reason why the node cannot serve it.
     pub fn told(&self) -> (IpFamily, String) {
         (self.family, self.reason.clone())
     }
 }
 
-/// Frequency of a reason on healthy nodes: usual (`Yes`) or unusual (`No`). Only an unusual reason
-/// causes a warning. A missing IPv6 is usual.
+/// Frequency with which healthy nodes skip a family for some reason: usual (`Yes`) or unusual
+/// (`No`). Only an unusual reason causes a warning. A missing IPv6 is usual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,
@@ -168,8 +168,8 @@ pub fn require(left_out: &[SkippedFamily], family: IpFamily) -> Result<()> {
     }
 }
 
-/// Reports whether the setting `disable_ipv6` of an interface disables this family. Returns `None`
-/// if the interface does not exist.
+/// Reports whether the setting `disable_ipv6` of an interface disables `family`. Returns `None` if
+/// the interface does not exist.
 pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     if family == IpFamily::V4 {
         return Some(false);

@@ -2,7 +2,7 @@
 
 use footprint::Footprints;
 
-/// Footprints of all modes.
+/// Footprints of all modes in this build.
 pub const ALL: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
     &proxy_iptables::FOOTPRINT,

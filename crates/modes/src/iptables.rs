@@ -45,7 +45,7 @@ const MODULES: &[&str] = &[
     "xt_tcpudp",
 ];
 
-/// Definition of iptables mode.
+/// Zero-sized type that implements [`Definition`] for iptables mode.
 pub(super) struct IptablesMode;
 
 impl Definition for IptablesMode {

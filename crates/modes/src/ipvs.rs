@@ -53,7 +53,7 @@ const OF_SETS: &[&str] = &[
 /// lean shim.
 const OF_MARKS: &[&str] = &["iptable_mangle", "ip6table_mangle"];
 
-/// Definition of IPVS mode.
+/// Zero-sized type that implements [`Definition`] for IPVS mode.
 pub(super) struct IpvsMode;
 
 impl Definition for IpvsMode {

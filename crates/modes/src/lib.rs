@@ -37,7 +37,7 @@ impl ProxyMode {
     /// All modes. The default mode is the first.
     pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
 
-    /// Returns the definition of the mode.
+    /// Returns the mode's implementation of [`Definition`].
     pub fn definition(self) -> &'static dyn Definition {
         match self {
             Self::Iptables => &iptables::IptablesMode,
@@ -89,7 +89,7 @@ impl ProxyMode {
         Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
 
-    /// Returns all modes except this mode.
+    /// Returns all modes of this build, except `self`.
     pub fn others(self) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |other| *other != self)
     }

@@ -44,20 +44,20 @@ pub trait ModeLabels: Debug + Send + Sync {
 /// Extent of a sync, from small to large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncExtent {
-    /// The sync wrote only changes.
+    /// The sync wrote only changes to the previous state.
     Partial,
     /// The sync compared the whole state with the kernel.
     Full,
 }
 
 impl SyncExtent {
-    /// Returns the extent of a sync.
+    /// Returns `Full` if `is_full` is true, or else `Partial`.
     pub const fn of(is_full: bool) -> Self {
         if is_full { Self::Full } else { Self::Partial }
     }
 }
 
-/// Label with the IP family.
+/// Label of a metric with the IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FamilyLabels {
     /// IP family: `IPv4` or `IPv6`.
@@ -73,7 +73,7 @@ pub struct TableLabels {
     pub table: &'static str,
 }
 
-/// Returns the label for a family.
+/// Returns the label for the IP family `family`.
 pub fn of(family: IpFamily) -> FamilyLabels {
     let ip_family = match family {
         IpFamily::V4 => "IPv4",
@@ -82,7 +82,7 @@ pub fn of(family: IpFamily) -> FamilyLabels {
     FamilyLabels { ip_family }
 }
 
-/// Sets a gauge to a count.
+/// Sets `gauge` to the number `count`.
 pub fn set(gauge: &Gauge, count: usize) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
 }

@@ -34,7 +34,7 @@ const MODULES: &[&str] = &[
     "nft_numgen",
 ];
 
-/// Definition of nftables mode.
+/// Zero-sized type that implements [`Definition`] for nftables mode.
 pub(super) struct NftablesMode;
 
 impl Definition for NftablesMode {

@@ -40,7 +40,7 @@ pub struct Preview {
 /// State of another program that makes the kernel reject writes at a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// Kind of the state, such as `sets`.
+    /// Kind of the other program's state, such as `sets`.
     pub kind: &'static str,
     /// Sentences with the finding, its consequence, and the next step for the operator.
     pub message: String,
@@ -57,14 +57,14 @@ pub struct CurrentEntryCount {
     pub entries: usize,
 }
 
-/// One change of an entry.
+/// Change to one entry that a mode would make.
 #[derive(Debug, Clone, Serialize)]
 pub struct Change {
     /// Scope of the change: `node`, `IPv4` or `IPv6`.
     pub of: String,
     /// Kind of the entry, such as `virtual servers` or `rules`.
     pub kind: &'static str,
-    /// Action: adding, changing or removing the entry.
+    /// Effect of the change: adding, changing or removing the entry.
     pub action: Action,
     /// Description of the change, as one line.
     pub write: String,
@@ -101,7 +101,7 @@ pub enum Action {
 }
 
 impl Change {
-    /// Returns the change of a kernel setting.
+    /// Returns the change to a kernel setting.
     pub fn setting(setting: Setting) -> Self {
         Self {
             of: NODE.to_owned(),
@@ -122,7 +122,8 @@ impl Change {
         Self::told(of, lane, "rules", line)
     }
 
-    /// Returns a change of this kind. The first word of `line` determines the action.
+    /// Returns a change of an entry of the kind `kind`. The first word of `line` determines the
+    /// action.
     pub fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
         let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
         let action = match verb {
@@ -131,7 +132,7 @@ impl Change {
             _ => Action::Change,
         };
         // A write of an existing chain flushes the chain and fills it again. The preview reports
-        // this as a change of the chain.
+        // this as a change to the chain.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -151,7 +152,7 @@ impl Change {
         }
     }
 
-    /// Returns a change of one entry of this kind.
+    /// Returns a change of one entry of the kind `kind`.
     pub(super) fn of_entry(
         of: IpFamily,
         lane: &'static str,
@@ -209,7 +210,7 @@ pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 pub struct PlanPreview {
     /// Number of writes to the kernel.
     pub writes: usize,
-    /// Changes of entries that the plan makes.
+    /// Changes to entries that the plan makes.
     pub changes: Vec<Change>,
 }
 

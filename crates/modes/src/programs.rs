@@ -9,7 +9,7 @@ use tracing::debug;
 use super::families::Access;
 use super::settings::Settings;
 
-/// The iptables programs of this node.
+/// Finder of the iptables programs on this node. It searches at the first use.
 pub struct Programs {
     /// Backend in `--iptables-backend`, or `None` if the daemon chooses the backend.
     forced: Option<Backend>,

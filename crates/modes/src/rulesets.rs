@@ -41,8 +41,8 @@ pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     }
 }
 
-/// Returns a stream of notices that another program may have changed this table. The caller must
-/// run in a tokio runtime. If the subscription fails, the stream logs the error and ends.
+/// Returns a stream of notices that another program may have changed `table`. The caller must run
+/// in a tokio runtime. If the subscription fails, the stream logs the error and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -79,7 +79,8 @@ pub(super) fn follow(
     Ok(notices.boxed())
 }
 
-/// Subscribes to the tables of a mode in these families. Each table has its own subscription.
+/// Subscribes to the nftables tables of `mode` in each of the families. Each table has its own
+/// subscription.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -105,12 +106,12 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
     }
 }
 
-/// State of the events about one table.
+/// State of the events that a subscription has received about one table.
 #[derive(Debug)]
 struct TableEvents {
     family: IpFamily,
     table: &'static str,
-    /// True if an event of the current transaction has reported a change of the table.
+    /// True if an event of the current transaction has reported a change to the table.
     is_touched: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Settings of the modes, read from flags: settings that all modes share, and a part for each mode.
 //!
-//! Equal settings open equal modes. So after a change of the configuration file, the daemon reopens
+//! Equal settings open equal modes. So after a change to the configuration file, the daemon reopens
 //! the modes only if the settings differ. The flags of all modes are checked, not only those of the
 //! chosen mode.
 
@@ -36,7 +36,7 @@ pub enum ProxyMode {
     Iptables,
     /// Virtual servers of IPVS, with a shim of rules.
     Ipvs,
-    /// One nftables table for each family.
+    /// One nftables table for each IP family.
     Nftables,
     /// A relay in this process, to which rules redirect packets.
     Userspace,

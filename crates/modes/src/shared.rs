@@ -43,7 +43,7 @@ pub struct Shared {
     pub masquerade_all: bool,
     /// Number of the packet mark's bit for masquerading, 0 to 31. For IPVS and iptables mode.
     pub masquerade_bit: u8,
-    /// Choice of the iptables programs.
+    /// Backend of the iptables programs, as `--iptables-backend` selects it.
     pub iptables_backend: IptablesBackend,
     /// Networks whose virtual servers belong to other programs and are kept
     /// (`--ipvs-exclude-cidrs`). IPVS mode uses this setting. A mode that removes the entries of an
@@ -56,7 +56,8 @@ pub struct Shared {
 /// Value of `--iptables-backend`: a choice of iptables programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// The backend that the node already uses. If the node uses no backend, a backend that works.
+    /// The backend that the node already uses. If the node uses none yet, a backend that works on
+    /// the node.
     Auto,
     /// The legacy backend, with `iptables-legacy-restore` and its related programs.
     Legacy,
@@ -102,7 +103,7 @@ impl Shared {
     }
 
     /// Returns the address in `--bind-address` if it is a specific address (not `0.0.0.0` or `::`)
-    /// of this family.
+    /// of the family `family`.
     pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)

@@ -25,7 +25,7 @@ use opened::{Redirector, Userspace};
 /// Kernel modules that the mode's rules need.
 const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
-/// Definition of userspace mode.
+/// Zero-sized type that implements [`Definition`] for userspace mode.
 pub(super) struct UserspaceMode;
 
 impl Definition for UserspaceMode {

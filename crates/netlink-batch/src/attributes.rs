@@ -42,9 +42,9 @@ pub enum Malformed {
     Size {
         /// Kind of the attribute without flag bits, or 0 for a fixed header.
         kind: u16,
-        /// Number of bytes that the type needs.
+        /// Number of bytes that the attribute's type needs.
         expected: usize,
-        /// Number of bytes received.
+        /// Number of bytes in the received attribute.
         actual: usize,
     },
     /// A string attribute that is not UTF-8.
@@ -68,7 +68,7 @@ pub enum Malformed {
         kind: u16,
         /// Name of the attribute in the kernel's header.
         name: &'static str,
-        /// The invalid value.
+        /// Invalid value of the attribute.
         value: u64,
     },
     /// Error from a library that could not decode a message.

@@ -54,7 +54,7 @@ impl Batch {
         Self::default()
     }
 
-    /// Returns the number of messages.
+    /// Returns the number of messages in the batch.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
@@ -192,7 +192,7 @@ impl Writer<'_> {
         self.bytes.get_mut(at..at + len).unwrap_or_default()
     }
 
-    /// Writes an attribute with this payload.
+    /// Writes an attribute of the kind `kind` with the payload `payload`.
     pub fn attr(&mut self, kind: u16, payload: &[u8]) {
         self.attribute(kind, |writer| writer.bytes.extend_from_slice(payload));
     }

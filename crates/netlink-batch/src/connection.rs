@@ -20,7 +20,7 @@ pub struct Buffers {
     /// Size of the buffer for replies. If the buffer is too small, the kernel drops replies
     /// ([`Reply::Unknown`]).
     pub receive: usize,
-    /// Size of the buffer for one send.
+    /// Size of the buffer for messages to the kernel, which limits one send.
     pub send: usize,
 }
 

@@ -9,12 +9,12 @@ use crate::protocol::Protocol;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The socket could not be opened.
+    /// The system could not open a socket of the protocol.
     #[error("cannot open a {protocol} socket: {source}; is the protocol built into this kernel?")]
     Open {
         /// Protocol of the socket.
         protocol: Protocol,
-        /// Error of the kernel.
+        /// The system's error for the failed call.
         source: io::Error,
     },
     /// The process lacks the privilege that the operation needs.
@@ -30,13 +30,13 @@ pub enum Error {
     Io {
         /// Failed operation: `send` or `receive`.
         doing: &'static str,
-        /// Error of the kernel.
+        /// The system's error for the failed call.
         source: io::Error,
     },
     /// The table changed during every attempt of a dump, so no result is consistent.
     #[error("the kernel's table changed during each of {attempts} dumps; try again later")]
     Interrupted {
-        /// Number of attempts.
+        /// Number of attempts to dump the table.
         attempts: u32,
     },
     /// The kernel refused the request.

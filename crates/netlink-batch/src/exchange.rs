@@ -47,7 +47,7 @@ const DUMP_ATTEMPTS: u32 = 6;
 /// Pause before the second attempt of a dump. The pause doubles before each further attempt.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// One attempt of a dump.
+/// State of one attempt to dump a table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempt {
     /// True if the kernel reported a concurrent change.
@@ -108,11 +108,11 @@ fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Ma
 
 /// Result of one read from the socket's receive queue.
 enum QueueRead {
-    /// `Exchange::datagram` now has a datagram.
+    /// A datagram has arrived. It is in `Exchange::datagram`.
     Datagram,
     /// The kernel has dropped replies (`ENOBUFS`), or a datagram was larger than the buffer.
     Loss,
-    /// The queue is empty.
+    /// The queue has no datagram.
     Empty,
 }
 
@@ -120,7 +120,7 @@ enum QueueRead {
 pub(crate) struct Exchange<L> {
     pub(crate) link: L,
     protocol: Protocol,
-    /// Sequence number of the next message.
+    /// Sequence number for the next message.
     pub(crate) sequence: u32,
     /// Maximum number of bytes in one send. This number decreases if the socket accepts less.
     chunk_bytes: usize,

@@ -46,7 +46,7 @@ impl<T, R> fmt::Debug for Lane<T, R> {
 }
 
 impl<T: 'static, R: Send + 'static> Lane<T, R> {
-    /// Creates a lane on this worker's thread.
+    /// Creates a lane on the thread of `worker`.
     pub fn new(worker: Worker<T>) -> Self {
         Self {
             thread: Thread::Worker(worker),

@@ -40,7 +40,7 @@ pub struct Replies {
     pub lost: bool,
 }
 
-/// Received messages in one buffer.
+/// Messages received from the kernel, in one buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dump {
     bytes: Vec<u8>,

@@ -6,12 +6,12 @@
 
 use std::mem;
 
-/// One row of a table.
+/// One row of a table: its claims and its actual value.
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Number of the epoch (time interval) in which the row became pending. 0 if the row is not
-    /// pending, or if the table excuses it from counting as late.
+    /// Number of the epoch (time interval) in which the row became pending. The number is 0 for a
+    /// row that is not pending, or that the table excuses from counting as late.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted value.
@@ -173,7 +173,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Converts the row to the compact form if possible: the row must have one claim, and its
+    /// Converts the row to the compact form if possible. The row must have one claim, and its
     /// actual value must be absent or equal to the wanted value.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content

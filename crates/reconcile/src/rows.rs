@@ -7,19 +7,20 @@ use crate::table::{Removals, Table};
 
 /// Functions of a [`Table`] that are independent of the types of its entries.
 pub trait Rows {
-    /// See [`Table::begin`].
+    /// Sets the current time. See [`Table::begin`].
     fn begin(&mut self, now: Instant);
-    /// See [`Table::count_removals`].
+    /// Sets whether unwanted entries count as late. See [`Table::count_removals`].
     fn count_removals(&mut self, removals: Removals);
-    /// See [`Table::pending_len`].
+    /// Returns the number of pending keys. See [`Table::pending_len`].
     fn pending_len(&self) -> usize;
-    /// See [`Table::failing_len`].
+    /// Returns the number of pending keys whose last write failed. See [`Table::failing_len`].
     fn failing_len(&self) -> usize;
-    /// See [`Table::as_wanted_len`].
+    /// Returns the number of keys whose entries are as wanted. See [`Table::as_wanted_len`].
     fn as_wanted_len(&self) -> usize;
-    /// See [`Table::pending_since`].
+    /// Returns the time at which the oldest pending row became pending. See
+    /// [`Table::pending_since`].
     fn pending_since(&self) -> Option<Instant>;
-    /// See [`Table::next_retry`].
+    /// Returns the time of the next retry after `now`. See [`Table::next_retry`].
     fn next_retry(&self, now: Instant) -> Option<Instant>;
 }
 

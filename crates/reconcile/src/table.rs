@@ -71,10 +71,10 @@ impl<K> PendingRows<K> {
     }
 }
 
-/// Reason for a change of a claimed value.
+/// Reason why an owner's claimed value changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimOrigin {
-    /// The owner wants another value.
+    /// The owner wants a different value.
     New,
     /// The value follows from a write or from an observed entry.
     Follows,
@@ -237,7 +237,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Readers of contested keys use only the owners. So a change of the value alone leaves the
+        // Readers of contested keys use only the owners. So a change to the value alone leaves the
         // version unchanged.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
@@ -258,7 +258,7 @@ where
         }
     }
 
-    /// Restores the invariants of one key after a change of its row.
+    /// Restores the invariants of one key after its row has changed.
     fn settle(&mut self, key: &K) {
         let Some(row) = self.rows.get_mut(key) else {
             return;
@@ -538,7 +538,7 @@ where
         self.rows.len() - self.pending.len()
     }
 
-    /// Returns the number of wanted keys.
+    /// Returns the number of keys with a wanted value.
     pub fn wanted_len(&self) -> usize {
         self.wanted_len
     }

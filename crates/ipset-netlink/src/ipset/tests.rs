@@ -22,7 +22,7 @@ const PLAIN: [(&str, SetType, Family); 10] = [
     ("marks6", SetType::HashIpPort, Family::Inet6),
 ];
 
-/// Returns the message that `ipset restore` sent for this command and this set.
+/// Returns the message that `ipset restore` sent for the command `command` and the set `set`.
 fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
     let named = |payload: &[u8]| {
         let name = Attributes::after(4, payload)

@@ -21,15 +21,15 @@ const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 /// Entries to add to one set, or to delete from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
-    /// Name of the set.
+    /// Name of the set to change.
     pub set: &'a str,
-    /// Choice between adding and deleting the entries.
+    /// Action on the entries: adding or deleting.
     pub action: Action,
     /// Entries to add or delete.
     pub entries: &'a [Entry],
 }
 
-/// Action of a change on its entries.
+/// Choice between adding and deleting entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Add the entries. The set may already have some of them.

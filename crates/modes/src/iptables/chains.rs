@@ -36,7 +36,7 @@ impl Chains {
         chains
     }
 
-    /// Returns the change that a write of this chain makes: the rules that it adds and removes.
+    /// Returns the change that a write of `chain` makes: the rules that it adds and removes.
     pub(super) fn change(&self, of: IpFamily, chain: WrittenChain, line: String) -> Change {
         let WrittenChain {
             table,

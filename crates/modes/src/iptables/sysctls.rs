@@ -28,7 +28,7 @@ pub(super) static ROWS: &Rows<Context> = &[
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Reports whether NodePorts on 127.0.0.1 need this setting.
+/// Reports whether NodePorts on 127.0.0.1 need the setting `row`.
 pub(super) fn is_for_localhost(row: &SysctlRow) -> bool {
     row.path == ROUTE_LOCALNET
 }

@@ -165,7 +165,7 @@ fn counted(
     if depth == Depth::Servers {
         return Ok((whole, Vec::new()));
     }
-    // If the virtual server was deleted meanwhile, the list is empty.
+    // If the virtual server was deleted after the first dump, the list is empty.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let zero = Some(0);
     (whole.active, whole.inactive, whole.persistent) = (zero, zero, zero);

@@ -19,7 +19,7 @@ use crate::metrics::{ModeLabels, SyncExtent};
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,
-    /// Root folder of the kernel's files.
+    /// Root directory of the kernel's files.
     root: PathBuf,
 }
 

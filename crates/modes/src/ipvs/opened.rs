@@ -301,7 +301,7 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     }
 }
 
-/// Returns the changes of a plan, one for each write. `entry` returns the name of the entry that a
+/// Returns the changes in a plan, one for each write. `entry` returns the name of the entry that a
 /// write changes.
 fn plan_changes(
     of: IpFamily,

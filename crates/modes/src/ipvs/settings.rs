@@ -38,7 +38,7 @@ const SEMANTICS: [(&str, bool); 2] = [("upstream", false), ("exact", true)];
 pub struct Settings {
     /// IPVS scheduler of virtual servers whose Service names no scheduler.
     pub scheduler: String,
-    /// Timeouts of IPVS connections.
+    /// Timeouts of IPVS connections (`--ipvs-tcp-timeout` and similar flags).
     pub timeouts: Timeouts,
     /// Shim: the rules that IPVS mode needs besides IPVS itself.
     pub shim: ShimChoice,
@@ -50,7 +50,7 @@ pub struct Settings {
     pub service_cidrs: Vec<IpNet>,
     /// Semantics: the rules by which IPVS mode chooses endpoints and source addresses.
     pub semantics: Semantics,
-    /// True if service addresses reply to `ping`.
+    /// True if the node replies to `ping` at service addresses.
     pub answers_ping: bool,
 }
 

@@ -3,14 +3,17 @@
 use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 
-/// Upper bounds of a histogram's buckets.
+/// Choice of the upper bounds of a histogram's buckets.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
-    /// From 1 ms to 16 s. Each bound is twice the previous bound.
+    /// Buckets for the durations of syncs, from 1 ms to 16 s. Each bound is twice the previous
+    /// bound.
     Sync,
-    /// In steps of 0.25 s, then of 1 s, 5 s and 30 s, up to 5 minutes.
+    /// Buckets for network programming latencies: in steps of 0.25 s, then of 1 s, 5 s and 30 s, up
+    /// to 5 minutes.
     NetworkProgramming,
-    /// From 0.25 ms to 33 s. Each bound is twice the previous bound.
+    /// Buckets for programming durations, from 0.25 ms to 33 s. Each bound is twice the previous
+    /// bound.
     Programming,
     /// Buckets of client-go for request durations, in seconds.
     Request,

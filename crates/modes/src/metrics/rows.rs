@@ -8,7 +8,7 @@ use prometheus_client::registry::{Metric, Registry};
 /// A registry, with the number of its metrics at each stability level.
 #[derive(Default)]
 pub struct Rows {
-    /// Registry of the metrics.
+    /// Registry to which the metrics are added.
     pub registry: Registry,
     /// Number of metrics at each stability level.
     pub counts: BTreeMap<&'static str, u64>,

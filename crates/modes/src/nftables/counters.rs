@@ -74,7 +74,8 @@ fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(CounterSample<'
 /// Numbers of flows, by the client's destination and the endpoint.
 type Flows = HashMap<(At, SocketAddr), u64>;
 
-/// Returns the numbers of flows to these addresses, from one walk through the conntrack table.
+/// Returns the numbers of flows to the addresses in `of`, from one walk through the conntrack
+/// table.
 fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| at.protocol);

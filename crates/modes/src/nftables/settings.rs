@@ -22,13 +22,14 @@ const CHOICES: [(&str, LayoutChoice); 3] = [
     ("flat", LayoutChoice::Always(Layout::Flat)),
 ];
 
-/// Choice of the table's layout.
+/// Value of `--nftables-layout`: the choice of the table's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutChoice {
-    /// The number of Service ports decides ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). If
-    /// the kernel lacks a feature for the layout `flat`, the layout is always upstream's.
+    /// The number of Service ports decides the layout
+    /// ([`LayoutSizes::AUTO`](proxy_nftables::LayoutSizes)). If the kernel lacks a feature for the
+    /// layout `flat`, the layout is always upstream's.
     Auto,
-    /// This layout, for any number of Service ports.
+    /// The table always has this layout, for any number of Service ports.
     Always(Layout),
 }
 
@@ -68,7 +69,7 @@ impl Settings {
         })
     }
 
-    /// Returns the treatment of NodePorts on localhost in a family. A relay serves them if the
+    /// Returns the policy for NodePorts on localhost in a family. A relay serves them if the
     /// feature gate is on and `--nodeport-addresses` has a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {

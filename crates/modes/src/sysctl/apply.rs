@@ -29,7 +29,7 @@ pub enum Origin {
     },
 }
 
-/// Outcome of a write of the settings.
+/// Outcome of writing the kernel settings.
 #[derive(Debug, Default)]
 pub struct ApplyOutcome {
     /// Names of the settings that were written.
@@ -50,7 +50,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Returns the row of the setting.
+    /// Returns the properties of the setting.
     pub fn row(&self) -> &'static SysctlRow {
         self.row
     }

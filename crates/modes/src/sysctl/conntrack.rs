@@ -6,8 +6,8 @@ use super::machine::Machine;
 use super::row::{AcceptableValue, OnReadOnly, Rows, SysctlRow, WantedSetting, wanted};
 use super::settings::Conntrack;
 
-/// Upstream's upper bound of entries, for the product of `--conntrack-max-per-core` and the number
-/// of CPUs.
+/// Upstream's upper bound for the product of `--conntrack-max-per-core` and the number of CPUs, in
+/// conntrack entries.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
 /// Inputs from which the kernel settings of connection tracking are computed.
@@ -88,7 +88,7 @@ static ROWS: &Rows<Context> = &[
     ),
 ];
 
-/// Returns the settings with the wanted values.
+/// Returns the kernel settings of connection tracking, with their wanted values.
 pub fn settings(asked: Conntrack, machine: Machine) -> Vec<WantedSetting> {
     wanted(ROWS, Some(&(asked, machine)))
 }

@@ -12,9 +12,9 @@ pub struct SysctlErrors(pub Vec<SysctlError>);
 /// Failure to read or write a kernel setting.
 #[derive(Debug)]
 pub struct SysctlError {
-    /// Row of the setting that failed.
+    /// Properties of the setting that could not be read or written.
     pub row: &'static SysctlRow,
-    /// Wanted value of the setting.
+    /// Value that the daemon wanted to write.
     pub(super) value: u64,
     pub(super) found: String,
     pub(super) source: io::Error,

@@ -8,7 +8,8 @@ use std::path::Path;
 pub struct SysctlRow {
     /// Path of the setting's file, relative to the root directory.
     pub path: &'static str,
-    /// Current values that the daemon leaves unchanged.
+    /// Current values of the setting that are good enough, so that the daemon leaves them
+    /// unchanged.
     pub enough: AcceptableValue,
     /// Effect of a failed write on a read-only file system.
     pub on_read_only: OnReadOnly,
@@ -16,16 +17,17 @@ pub struct SysctlRow {
     pub off: Option<&'static str>,
     /// Purpose of the setting.
     pub need: Need,
-    /// Treatment of the setting when the mode no longer needs it.
+    /// Action of the daemon when the mode no longer needs the setting: keep the value, or restore
+    /// the old value.
     pub end: End,
 }
 
 /// Current values of a setting that the daemon leaves unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptableValue {
-    /// Only the wanted value.
+    /// Only the wanted value is good enough.
     Exactly,
-    /// The wanted value, and every larger value.
+    /// The wanted value and every larger value are good enough.
     AtLeast,
 }
 
@@ -33,33 +35,33 @@ pub enum AcceptableValue {
 /// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
-    /// The write counts as failed.
+    /// The failed write counts as an error.
     Fails,
-    /// The write only causes a warning.
+    /// The failed write only causes a warning.
     Warns,
 }
 
 /// Purpose of a setting, from the most important to the least important.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// Correct service without harm to other hosts: the mode needs the setting for both. If the
-    /// daemon cannot write the setting, the start fails, and the entries of another mode continue
-    /// to serve.
+    /// The mode needs the setting to serve correctly without harm to other hosts. If the daemon
+    /// cannot write the setting, the start fails, and the entries of another mode continue to
+    /// serve.
     ///
     /// If this mode has served on this node before, the start continues without the setting,
     /// because the mode then serves as before.
     Mode,
-    /// A single feature. Without the setting, the daemon disables this feature.
+    /// A single feature needs the setting. Without the setting, the daemon disables this feature.
     Part {
         /// Consequence of the missing setting, for the operator.
         then: &'static str,
     },
-    /// Better behaviour. Without the setting, everything still works.
+    /// The setting improves the behaviour. Without the setting, everything still works.
     Comfort,
 }
 
 impl Need {
-    /// Describes the consequence of settings with this need that cannot be written.
+    /// Describes the consequence if a setting with this need cannot be written.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before and continues unchanged",
@@ -69,18 +71,18 @@ impl Need {
     }
 }
 
-/// Treatment of a setting when the mode no longer needs it.
+/// Action of the daemon on a setting that the mode no longer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The setting stays, because open connections may rely on it.
     Stays,
-    /// The daemon restores the old value.
+    /// The daemon restores the setting's old value.
     IsSetBack {
         /// Description of the wanted value, for the operator.
         wanted: &'static str,
         /// Flag or configuration field that requires the setting.
         by: &'static str,
-        /// The kernel's default value.
+        /// The kernel's default value of the setting.
         default: u64,
     },
 }
@@ -88,7 +90,7 @@ pub enum End {
 /// A setting with the value that a mode needs.
 #[derive(Debug)]
 pub struct WantedSetting {
-    /// Properties of the setting.
+    /// Properties of the setting, without its value.
     pub row: &'static SysctlRow,
     /// Wanted value, or `None` to leave the setting unchanged.
     pub value: Option<u64>,

@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Setting {
     /// Name of the setting in sysctl(8), or its path.
     pub name: String,
-    /// Current value in the kernel.
+    /// Current value of the setting in the kernel.
     pub found: String,
-    /// Value that the mode needs.
+    /// Value of the setting that the mode needs.
     pub wanted: String,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use flags::Flags;
 use flags::unusable_flag::UnusableFlag;
 
-/// Kernel settings that flags request by name.
+/// Kernel settings for which flags give the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
     /// Requested settings of connection tracking.
@@ -20,7 +20,7 @@ pub struct Settings {
 pub struct Conntrack {
     /// Largest number of conntrack entries for each CPU.
     pub max_per_core: u32,
-    /// Lower bound of the limit of conntrack entries, if `max_per_core` is not zero.
+    /// Lower bound for the maximum number of conntrack entries, if `max_per_core` is not zero.
     pub min: u32,
     /// Timeout of idle TCP connections that are established.
     pub tcp_established: Duration,
