@@ -32,11 +32,11 @@ pub struct Footprint {
     pub prefixes: &'static [(Table, &'static str)],
     /// The mode's rules in built-in chains, which jump to the mode's own chains.
     pub jumps: &'static [Jump],
-    /// Beginnings of the comments that older versions wrote on rules in built-in chains.
+    /// Prefixes of the comments that older versions of the mode wrote on rules in built-in chains.
     pub older_comments: &'static [&'static str],
     /// Names of the mode's nftables tables in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
-    /// Function that returns the ipsets of the mode in an IP family.
+    /// Function that returns the mode's ipsets of an IP family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
     /// Function that returns the name of the mode's set of cluster IPs in an IP family: an ipset,
     /// or a set in the mode's nftables table. It returns `None` if the mode has no such set.
@@ -47,8 +47,8 @@ pub struct Footprint {
     pub virtual_servers: Option<VirtualServers>,
     /// Receiver of the packets that the mode's entries redirect.
     pub served_by: ServedBy,
-    /// Causes (Kubernetes objects and flags) of the mode's chains, and of the objects in its
-    /// nftables tables.
+    /// Kubernetes objects and flags that cause the mode's chains, and the objects in its nftables
+    /// tables.
     pub origins: &'static [Origin],
 }
 
@@ -105,7 +105,7 @@ pub struct Link {
     pub origin: &'static str,
 }
 
-/// Properties by which the cleanup recognises a mode's virtual servers, in addition to links and
+/// Properties by which the cleanup recognizes a mode's virtual servers, in addition to links and
 /// sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {

@@ -32,13 +32,13 @@ struct Chains {
     holds: BTreeMap<String, String>,
 }
 
-/// Choice of what to do with a chain to which a rule of another program jumps.
+/// Treatment of a leftover chain to which a rule of another program jumps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferencedChain {
-    /// Keep the chain, but remove its rules.
+    /// The removal keeps the chain, but removes its rules.
     Keep,
-    /// Try to delete the chain. The kernel rejects this, so that the caller reports the chain and
-    /// retries later.
+    /// The removal also tries to delete the chain. The kernel refuses the deletion, so the caller
+    /// reports the chain and retries later.
     Delete,
 }
 
@@ -92,7 +92,7 @@ impl Finder {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Examines an entry of a table: a chain or a rule.
+    /// Examines an entry of a table, which is a chain or a rule.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -191,7 +191,7 @@ impl Leftovers {
         })
     }
 
-    /// Reports whether all leftover chains may belong to this mode.
+    /// Reports whether each leftover chain has a name that this mode uses.
     pub fn are_of(&self, mode: &Footprint) -> bool {
         let mut chains = self.chains();
         chains.all(|(table, name)| mode.has_chain(table, name))

@@ -51,11 +51,11 @@ impl Origin {
     }
 }
 
-/// A chain of the iptables table nat.
+/// Kind of the chains in the iptables table nat.
 pub const NAT: Space<'static> = Space::Iptables("nat");
-/// A chain of the iptables table filter.
+/// Kind of the chains in the iptables table filter.
 pub const FILTER: Space<'static> = Space::Iptables("filter");
-/// A chain of the iptables table mangle.
+/// Kind of the chains in the iptables table mangle.
 pub const MANGLE: Space<'static> = Space::Iptables("mangle");
 
 // Texts of origins that several modes use.
@@ -85,11 +85,11 @@ pub const ENDPOINTS: &str = "EndpointSlices: endpoints that are ready";
 /// Origin of entries that contain endpoints on this node.
 pub const LOCAL_ENDPOINTS: &str =
     "EndpointSlices: endpoints of this node; internalTrafficPolicy or externalTrafficPolicy: Local";
-/// Origin of entries for traffic from outside the cluster.
+/// Origin of entries for external traffic to Services.
 pub const OUTSIDE: &str = "Services: externalTrafficPolicy";
 /// Origin of rules that accept forwarded traffic.
 pub const FORWARD: &str = "kube-proxy: lets traffic of Services pass";
-/// Origin of the first chains that packets pass.
+/// Origin of the base chains, which packets pass first.
 pub const ENTRY: &str = "kube-proxy: where packets come in";
 /// End of the origin text for each rule that redirects packets to a port on which the daemon
 /// listens.

@@ -6,7 +6,7 @@ use iptables::Iptables;
 /// Variant in which a mode runs on this node, and the kernel features that it uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uses {
-    /// Choices that make up the variant, such as `shim upstream` or `scheduler rr`.
+    /// Settings that make up the variant, such as `shim upstream` or `scheduler rr`.
     pub forms: Vec<String>,
     /// The iptables backend of the mode's rules, with the reason why it was chosen. `None` if the
     /// mode has no iptables rules.
@@ -20,14 +20,14 @@ pub struct Uses {
 /// A kernel feature that a mode uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelFeature {
-    /// IPVS with a scheduler.
+    /// IPVS, with the scheduler that the mode uses.
     Ipvs {
         /// Name of the scheduler.
         scheduler: String,
     },
-    /// ipset in the kernel.
+    /// Support for ipsets in the kernel.
     Ipset,
-    /// nf_tables in the kernel.
+    /// Support for nf_tables in the kernel.
     NfTables,
     /// iptables rules of this backend, `nft` or `legacy`.
     Iptables(String),

@@ -2,7 +2,7 @@
 //! from local pods. This module contains the iptables rules. The module [`nft`] contains the rules
 //! of nf_tables.
 //!
-//! Other programs use some of these chains by name, and jump to them.
+//! Other programs know the names of some of these chains, and jump to them.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
 

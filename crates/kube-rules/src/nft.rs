@@ -1,7 +1,7 @@
 //! Rules of nf_tables for one IP family, in the kernel's expressions as `nft` 1.0.6 encodes them.
 //!
 //! Other versions of `nft` encode some rules differently. If a rule in the kernel has another
-//! encoding, the mode treats it as a rule of another program, and replaces it once.
+//! encoding, the mode treats the rule as one that another program wrote, and replaces it once.
 
 mod interval;
 mod marks;
@@ -47,7 +47,7 @@ const fn after(bytes: usize) -> Register {
     }
 }
 
-/// A side of a packet.
+/// Side of a packet whose address a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The source of the packet.
@@ -79,12 +79,12 @@ pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Po
 /// dport`.
 pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
 
-/// The sense of a comparison.
+/// Condition under which a comparison or look-up in a set matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
-    /// Matches if the values are equal, or if the set contains the value.
+    /// The packet matches if the values are equal, or if the set contains the value.
     Is,
-    /// Matches if the values differ, or if the set does not contain the value.
+    /// The packet matches if the values differ, or if the set does not contain the value.
     IsNot,
 }
 
@@ -104,7 +104,7 @@ impl Sense {
     }
 }
 
-/// Returns the type of a family's addresses.
+/// Returns the data type of addresses of a family.
 pub fn address_type(of: IpFamily) -> DataType {
     match of {
         IpFamily::V4 => DataType::Ipv4Addr,
@@ -274,7 +274,8 @@ impl Line {
             .look_up(set, sense.membership())
     }
 
-    /// Matches addresses of this node: `fib saddr type local`.
+    /// Matches packets whose source or destination is an address of this node: `fib saddr type
+    /// local`.
     pub fn of_this_node(self, side: Side) -> Self {
         self.push([fib_type(side), compare(Comparison::Equal, number(LOCAL))])
     }
@@ -344,8 +345,8 @@ impl Line {
         }])
     }
 
-    /// Replaces the source address with the node's address: `masquerade`, `masquerade
-    /// fully-random`.
+    /// Replaces the source address with the node's address: `masquerade`, or `masquerade
+    /// fully-random` for a random source port.
     pub fn masquerade(self, port: SourcePort) -> Self {
         let flags = match port {
             SourcePort::Kept => 0,
@@ -371,7 +372,7 @@ impl Line {
         self.push([Expression::Reject { kind, code: 0 }])
     }
 
-    /// Applies a verdict: `drop`, `jump CHAIN`, ...
+    /// Applies a verdict, such as `drop` or `jump CHAIN`.
     pub fn verdict(self, verdict: Verdict) -> Self {
         self.push([Expression::Verdict(verdict)])
     }

@@ -11,19 +11,19 @@
 //!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
-//! - the API server's address and port: a node that redirects packets to this address could never
-//!   receive a correction of the Service;
-//! - an external IP, at ports of another Service's load balancer with the same address;
+//! - the API server's address and port: a node that redirected packets for this address would lose
+//!   the API server, and so would never receive a correction of the Service;
+//! - an external IP, at each port that another Service's load balancer serves at the same address;
 //! - an external IP that belongs to this node, at the node ports of other Services.
 //!
 //! So an address that the API server or a controller has assigned takes precedence over an address
 //! that a user has chosen.
 //!
-//! The model serves the Service without its refused addresses. It decides again whenever a cluster
+//! The model removes the refused addresses from the Service. It decides again whenever a cluster
 //! IP, a load balancer's address, a node port or an address of this node appears or disappears. So
 //! the result does not depend on the order of events.
 //!
-//! Then the model reduces the Service to its [limits](crate::limits).
+//! Then the model applies its [limits](crate::limits) to the Service.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -59,9 +59,9 @@ impl AddressRules {
 /// Field of a Service that contains an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressField {
-    /// Field `spec.externalIPs`.
+    /// The field `spec.externalIPs`.
     ExternalIps,
-    /// Field `status.loadBalancer.ingress`.
+    /// The field `status.loadBalancer.ingress`.
     Ingress,
 }
 
@@ -80,14 +80,15 @@ impl AddressField {
 pub enum Refusal {
     /// The address is another Service's cluster IP.
     ClusterIp,
-    /// The API server uses this address, at this port.
+    /// Clients reach the API server at the address, on this port.
     ApiServer(u16),
     /// No allowed network contains the address.
     NotAllowed,
-    /// Another Service's load balancer has this address and port. A controller assigned the load
-    /// balancer's address, but a user chose the external IP.
+    /// The address is also that of another Service's load balancer, which serves this port and
+    /// protocol. A controller assigned the load balancer's address, but a user chose the external
+    /// IP.
     LoadBalancer(u16, Protocol),
-    /// The address belongs to this node, and the port is another Service's node port. The API
+    /// The address belongs to this node, and this port is another Service's node port. The API
     /// server assigned the node port to that Service alone.
     NodePort(u16, Protocol),
 }
@@ -132,8 +133,8 @@ pub(crate) struct Admission {
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs the model must check again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses to check again. For such an address, the model rechecks every Service that lists
-    /// it.
+    /// Addresses to check again. The model rechecks every Service that lists one of these
+    /// addresses.
     doubted: HashSet<IpAddr>,
     /// Version number of the decisions. Increases whenever a decision may have changed.
     version: u64,
@@ -148,7 +149,7 @@ struct RestrictedService {
     cut: RemovedParts,
 }
 
-/// Subtracts one from the count of a key. Removes the key if its count is then zero.
+/// Subtracts one from the count of a key. Removes the key once its count is zero.
 fn release<K: Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;
@@ -194,7 +195,7 @@ impl Admission {
         all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))
     }
 
-    /// True if the model has reduced a Service to the limits.
+    /// True if the model has removed parts of this Service that exceed the limits.
     pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
         let held = self.refused.get(name);
         held.is_some_and(|held| held.cut != RemovedParts::default())
@@ -216,7 +217,7 @@ impl Admission {
     }
 
     /// Returns the Services that list this external or load-balancer address, in arbitrary order.
-    /// Includes Services for which the model refused the address.
+    /// Includes Services to which the model refuses the address.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
@@ -231,14 +232,13 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns a Service as it was before the model removed the parts that it does not serve. The
-    /// argument is the Service that the model serves.
+    /// Returns the original of the Service `served`, before the model removed parts.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// True if `given` equals the original of this served Service, before the model removed parts.
+    /// True if `given` equals the original of the Service `served`, before the model removed parts.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
@@ -445,7 +445,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Keeps an external IP if at least one port of the Service is still served at this IP.
+        // Keeps an external IP if it still serves at least one port of the Service.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {

@@ -27,10 +27,10 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
-    /// Times of the events that caused changes of slices. A deleted slice has no such time, because
-    /// its annotation contains the time of an earlier change.
+    /// Times of the events that caused changes to slices. A deletion adds no time, because the
+    /// annotation of a deleted slice contains the time of an earlier change.
     pub triggers: Vec<Trigger>,
-    /// Known objects that a new list lacked, with one entry for each such list.
+    /// Known objects that a new list lacked, with one entry per list.
     pub vanished: Vec<MissingObjects>,
 }
 
@@ -65,9 +65,9 @@ impl Extend<IpFamily> for FamilySet {
 /// A changed EndpointSlice, and the time of the event that caused the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
-    /// Service of the slice.
+    /// Service to which the slice belongs.
     pub service: NamespacedName,
-    /// Family of the slice.
+    /// IP family of the slice.
     pub family: IpFamily,
     /// Time of the event, from the slice's annotation
     /// ([`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger)).
@@ -142,7 +142,7 @@ impl Changes {
         self.left.entry(name).or_default().extend(left);
     }
 
-    /// Adds later changes to these changes.
+    /// Adds the changes in `later` to these changes.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,

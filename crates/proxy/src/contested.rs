@@ -2,7 +2,7 @@
 //!
 //! * addresses that the model refuses;
 //! * addresses that belong to the node;
-//! * parts above the limits;
+//! * parts that exceed the limits;
 //! * options that the node ignores.
 
 use std::cmp::Ordering;
@@ -30,9 +30,9 @@ pub struct Contested {
 pub enum ContestedPart {
     /// An address, the field of the Service that contains it, and the reason.
     Address(IpAddr, AddressField, ContestReason),
-    /// Part of the Service above the limits.
+    /// A part of the Service that exceeds the limits.
     TooLarge(OverLimit),
-    /// An ignored option.
+    /// An option of the Service that this node ignores.
     Option(IgnoredOption),
 }
 
@@ -127,7 +127,8 @@ impl Contested {
         }
     }
 
-    /// True if the proxy does not serve the part. False if the proxy serves it despite the reason.
+    /// True if the proxy does not serve the part. False if the proxy serves the part despite the
+    /// reason.
     pub fn is_refused(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) | ContestedPart::Option(_) => true,
@@ -135,7 +136,8 @@ impl Contested {
         }
     }
 
-    /// Describes the action that the Service wants, such as `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the action that the Service requests, such as `serve 192.0.2.1
+    /// (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(

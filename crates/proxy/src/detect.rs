@@ -13,6 +13,6 @@ pub enum LocalDetector {
     /// Detection by the bridge on which packets arrive, for the mode `BridgeInterface`.
     Bridge(String),
     /// Detection by the name of the interface on which packets arrive (mode `InterfaceNamePrefix`).
-    /// The text is the beginning of the name.
+    /// The text is the prefix of the name.
     InterfacePrefix(String),
 }

@@ -1,8 +1,8 @@
-//! A change of one kernel entry, in the syntax of the kernel's tools.
+//! A change to one kernel entry, in the syntax of the kernel's tools.
 
 use crate::names::ServicePortName;
 
-/// A change of one kernel entry as text: the state before and after the change.
+/// A change to one kernel entry, as text: the entry's attributes before and after the change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryChange {
     /// Name of the entry, such as `10.96.0.1:443/TCP` or `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.

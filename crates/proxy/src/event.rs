@@ -1,4 +1,4 @@
-//! Events of a source: the API watch, or a folder of manifests.
+//! Events of a source: the API watch, or a directory of manifests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub enum Kind {
     Service,
     /// EndpointSlices (discovery.k8s.io/v1).
     EndpointSlice,
-    /// Nodes (v1), only this node's object.
+    /// Nodes (v1). The source watches only this node's object.
     Node,
     /// ServiceCIDRs (networking.k8s.io/v1), if the mode needs them.
     ServiceCidr,
@@ -46,13 +46,13 @@ impl Kind {
 ///
 /// The source sends a `ListComplete` without a `ListStarted` in two cases:
 ///
-/// * Every file has become readable. This `ListComplete` is whole.
+/// * Every manifest file has become readable. This `ListComplete` is whole.
 /// * A server does not serve an optional kind (ServiceCIDRs). This `ListComplete` is not whole.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A list of this kind begins.
+    /// A list of all objects of this kind begins.
     ListStarted(Kind),
-    /// The source has sent all objects of the list.
+    /// A list has ended: the source has sent all its objects.
     ListComplete {
         /// Kind of the listed objects.
         kind: Kind,
@@ -66,9 +66,9 @@ pub enum Event {
     ServiceApplied(Service),
     /// A Service was deleted, or this proxy no longer has to serve it.
     ServiceDeleted(NamespacedName),
-    /// A slice was added or changed.
+    /// An EndpointSlice was added or changed.
     SliceApplied(EndpointSlice),
-    /// The slice with this name was deleted, or this proxy no longer has to serve it.
+    /// The EndpointSlice with this name was deleted, or this proxy no longer has to serve it.
     SliceDeleted(NamespacedName),
     /// The Node object of this node was added or changed.
     NodeApplied(Node),

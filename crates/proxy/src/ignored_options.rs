@@ -29,7 +29,8 @@ impl IgnoredOption {
     }
 }
 
-/// Options that this node supports: those of the mode, without the values that the kernel lacks.
+/// Options that this node supports: the options of its mode, except for the values that the kernel
+/// does not support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
     /// Name of the mode.

@@ -1,8 +1,8 @@
 //! Limits on the kernel entries of one Service.
 //!
 //! A Service object of 90 KB can contain 5,000 external IPs and 100 ports. In IPVS mode, such a
-//! Service needs 500,000 virtual servers on every node. So two products are limited for each
-//! Service and IP family:
+//! Service needs 500,000 virtual servers on every node. So each Service has limits on two products,
+//! in each IP family:
 //!
 //! | product | entries |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! Other modes write each endpoint only once. They have the same limits, so that every mode serves
 //! the same part of a Service.
 //!
-//! Addresses above a limit are not served:
+//! Addresses that exceed a limit are not served:
 //!
 //! - Addresses are kept in this order: the cluster IP, NodePorts, load-balancer addresses, external
 //!   IPs. Within each kind, the order is that of the object.
@@ -43,12 +43,12 @@ pub const MAX_DESTINATIONS: usize = 100_000;
 /// kernel memory (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// Largest number of endpoints of one Service port in one IP family. This is ten times the number
-/// with which Kubernetes is tested. A limit is necessary, because the kernel searches all
-/// destinations of a virtual server for each added destination.
+/// Largest number of endpoints of one Service port in one IP family. Kubernetes is tested with a
+/// tenth of this number. A limit is necessary, because the kernel searches all destinations of a
+/// virtual server for each added destination.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// Largest number of addresses × ports, of one Service in one IP family, with which
+/// Largest number of addresses × ports of one Service, in one IP family, up to which the limit
 /// [`MAX_DESTINATIONS_OF_FEW`] applies.
 pub const FEW_FRONTENDS: usize = 16;
 
@@ -62,7 +62,8 @@ fn max_destinations(frontends: usize) -> usize {
     }
 }
 
-/// The part of a Service above the limits, in one IP family. The proxy does not serve this part.
+/// The part of a Service that exceeds the limits, in one IP family. The proxy does not serve this
+/// part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// The IP family that exceeds the limits.
@@ -135,14 +136,15 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // Checks each IP family separately: the sum may be large although each family is small.
+    // Checks each IP family separately: both families together may exceed a limit although neither
+    // family does.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == RemovedParts::default() && copy == *service
     }
 }
 
-/// Removes the excess from a Service. Costs O(addresses + slices).
+/// Removes from a Service all parts that exceed the limits. Costs O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedParts {
     // Always keeps the cluster IP and, if the Service has NodePorts, the node's addresses.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
@@ -207,8 +209,8 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
     cut
 }
 
-/// Keeps only the first `most` addresses of an IP family. Returns the number of kept addresses and
-/// the number of removed addresses.
+/// Keeps only the first `most` addresses of an IP family. Returns the numbers of kept and removed
+/// addresses.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -55,8 +55,8 @@ pub trait Mode: Send {
     /// once all worker threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Becomes ready when [`book`](Self::book) has a result, because a worker thread has finished
-    /// or a change needs no write. While the mode is idle, returns `Pending` and wakes no task.
+    /// Becomes ready when [`book`](Self::book) has a result: a worker thread has finished, or a
+    /// change needs no write. While the mode is idle, returns `Pending` and wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
     /// Records the finished work of worker threads. Returns a report, or `None` if there is no
@@ -82,7 +82,7 @@ pub trait Mode: Send {
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
     /// Returns the addresses and ports of Services that another program owns in the kernel. This
-    /// mode writes no entries for these addresses. Empty by default.
+    /// mode writes no entries for these addresses. Returns an empty list by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -98,8 +98,8 @@ pub trait Mode: Send {
         None
     }
 
-    /// Returns the number of draining endpoints, and details of at most `named` endpoints. Empty if
-    /// the mode does not track the connections of removed endpoints.
+    /// Returns the number of draining endpoints, and details of at most `named` endpoints. Returns
+    /// an empty result if the mode does not track the connections of removed endpoints.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
@@ -112,7 +112,7 @@ pub struct Drains {
     pub count: usize,
     /// Start of the oldest drain, or `None` if no start is known.
     pub oldest: Option<Instant>,
-    /// The first draining endpoints, by address.
+    /// Details of the first draining endpoints by address.
     pub first: Vec<DrainingEndpoint>,
     /// Longest duration of a drain, or `None` if a drain lasts until the last connection ends.
     pub limit: Option<Duration>,
@@ -152,14 +152,13 @@ pub struct Standing {
     /// Time of the oldest change that the kernel does not have yet. Ignores an entry whose write
     /// failed for a reason that affects only this entry. The report's `failures` list such entries.
     pub pending_since: Option<Instant>,
-    /// Time since which pending changes make no progress. This is the later of two times: the last
-    /// successful write, and the oldest pending change. `None` if no pending change affects
-    /// clients.
+    /// Start of the period without progress on pending changes: the last successful write or the
+    /// oldest pending change, whichever is later. `None` if no pending change affects clients.
     pub stuck_since: Option<Instant>,
     /// True if no write is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state. Their write is pending or was refused,
-    /// or they wait for other entries or for the initial lists.
+    /// Number of entries that differ from the wanted state. Includes entries whose write was
+    /// refused, and entries that wait for other entries or for the initial lists.
     pub pending: usize,
     /// Number of pending entries whose last write the kernel refused.
     pub failing: usize,
@@ -206,9 +205,9 @@ pub struct Report {
     pub unmarked: Vec<ServicePortName>,
     /// Entries that another program had changed and the mode has repaired.
     pub drift: Drift,
-    /// Numbers of rules for the metrics of iptables mode.
+    /// Rule counts for the metrics of iptables mode.
     pub iptables: Option<IptablesReport>,
-    /// Numbers of failures for the metrics of nftables mode.
+    /// Failure counts for the metrics of nftables mode.
     pub nftables: Option<NftablesReport>,
     /// True if this work temporarily needed much memory, because the mode read or compared the
     /// kernel's state, or wrote many entries.
@@ -233,12 +232,12 @@ impl Report {
 pub struct Unreadable {
     /// The part's name, such as `the virtual servers`.
     pub part: &'static str,
-    /// Reason, with advice for the operator.
+    /// Reason why the mode cannot read the part, with advice for the operator.
     pub reason: String,
 }
 
 impl Unreadable {
-    /// Creates the error of a part that cannot be read.
+    /// Creates the record of a part that cannot be read.
     pub fn new(part: &'static str, reason: impl fmt::Display) -> Self {
         let reason = reason.to_string();
         Self { part, reason }
@@ -263,7 +262,7 @@ pub struct Drift(BTreeMap<&'static str, DriftedEntries>);
 pub struct DriftedEntries {
     /// Number of drifted entries.
     pub count: usize,
-    /// Names of the first [`Drift::NAMED`] entries.
+    /// Names of the first [`Drift::NAMED`] drifted entries.
     pub first: Vec<String>,
 }
 
@@ -309,8 +308,8 @@ pub struct IptablesReport {
     /// Number of wanted rules in the tables filter and nat, in this order. Ignores rules in chains
     /// of other programs.
     pub wanted: [usize; 2],
-    /// Number of rules in filter and nat that this sync wrote. `None` if it wrote none, because the
-    /// kernel already had all rules.
+    /// Number of rules in the tables filter and nat that this sync wrote. `None` if the kernel
+    /// already had all rules.
     pub written: Option<[usize; 2]>,
     /// True if the sync compared all rules with the kernel's rules. False if it only wrote changes.
     pub is_full: bool,
@@ -336,11 +335,11 @@ pub struct NftablesReport {
 /// A failed write. Its display text is one line for the operator's log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failure {
-    /// The entry, such as `virtual server 10.0.0.1:80/TCP`.
+    /// The entry whose write failed, such as `virtual server 10.0.0.1:80/TCP`.
     pub object: String,
     /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
-    /// Reason, from the kernel where possible, with advice for the operator.
+    /// Reason for the failure, from the kernel where possible, with advice for the operator.
     pub reason: String,
 }
 

@@ -430,7 +430,8 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Returns this name. If the model already has it, the returned name shares the model's memory.
+    /// Returns `name`. If the model already stores an equal name, the returned name shares its
+    /// memory.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 pub use inet::{IpFamily, Protocol};
 
-/// Namespace and name of an object, as `namespace/name`. A clone costs little.
+/// Namespace and name of an object, as `namespace/name`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName(Arc<str>);
 

@@ -63,12 +63,12 @@ pub struct Service {
     pub internal_local: bool,
     /// True if external traffic must stay on the node (`externalTrafficPolicy: Local`).
     pub external_local: bool,
-    /// `spec.loadBalancerSourceRanges`, of both families. Empty: every source is allowed.
+    /// `spec.loadBalancerSourceRanges`, of both families. If empty, every source is allowed.
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
-    /// Options that annotations of this proxy set. Kubernetes has no fields for these options. Few
-    /// Services have any.
+    /// Options that annotations of this proxy set, because Kubernetes has no fields for them. Few
+    /// Services have options.
     pub options: Option<Box<ServiceOptions>>,
 }
 
@@ -123,7 +123,7 @@ pub struct ServiceAddress {
     pub address: IpAddr,
     /// The port that clients connect to.
     pub port: u16,
-    /// The transport protocol.
+    /// The transport protocol that clients use.
     pub protocol: Protocol,
 }
 
@@ -238,7 +238,7 @@ impl From<EndpointView<'_>> for Endpoint {
 }
 
 /// A compact list of endpoints. A node may store 500,000 endpoints. An endpoint takes 5 bytes if
-/// all endpoints of the list are IPv4 and differ in little except their addresses.
+/// all endpoints of the list are IPv4 and their other fields have few distinct combinations.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
@@ -350,7 +350,8 @@ impl EndpointList {
         })
     }
 
-    /// Packs endpoints. Returns `None` if an address is IPv6, or if too many states differ.
+    /// Packs endpoints. Returns `None` if an address is IPv6, or if there are too many distinct
+    /// states.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
         // Finds equal states with a hash table, because a slice may have many states: each endpoint
         // may be on another node.

@@ -32,7 +32,7 @@ pub const SCHEDULER_FLAGS: &str = "kube-proxy-ipvs/scheduler-flags";
 /// The annotation that limits the connections of each endpoint.
 pub const MAX_CONNECTIONS: &str = "kube-proxy-ipvs/max-connections";
 
-/// The annotation that sets weights for near endpoints.
+/// The annotation that sets weights for endpoints on this node and in its zone.
 pub const WEIGHTS: &str = "kube-proxy-ipvs/weights";
 
 /// The annotation that sets the slow start of new endpoints.
@@ -221,7 +221,7 @@ impl ServiceOptions {
 }
 
 /// An IPVS scheduler of the kernel. Tenants may name only the kernel's own schedulers, because the
-/// kernel would load a module for any name.
+/// kernel would try to load the module `ip_vs_NAME` for any other name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 
@@ -281,7 +281,7 @@ pub struct UnavailableOption {
     pub annotation: &'static str,
     /// The value in the notation of the annotation.
     pub value: String,
-    /// Reason, with advice for the operator.
+    /// Reason why the node does not support the value, with advice for the operator.
     pub reason: String,
 }
 

@@ -29,7 +29,7 @@ pub enum Rank {
     ApiServer,
     /// DNS. Nearly all other work waits for its entries.
     Dns,
-    /// All other Services.
+    /// Neither the API server nor DNS.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! Divides changes of Services into batches (the code calls a batch a piece). The mode computes
+//! Divides changes to Services into batches (the code calls a batch a piece). The mode computes
 //! kernel entries for one batch at a time.
 //!
 //! A tenant can change very many entries of its namespace at once: with Services of the largest
@@ -43,7 +43,7 @@ fn work_now(view: &ServiceView<'_>) -> usize {
 /// Progress of dividing one IP family's changes into batches.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last batch contained only changes of namespaces within their shares.
+    /// True if the last batch contained only changes in namespaces within their shares.
     had_others: bool,
     /// For each namespace above its share, the last Service in the namespace's latest batch. The
     /// namespace's next batch begins after this Service.
@@ -53,12 +53,12 @@ pub struct Pieces {
     last: String,
     /// Time at which the last batch above a share was taken.
     taken: Option<Instant>,
-    /// True if the mode has made all possible writes for the changes that were taken.
+    /// True if the mode has made all possible writes for the batches that were taken.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether the mode has made all possible writes for the changes that were taken.
+    /// Records whether the mode has made all possible writes for the batches that were taken.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }

@@ -13,7 +13,7 @@ use crate::names::NamespacedName;
 pub enum Share {
     /// The Service and its namespace have not used up their shares.
     Within,
-    /// The namespace has used up its share.
+    /// The Service's namespace has used up its share.
     AboveNamespace,
     /// The Service has used up its share.
     AboveService,
@@ -28,7 +28,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// Creates shares without writes. Each Service and each namespace has a share of `most` writes.
+    /// Creates unused shares: each Service and each namespace has a share of `most` writes.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -37,7 +37,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// Adds writes of a Service, and returns their priority.
+    /// Counts `writes` more writes for a Service, and returns their priority.
     pub fn of(&mut self, service: &'a NamespacedName, writes: usize) -> Share {
         let own = self.services.entry(service).or_default();
         let is_within = *own < self.most;

@@ -23,7 +23,7 @@
 //! * A node port counts only at this node's addresses. Packets to other hosts are only forwarded.
 //! * If several Services claim an address and port, the endpoints of all of them are valid.
 //!
-//! A tenant can create very many frontends (addresses × ports). A change of addresses or ports
+//! A tenant can create very many frontends (addresses × ports). A change to addresses or ports
 //! costs O(frontends). Any other change costs O(endpoints). The check of one flow costs O(1).
 
 use std::hash::Hash;
@@ -207,8 +207,8 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. If the daemon deletes flows in several steps, flows of one owner may wait
-/// while it deletes flows of another owner.
+/// Owner of a stale flow. If the daemon deletes flows in several batches, flows of one owner may
+/// wait while it deletes flows of another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
     /// A Service that claims the flow's destination.

@@ -7,11 +7,11 @@ pub enum EntryKind {
     VirtualServers,
     /// Destinations of virtual servers.
     Destinations,
-    /// IP sets.
+    /// ipsets.
     Sets,
     /// Members of ipsets.
     SetMembers,
-    /// The link that holds service addresses.
+    /// The link that has the service addresses.
     Link,
     /// Service addresses on the link.
     Addresses,

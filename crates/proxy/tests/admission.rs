@@ -111,7 +111,7 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // The model reports no change for an equal event, or for a change of refused addresses
+            // The model reports no change for an equal event, or for a change to refused addresses
             // only.
             model.take_changes();
             add(&mut model, &thief);

@@ -329,7 +329,7 @@ fn only_flows_to_lost_addresses_of_a_service_are_stale() {
 /// more than the model allows. Two properties keep the cost low:
 ///
 /// * A frontend is found without a search of a list. Otherwise, one Service would take minutes.
-/// * A change of endpoints searches no frontends.
+/// * A change to endpoints searches no frontends.
 #[test]
 fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
     let address = |at: u16| {

@@ -8,7 +8,7 @@ use crate::names::NamespacedName;
 /// Progress of the lists of one kind of object.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
-    /// True once a list was completed. The flag stays true during later lists.
+    /// True once a list has completed. The flag stays true during later lists.
     pub(super) has_completed: bool,
     /// True once a complete list has contained every object in readable form. Stays true if an
     /// object becomes unreadable later. In this case, the model has an older state of the object,

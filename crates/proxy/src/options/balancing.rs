@@ -12,7 +12,7 @@ pub struct SchedulerFlags {
     /// True if the scheduler hashes the client's port together with its address.
     pub port: bool,
     /// True if the scheduler chooses another endpoint when the endpoint that the hash selects is
-    /// draining or has reached its limit of connections.
+    /// draining or has reached its connection limit.
     pub fallback: bool,
 }
 
@@ -186,7 +186,7 @@ impl OptionValue for Weights {
 /// Time in which the weight of a new endpoint grows to its full value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowStart {
-    /// Number in the annotation.
+    /// The number in the annotation, without its unit.
     number: u16,
     /// Length of the annotation's unit in seconds.
     unit: u16,
