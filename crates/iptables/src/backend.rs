@@ -1,4 +1,5 @@
-//! The two kernel packet filters that iptables can use, and the reasons to choose one of them.
+//! The two backends of iptables (packet filters of the kernel), and the reasons to choose one of
+//! them.
 
 use std::fmt;
 use std::path::Path;
@@ -10,15 +11,15 @@ use crate::error::IptablesError;
 /// A packet filter of the kernel that iptables programs can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
-    /// nftables, through `nft_compat`.
+    /// The backend nft: rules in nftables, with the kernel module `nft_compat`.
     Nft,
-    /// Legacy iptables, through `ip_tables`.
+    /// The backend legacy: rules in legacy iptables, with the kernel module `ip_tables`.
     Legacy,
 }
 
 impl Backend {
-    /// Both backends, in order of preference. If no existing rules decide, upstream's
-    /// iptables-wrappers also prefers nft.
+    /// Both backends, in order of preference. Upstream's iptables-wrappers also prefers nft if
+    /// existing rules favour neither backend.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -54,11 +55,12 @@ pub enum BackendReason {
     Usable,
     /// This backend has the chains that the kubelet creates to show which backend it uses.
     Hint,
-    /// This backend has chains of a kube-proxy.
+    /// This backend has chains of a kube-proxy (`KUBE-*`).
     Chains,
     /// This backend has more rules than the other backend.
     Rules,
-    /// No rules decide the choice, so the preferred backend is chosen.
+    /// No existing rules favour the other backend, so the first backend of [`Backend::ALL`] is
+    /// chosen.
     First,
 }
 

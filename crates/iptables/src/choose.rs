@@ -27,15 +27,15 @@ impl Iptables {
     /// Chooses the backend for the network namespace of the caller. The choice is the first of
     /// these backends that exists and works:
     ///
-    /// 1. the wanted backend,
-    /// 2. the backend with the kubelet's hints,
+    /// 1. the backend that the caller requests (`wanted`),
+    /// 2. the backend with hint chains of the kubelet,
     /// 3. the backend with `KUBE-*` chains,
-    /// 4. the backend with more rules,
+    /// 4. the backend with more rules than the other backend,
     /// 5. nft.
     ///
     /// If the choice depends on rules, runs `iptables-save` for each backend and family with rules.
-    /// A later save reuses the output. Also runs a program for each query that the kernel cannot
-    /// answer.
+    /// A later [`save`](Self::save) reuses the output. Also runs a program for each question that
+    /// the kernel cannot answer.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl Iptables {
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // This error means that rules exist. So the operator must learn why they cannot be
-                // read.
+                // This error means that rules exist, so the operator must learn why these rules
+                // cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -289,8 +289,7 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Returns the error for a choice without a working backend. `are_absent` is true if the kernel
-/// lacks every backend.
+/// Returns the error if no backend works. `are_absent` is true if the kernel lacks every backend.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {
@@ -369,7 +368,8 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// If an unreadable backend counted as empty, `choose` would choose the other backend.
+    /// Checks that a failed read of rules is not taken for an empty backend. Otherwise, `choose`
+    /// would choose the other backend.
     #[test]
     fn an_unreadable_iptables_backend_does_not_count_as_empty() {
         let slow = || IptablesError::TimedOut {

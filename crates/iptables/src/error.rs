@@ -14,7 +14,7 @@ use crate::program::{Program, ProgramExit};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IptablesError {
-    /// The program is not installed.
+    /// The iptables program with this name is not installed.
     #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
     Missing(String),
     /// No installed backend can write to this kernel. If the user requests a backend, only this
@@ -25,7 +25,7 @@ pub enum IptablesError {
          another with --iptables-backend"
     )]
     Unusable(String),
-    /// No backend works, because the kernel lacks all of them. A retry has the same result.
+    /// No backend works, because the kernel lacks both backends. A retry has the same result.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a \
          iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose \
@@ -70,7 +70,7 @@ pub enum IptablesError {
         /// Reason why the table cannot be read.
         why: String,
     },
-    /// A chain that nft created prevents the use of a built-in chain.
+    /// A chain that nft has created blocks a built-in or `KUBE-*` chain of the same name.
     #[error("{0}")]
     Taken(TakenChain),
     /// The kernel does not report which tables exist.
@@ -87,7 +87,7 @@ pub enum IptablesError {
         /// Description of the place at which the output ends.
         said: String,
     },
-    /// The program reported a failure.
+    /// The program exited with an error.
     #[error("{program} failed: {said}")]
     Failed {
         /// Name of the program.
@@ -101,11 +101,11 @@ pub enum IptablesError {
     },
 }
 
-/// A kind of failure of iptables.
+/// Kind of a failure of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The program is not installed.
+    /// The iptables program is not installed.
     NoProgram,
     /// The program could not be run, or no backend or family is usable.
     NotUsable,
@@ -115,15 +115,15 @@ pub enum Kind {
     LockHeld,
     /// The process lacks a privilege, or cannot open the lock file.
     NotPermitted,
-    /// The kernel lacks this backend.
+    /// The kernel lacks support for this backend.
     Unsupported,
-    /// The kernel lacks the table.
+    /// The kernel lacks the iptables table.
     NoTable,
     /// A rule names an ipset that does not exist.
     NoSet,
     /// The kernel or the installation lacks a match, a target or a kind of chain.
     NoModule,
-    /// A chain of another kind has the name of a built-in chain.
+    /// nft has created a chain of another kind with the name of a built-in or `KUBE-*` chain.
     ChainTaken,
     /// Another program has written a rule that iptables cannot read.
     Unreadable,
@@ -151,8 +151,8 @@ impl Kind {
         }
     }
 
-    /// Reports whether this failure concerns all rules, so that the program would refuse any other
-    /// rule, too.
+    /// Reports whether the cause affects all rules, so that the program would also refuse any other
+    /// rule.
     pub fn is_general(self) -> bool {
         !matches!(
             self,
@@ -161,7 +161,7 @@ impl Kind {
     }
 
     /// Reports whether the kernel or the installation lacks a part of iptables. Failures of all
-    /// other kinds may end without an action of the operator.
+    /// other kinds may end without an operator's action.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -169,7 +169,7 @@ impl Kind {
         )
     }
 
-    /// Reports whether a retry may succeed without an action of the operator.
+    /// Reports whether a retry may succeed without an operator's action.
     pub fn may_pass(self) -> bool {
         matches!(
             self,

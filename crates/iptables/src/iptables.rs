@@ -38,7 +38,7 @@ const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
-    /// Part of the programs' names between `iptables` and `-save`.
+    /// Part of the programs' names between `iptables` and `-save`, such as `-nft`.
     pub(crate) infix: &'static str,
     /// True if the programs support `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
@@ -311,7 +311,7 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel has no rules of a family. Starts no process.
+    /// Reports whether the kernel has no rules of this backend in a family. Starts no process.
     pub fn is_empty(&self, family: IpFamily) -> bool {
         matches!(
             self.state(family),
@@ -400,8 +400,8 @@ impl Iptables {
         self.stream(family, request, line)
     }
 
-    /// Passes the lines of all existing tables to `line`. Returns the whole text if this object
-    /// stores it.
+    /// Passes the lines of all existing tables to `line`. Returns the whole text if it is small
+    /// enough to be stored.
     fn read(
         &self,
         family: IpFamily,
@@ -409,7 +409,7 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // Queries the number of the kernel's state before the rules. If the rules change during the
+        // Queries the state's number before it reads the rules. If the rules change during the
         // read, a later query returns a different number.
         let number = match self.state(family) {
             Some(TablesState::Empty) => return Ok(Some("".into())),

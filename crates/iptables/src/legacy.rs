@@ -183,8 +183,8 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Checks that the kernel has, or can load, the table nat, a match and a target. Also checks that
-/// the lock file can be opened.
+/// Checks that the kernel has or can load table nat, and a match and a target that rules of every
+/// mode use. Also checks that the lock file can be opened.
 pub(crate) fn probe(family: IpFamily) -> RuleSupport {
     match ask_for_nat(family).and_then(|()| lock()) {
         Ok(_) => RuleSupport::Works,

@@ -36,7 +36,7 @@ pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     drop(Program::at(loader.trim_end().into()).run(&arguments, "", LIMIT));
 }
 
-/// Reports whether this kernel has files of all these modules (`modules.dep`).
+/// Reports whether this kernel's `modules.dep` lists all these modules.
 pub(crate) fn have_files(names: &[&str]) -> bool {
     let kernel = rustix::system::uname();
     let list = |release: &str| {

@@ -34,7 +34,7 @@ const MAX_PROCESSES: usize = 8;
 /// The part of a table that `iptables-save` has not printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnprintedPart {
-    /// The whole table was not printed.
+    /// The whole table: the program printed no line of it.
     Whole,
     /// Base chains that are not built-in chains of iptables.
     BaseChains,

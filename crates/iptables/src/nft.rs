@@ -30,7 +30,7 @@ const NFT_MSG_NEWRULE: u16 = message(6);
 const NFT_MSG_GETRULE: u16 = message(7);
 const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
-/// Message type of a query for a match or target: `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
+/// Message type that queries a match or target: `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
 /// Number of the first attribute of a message, an expression or a list: `NFTA_TABLE_NAME`,
 /// `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an
@@ -122,7 +122,7 @@ fn read(
     connection: &mut Connection,
     family: IpFamily,
 ) -> Result<(Vec<&'static str>, Option<u32>), Error> {
-    // Queries the generation first, so that a later change of the tables has another generation.
+    // Queries the generation first, so that a later change to the tables has another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
     for (_, payload) in answer.iter() {

@@ -10,7 +10,7 @@ use inet::IpFamily;
 pub struct TakenChain {
     /// Family and name of the table in nftables, such as `ip filter`.
     pub table: String,
-    /// Name of the blocked chain.
+    /// Name of the iptables chain that nft blocks.
     pub chain: String,
     /// Type, hook and priority of the chain that nft has created, as text.
     pub found: String,

@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Folders of system programs. The search begins with the folders in `PATH`.
+/// Directories of system programs. The search begins with the directories in `PATH`.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
 /// Size of each buffer for input or output, in bytes.
@@ -34,14 +34,15 @@ pub struct Program(PathBuf);
 pub struct ProgramExit {
     /// Exit status of the program.
     pub status: ExitStatus,
-    /// Standard output. Empty if the caller read it as a stream.
+    /// Text that the program wrote to standard output. Empty if the caller read the output as a
+    /// stream.
     pub stdout: String,
-    /// Standard error of the program.
+    /// Text that the program wrote to standard error.
     pub stderr: String,
 }
 
 impl Program {
-    /// Finds a program in the folders of `PATH`, and then in the folders of `SYSTEM_PATH`.
+    /// Finds a program in the directories of `PATH`, and then in the directories of `SYSTEM_PATH`.
     pub fn find(name: &str) -> Option<Self> {
         std::env::split_paths(&search_path())
             .map(|dir| dir.join(name))
@@ -164,7 +165,7 @@ impl Program {
     }
 }
 
-/// Time limits of a program.
+/// Time limits for one run of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Longest total time that the program may run.

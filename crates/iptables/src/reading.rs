@@ -23,7 +23,7 @@ const TURN_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) enum TablesState {
     /// The kernel cannot have rules of this backend.
     Unsupported,
-    /// The kernel has only built-in chains, and no rule.
+    /// The tables have only built-in chains, and no rule.
     Empty,
     /// The kernel may have rules. The number changes whenever the rules change. `None` means that
     /// the number is unknown.
@@ -38,11 +38,12 @@ pub(crate) enum RuleSupport {
     /// Tables can exist, but the kernel lacks a feature that rules of every mode need. The kernel
     /// may still load the feature when a program needs it.
     Lacks,
-    /// Unknown. Only an iptables program can find out.
+    /// The kernel's replies do not show whether it supports rules. Only a run of an iptables
+    /// program shows that.
     Unknown,
 }
 
-/// Rules of the last read, for each backend and family, in one network namespace.
+/// The rules that were last read in one network namespace, for each backend and family.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -50,7 +51,7 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// A turn to write, which only one writer has at a time. A writer that has waited too long writes
+/// The turn to write, which only one writer has at a time. A writer that has waited too long writes
 /// without the turn.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
@@ -67,7 +68,7 @@ pub(crate) struct Slot {
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// All rules in one state of the kernel, with the number by which the kernel identifies this state.
+/// The text of all rules, and the number by which the kernel identifies this state of the rules.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,

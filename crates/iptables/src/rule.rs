@@ -25,14 +25,14 @@ pub enum Match {
     InInterface(String),
     /// The packet arrived through a different interface, or this node sent the packet.
     NotInInterface(String),
-    /// The packet has this transport protocol.
+    /// The packet's transport protocol is this protocol.
     Protocol(Protocol),
     /// The packet is ICMP of this family.
     Icmp(IpFamily),
     /// The packet is an ICMP echo request of this family. The rule must match ICMP before this
     /// match.
     EchoRequest(IpFamily),
-    /// Always true. Shows a comment to readers of the rules.
+    /// Always true. Adds a comment for readers of the rules.
     Comment(Cow<'static, str>),
     /// The packet has this transport protocol and this destination port.
     Port(Protocol, u16),
@@ -49,9 +49,9 @@ pub enum Match {
     State(&'static [FlowState]),
     /// The flow has none of these states.
     NotState(&'static [FlowState]),
-    /// All bits of this mark are set.
+    /// The packet's mark has all bits of this mark.
     Mark(u32),
-    /// Not all bits of this mark are set.
+    /// The packet's mark lacks at least one bit of this mark.
     NotMark(u32),
     /// These fields of the packet are a member of the ipset with this name.
     InSet(Cow<'static, str>, &'static [Field]),
@@ -67,22 +67,22 @@ pub enum Match {
     OneIn(usize),
     /// The match `recent` has added the source to the list with this name within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
-    /// Always true. Adds the source to the list of `recent` with this name.
+    /// Always true. Makes the match `recent` add the source to the list with this name.
     Remember(ChainName, IpFamily),
 }
 
 /// States of a flow in connection tracking, in the order in which iptables prints them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowState {
-    /// A packet that belongs to no known flow.
+    /// INVALID: the packet belongs to no known flow.
     Invalid,
     /// The first packet of a flow.
     New,
-    /// A flow that belongs to another flow.
+    /// RELATED: the packet begins a flow that belongs to another flow.
     Related,
-    /// A flow seen in both directions.
+    /// ESTABLISHED: the flow has had packets in both directions.
     Established,
-    /// A flow whose destination is translated.
+    /// DNAT: the destination of the flow is translated.
     Dnat,
 }
 
@@ -128,9 +128,9 @@ pub enum Target {
     Reject(IpFamily),
     /// Clears the bits of the mask in the packet's mark, then flips the bits of the value.
     Mark {
-        /// Bits to flip.
+        /// Bits of the mark to flip, after the bits in `mask` are cleared.
         value: u32,
-        /// Bits to clear before the flip.
+        /// Bits of the mark to clear.
         mask: u32,
     },
     /// Applies the mark of the ipset member with these fields to the packet's mark. Changes nothing
@@ -140,16 +140,16 @@ pub enum Target {
     Masquerade(SourcePort),
     /// Replaces the destination address and port.
     Dnat(SocketAddr),
-    /// Continues in this chain.
+    /// Jumps to this chain.
     Chain(ChainName),
 }
 
 /// The source port of a masqueraded flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePort {
-    /// The original port. The kernel chooses another port only if this port is in use.
+    /// The client's source port. The kernel chooses another port only if this port is in use.
     Kept,
-    /// A random port (`--random-fully`).
+    /// A random source port (`--random-fully`).
     Random,
 }
 
@@ -184,7 +184,7 @@ impl Match {
     }
 
     /// Returns the rank of a match. `iptables-save` prints matches in the order of their ranks.
-    /// Matches of the last rank keep their order in the rule.
+    /// Matches of the last rank keep the order in which the rule was written.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,
@@ -236,7 +236,7 @@ impl Rule {
         &self.matches
     }
 
-    /// Returns the action, or `None` if the rule only counts.
+    /// Returns the action, or `None` if the rule only counts packets.
     pub fn target(&self) -> Option<Target> {
         self.target
     }
@@ -272,16 +272,16 @@ pub struct Jump {
     pub to: &'static str,
     /// The jump's comment, if any.
     pub comment: Option<&'static str>,
-    /// Packets of a flow that follow the jump.
+    /// Packets to which the jump applies.
     pub packets: Packets,
 }
 
-/// Packets of a flow that follow a jump.
+/// Packets to which a jump applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
-    /// All packets of the flow.
+    /// All packets of a flow.
     All,
-    /// The first packet of the flow.
+    /// Only the first packet of a flow.
     First,
 }
 

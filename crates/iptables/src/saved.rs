@@ -75,7 +75,7 @@ fn first(words: &str) -> &str {
 /// A rule in the output of `iptables-save`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleLine<'a> {
-    /// The whole line, from `-A` on.
+    /// The whole rule as a line that begins with `-A`.
     pub text: &'a str,
     /// The chain that contains the rule.
     pub chain: &'a str,
@@ -189,7 +189,7 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A reader that knows the current table, and adds it to each entry.
+/// A reader of lines that adds the current table to each entry.
 #[derive(Debug, Clone, Default)]
 pub struct Reader {
     table: Option<Table>,
@@ -205,8 +205,8 @@ pub enum Entry<'a> {
 }
 
 impl Reader {
-    /// Reads a line without its line feed. Returns `None` for tables to which no kube-proxy writes,
-    /// and for lines that are not entries.
+    /// Reads a line without its line feed. Returns `None` in tables to which no kube-proxy writes,
+    /// and for lines that contain no chain or rule.
     pub fn read<'a>(&mut self, line: &'a str) -> Option<(Table, Entry<'a>)> {
         let entry = match Line::parse(line)? {
             Line::Table(name) => {

@@ -5,11 +5,11 @@ use std::fmt;
 /// An iptables table to which a kube-proxy writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// The table `mangle`, which changes packets.
+    /// The table `mangle`, whose rules change packets.
     Mangle,
-    /// The table `filter`, which accepts and drops packets.
+    /// The table `filter`, whose rules accept and drop packets.
     Filter,
-    /// The table `nat`, which translates addresses.
+    /// The table `nat`, whose rules translate addresses.
     Nat,
 }
 

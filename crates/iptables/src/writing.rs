@@ -21,7 +21,7 @@ impl Iptables {
     /// # Errors
     ///
     /// Fails if the program refuses a table. The program has then already written the tables that
-    /// precede this table in `text`.
+    /// precede the refused table in `text`.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }

@@ -245,7 +245,7 @@ fn the_error_names_a_kube_proxy_chain_that_nft_made_a_base_chain() {
             .collect();
         assert_eq!(names, [("KUBE-SERVICES", false)]);
         let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
-        // nft has taken only the name of this chain. iptables can still write all other rules.
+        // nft blocks only this chain. iptables can still write all other rules.
         assert!(!error.kind().is_general(), "{error}");
         let said = error.to_string();
         for part in [

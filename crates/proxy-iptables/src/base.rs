@@ -223,9 +223,9 @@ impl Base {
 /// Addition of a rule to a chain of another program. The chain's other rules stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// Adds the rule at the head.
+    /// Adds the rule at the head of the chain.
     Insert(String),
-    /// Adds the rule at the end.
+    /// Adds the rule at the end of the chain.
     Append(String),
 }
 

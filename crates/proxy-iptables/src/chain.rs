@@ -12,15 +12,15 @@ use ring::digest::{SHA256, digest};
 /// Purpose of a Service port's chain. All of these chains are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Chooses any endpoint in the cluster.
+    /// Chain that chooses any endpoint in the cluster (`KUBE-SVC-`).
     Cluster,
-    /// Chooses an endpoint on this node.
+    /// Chain that chooses an endpoint on this node (`KUBE-SVL-`).
     Local,
-    /// Handles packets to NodePorts, external IPs and load-balancer addresses.
+    /// Chain for packets to NodePorts, external IPs and load-balancer addresses (`KUBE-EXT-`).
     External,
-    /// Checks the source ranges of load-balancer addresses.
+    /// Chain that checks the source ranges of load-balancer addresses (`KUBE-FW-`).
     Firewall,
-    /// Sends packets to one endpoint.
+    /// Chain that sends packets to one endpoint (`KUBE-SEP-`).
     Endpoint,
 }
 
@@ -138,7 +138,7 @@ pub enum Shared {
     FilterExternal,
     /// filter `KUBE-NODEPORTS`: accepts packets to health-check node ports.
     FilterNodePorts,
-    /// filter `KUBE-PROXY-FIREWALL`: drops packets from outside of the source ranges.
+    /// filter `KUBE-PROXY-FIREWALL`: drops packets from sources outside the source ranges.
     FilterFirewall,
     /// nat `KUBE-SERVICES`: sends packets for a service address to the chain of its Service port.
     /// Its last rule is the jump for NodePorts.

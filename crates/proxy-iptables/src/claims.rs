@@ -14,8 +14,9 @@ use crate::tables::Tables;
 
 /// Number of endpoints above which comments omit endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// Number of endpoints at which comments name endpoints again, after they had omitted them. The gap
-/// to `MANY_ENDPOINTS` keeps a single endpoint from changing every chain back and forth.
+/// Number of endpoints at which comments name endpoints again, after they had omitted them. Because
+/// of the gap to `MANY_ENDPOINTS`, a single endpoint that comes and goes does not rewrite every
+/// chain.
 const FEW_ENDPOINTS: usize = 900;
 
 /// Wanted rules (claims) of all Services of one IP family.

@@ -29,7 +29,7 @@ pub struct Config {
     pub has_counters: bool,
     /// Period of the drift check (`--iptables-sync-period`).
     pub sync_period: Duration,
-    /// Kind of source port for masqueraded flows.
+    /// Source port of masqueraded flows: kept if possible, or random.
     pub source_port: SourcePort,
     /// Modes whose leftovers this mode removes once it serves all Services.
     pub modes: Footprints,

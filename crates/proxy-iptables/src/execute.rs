@@ -124,7 +124,7 @@ impl WriteOutcomes {
     }
 }
 
-/// State of the execution of one plan.
+/// Writer of one plan, with the outcomes so far.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
     /// Number of restores that the plan may still use.
@@ -209,7 +209,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Checks whether the kernel accepts any write at all, after it has rejected every write. The
+    /// Checks whether the kernel accepts any write at all, after it has refused every write. The
     /// test write empties the chain of the canary, which has no rules anyway.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
@@ -265,7 +265,7 @@ mod tests {
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// Returns the changes of a Service port with one rule for this port number.
+    /// Returns the changes to a Service port with one rule for this port number.
     fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,
@@ -352,7 +352,7 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let outcomes = plan().apply(&mut kernel, RestoreStrategy::Apart);
         assert!(matches!(outcomes.base, WriteOutcome::Refused(_)));
-        // The executor tries no change of a Service port. This includes the last change, whose
+        // The executor tries no change to a Service port. This includes the last change, whose
         // chain the base writes as a whole.
         assert_eq!(outcomes.parts, vec![WriteOutcome::Untried; 5]);
         assert_eq!(outcomes.refused, 1);

@@ -26,14 +26,14 @@ pub struct FakeState {
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Texts in rules. The fake refuses each rule that contains one of these texts.
+    /// Texts that make a rule invalid. The fake refuses each rule that contains one of these texts.
     pub refused: Vec<String>,
-    /// Reason why every write fails, such as a held lock, or `None` for no fault.
+    /// Reason why every write fails, such as a held lock. `None` if writes may succeed.
     pub held: Option<String>,
     /// Number of tables that a restore still writes before another program takes the lock. `None`
     /// if the lock stays free.
     pub held_after: Option<usize>,
-    /// Reason why the rules cannot be read, or `None` for no fault.
+    /// Reason why the rules cannot be read. `None` if the rules can be read.
     pub unreadable: Option<String>,
     /// Number of reads of the addresses so far.
     pub address_reads: usize,
@@ -128,7 +128,7 @@ impl FakeState {
         line("COMMIT");
     }
 
-    /// Executes the commands for one table.
+    /// Executes the commands for one table. If a command is refused, changes nothing.
     fn commit(&mut self, table: Table, commands: &[(usize, String)]) -> Result<(), String> {
         let mut chains = self.tables.get(&table).cloned().unwrap_or_default();
         for (number, command) in commands {

@@ -40,7 +40,7 @@ pub struct Plan {
     pub(crate) guests: Vec<(Table, Edit)>,
     /// Shared chains that the write replaces as a whole.
     pub(crate) whole: Vec<WholeChain>,
-    /// Changes of single Service ports.
+    /// Changes to the rules of single Service ports.
     pub(crate) parts: Vec<PortWrites>,
     /// Chains of Service ports that are no longer wanted.
     pub(crate) stale: Vec<Chain>,
@@ -78,7 +78,7 @@ pub(crate) struct WholeChain {
     pub(crate) tail: Vec<String>,
 }
 
-/// Changes of one Service port.
+/// Changes to the rules of one Service port.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortWrites {
     /// Owner, or `None` for slots that no Service port wants.
@@ -91,7 +91,7 @@ pub(crate) struct PortWrites {
     pub(crate) slots: Vec<Change>,
 }
 
-/// A change of the rules of one slot in a shared chain.
+/// A change to the rules of one slot in a shared chain.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) slot: Slot,
@@ -130,13 +130,13 @@ pub struct WriteOutcomes {
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// Way to distribute a plan over restores.
+/// Number of restores with which the executor writes a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum RestoreStrategy {
-    /// The whole plan is one restore.
+    /// One restore writes the whole plan.
     #[default]
     Together,
-    /// The plan is split into many restores, so that refused commands do not prevent other writes.
+    /// Many restores write the plan, so that refused commands do not prevent other writes.
     Apart,
 }
 
@@ -152,11 +152,11 @@ pub(crate) struct Piece<'a> {
 /// The part of a plan that a piece (a group of commands) writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceScope {
-    /// Rules that all Services need, in one table.
+    /// Rules of one table that all Services need.
     Base,
-    /// The Service port with this index.
+    /// The Service port with this index in the plan's `parts`.
     Part(usize),
-    /// The stale chain with this index.
+    /// The stale chain with this index in the plan's `stale`.
     Stale(usize),
     Leftovers,
 }
@@ -172,9 +172,9 @@ pub(crate) enum Op<'a> {
     Insert(&'a str),
     /// Appends a rule to its chain.
     Append(&'a str),
-    /// Deletes the first rule that equals this rule.
+    /// Deletes the first rule of the chain that equals this rule.
     Delete(&'a str),
-    /// Removes a chain and all its rules.
+    /// Removes a chain, together with all its rules.
     Remove(Name<'a>),
 }
 

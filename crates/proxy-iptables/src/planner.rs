@@ -40,7 +40,7 @@ pub(crate) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Returns the next writes, possibly none.
+    /// Returns the next writes. The plan may be empty.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             config: Arc::clone(config),
@@ -211,8 +211,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Before the last restore, counts only slots that have rules in the kernel. Only
-                // these rules must be deleted, and only a deletion searches the chain.
+                // Before the last restore, counts only slots with rules in the kernel: only their
+                // rules must be deleted, and only a deletion makes iptables search the chain.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();

@@ -17,9 +17,9 @@ use crate::nfacct::Counter;
 /// Key of the rules for one address and port in one shared chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// The shared chain.
+    /// The shared chain that contains the rules.
     pub chain: Shared,
-    /// The address, or `None` for all addresses of this node.
+    /// The destination address, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
     /// The transport protocol that the rules match.
     pub protocol: Protocol,
@@ -48,7 +48,7 @@ impl fmt::Display for Slot {
 /// Rules of a second Service port could drop or reject packets for the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
-    /// The address, or `None` for all addresses of this node.
+    /// The destination address, or `None` for all addresses of this node.
     address: Option<IpAddr>,
     protocol: Protocol,
     port: u16,
@@ -69,8 +69,8 @@ impl fmt::Display for ServiceAddress {
 pub struct RuleContext<'a> {
     /// Settings of the mode for this family.
     pub config: &'a Config,
-    /// True if comments omit endpoints, because the family has too many endpoints (upstream: more
-    /// than 1,000).
+    /// True if the comments of rules omit endpoints, because the family has too many endpoints
+    /// (upstream: more than 1,000).
     pub is_terse: bool,
 }
 
@@ -97,7 +97,7 @@ impl Endpoint {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Service port that owns the rules.
+    /// Service port that owns the compiled rules.
     pub owner: Arc<Owner>,
     /// Number of endpoints in any state.
     pub endpoints: usize,
@@ -419,8 +419,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // The rules treat packets from pods and from the node itself as if they had gone
-            // through the load balancer and come back. So policy Local does not apply to these
+            // The rules treat packets from pods and from the node itself as if they went out to an
+            // external load balancer and came back in. So policy Local does not apply to these
             // packets.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;

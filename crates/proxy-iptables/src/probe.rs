@@ -10,7 +10,7 @@ use crate::nfacct::{Counter, NfacctSocket};
 ///
 /// # Errors
 ///
-/// Returns the first refusal.
+/// Fails if iptables refuses a rule. Returns the first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     const MARK: u32 = 0x4000;
     let localhost = family.localhost();

@@ -32,7 +32,7 @@ pub struct CounterReader {
 /// An address and port that rules serve. For a NodePort, the address is unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServedAddress {
-    /// Address and port that clients use.
+    /// Address and port to which clients connect.
     pub at: SocketAddr,
     /// Transport protocol of the port.
     pub protocol: Protocol,

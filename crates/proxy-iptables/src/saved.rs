@@ -52,7 +52,7 @@ impl Reader {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
             // Plans to delete leftover chains even if a rule of another program jumps to them. The
-            // kernel rejects such a deletion, so the mode reports the chain and retries.
+            // kernel refuses such a deletion, so the mode reports the chain and retries.
             others: Finder::beside(&base::FOOTPRINT, config.modes, ReferencedChain::Delete),
             saved: Saved::default(),
         }
@@ -150,8 +150,8 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule matches only some of the packets to an address and port, so it has no slot
-            // (key by address and port).
+            // The rule matches only some of the packets to its address and port, so it belongs to
+            // no slot.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }

@@ -11,7 +11,7 @@ use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
 
-/// Number of restores in a row.
+/// Number of random restores that the test applies one after another.
 const RESTORES: usize = 60;
 
 /// A source of random restores.

@@ -564,7 +564,7 @@ fn separate_restores_after_a_temporary_refusal_write_every_rule() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The proxier learns this when the kernel refuses the next
+    // Another program removes the rules. The proxier notices this when the kernel refuses the next
     // change.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
@@ -677,7 +677,7 @@ fn an_endpoint_chain_is_written_together_with_its_jump() {
     }
     assert!(world.settle().pending > 0);
     // The kernel would accept the refused change now, but its retry is due only in some seconds.
-    // Meanwhile, another endpoint is removed.
+    // Before that, another endpoint is removed.
     world.kernel.state().refused.clear();
     world.apply(slice_of(1, [1, 3]));
     let synced = world.sync();
@@ -943,8 +943,8 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// The older Service owns the shared address and port. The younger Service has no rules for this
-/// address and port, with or without source ranges and endpoints.
+/// Checks that only the older Service has rules for the shared address and port, for Services with
+/// and without source ranges and endpoints.
 #[test]
 fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
     let balanced = |number: u16, ranges: &[&str]| Service {
@@ -1253,8 +1253,8 @@ fn varied(number: u16, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// After any sequence of events, the kernel's rules equal the rules after a fresh start with
-    /// the same objects.
+    /// Checks that after any sequence of events, the kernel's rules equal the rules after a fresh
+    /// start with the same objects.
     #[test]
     fn any_sequence_of_changes_ends_in_the_state_of_a_fresh_start(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();
