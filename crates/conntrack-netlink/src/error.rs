@@ -2,7 +2,7 @@
 
 use netlink_batch::Malformed;
 
-/// Reason why a call failed.
+/// Reason why a call of [`Conntrack`](crate::Conntrack) failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -10,9 +10,9 @@ use crate::wire::{HEADER, attr, ip, proto, tuple};
 /// Source and destination of the packets in one direction, as they arrive at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Source address and port.
+    /// Source address and port of the packets.
     pub source: SocketAddr,
-    /// Destination address and port.
+    /// Destination address and port of the packets.
     pub destination: SocketAddr,
     /// Conntrack zone that applies to this direction only, or 0 if there is none
     /// (`CTA_TUPLE_ZONE`). iptables sets it by `CT --zone-orig` and `--zone-reply`.

@@ -17,7 +17,7 @@ pub(crate) mod command {
     pub(crate) const DELETE: u16 = 2;
 }
 
-/// Attributes of a flow.
+/// Attributes of a message about a flow (`CTA_*`).
 pub(crate) mod attr {
     pub(crate) const TUPLE_ORIG: u16 = 1;
     pub(crate) const TUPLE_REPLY: u16 = 2;
@@ -28,7 +28,7 @@ pub(crate) mod attr {
     pub(crate) const FILTER: u16 = 25;
 }
 
-/// Attributes inside a tuple.
+/// Attributes inside a tuple (`CTA_TUPLE_*`).
 pub(crate) mod tuple {
     pub(crate) const IP: u16 = 1;
     pub(crate) const PROTO: u16 = 2;

@@ -25,7 +25,7 @@ pub struct FakeKernel(Arc<Mutex<State>>);
 pub struct State {
     /// Rules that do not depend on Services.
     pub base: Option<Base>,
-    /// Redirects in the kernel.
+    /// Redirects that the fake kernel has, by portal.
     pub redirects: BTreeMap<Portal, RedirectTarget>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
@@ -33,7 +33,7 @@ pub struct State {
     pub open: BTreeMap<Listener, (u16, Arc<PortBackends>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Number that the next opened port gets.
+    /// Port number that the next opened port gets.
     pub next_port: u16,
     /// Portals whose redirects the fake refuses.
     pub refused: BTreeSet<Portal>,
@@ -65,7 +65,7 @@ impl FakeKernel {
         kernel
     }
 
-    /// Locks and returns the content.
+    /// Locks the fake kernel, and returns its content.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,8 +65,8 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Fails if the port cannot be opened. [`SocketError::Now`] means that no other port of this
-    /// protocol can be opened now either.
+    /// Fails if the port cannot be opened. [`SocketError::Now`] means that currently no other port
+    /// of this protocol can be opened either.
     fn open(
         &mut self,
         listener: &Listener,

@@ -11,16 +11,16 @@ use proxy::{LocalDetector, Protocol, ServicePortName};
 use crate::port::{Listener, Portal};
 use relay::PortBackends;
 
-/// Writes that one lane (worker thread) makes in one step.
+/// Writes that one lane (worker thread) makes together.
 #[derive(Debug, Clone)]
 pub enum Plan {
-    /// Changes of listening ports.
+    /// Changes to listening ports.
     Sockets(Sockets),
-    /// Changes of the rules that redirect packets.
+    /// Changes to the rules that redirect packets.
     Redirects(Redirects),
 }
 
-/// Changes of listening ports in one step.
+/// Changes to listening ports that the lane makes together.
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
     /// Each listener with its new endpoints, or with `None` to close it.
@@ -33,14 +33,14 @@ pub struct Sockets {
     pub again: HashMap<Listener, u16>,
 }
 
-/// Changes of redirects in one write.
+/// Changes to redirects in one write.
 #[derive(Debug, Clone, Default)]
 pub struct Redirects {
     /// Detector of traffic from pods of this node.
     pub detector: LocalDetector,
     /// New rules that do not depend on Services, or `None` if these rules stay unchanged.
     pub base: Option<Base>,
-    /// Redirects that the write replaces: only the changed redirects, or all redirects.
+    /// Redirects that the write replaces: the redirects in `changes`, or all redirects.
     pub extent: Extent,
     /// Redirects to write, change or remove.
     pub changes: Vec<Change>,
@@ -48,17 +48,18 @@ pub struct Redirects {
     pub leftovers: Leftovers,
 }
 
-/// Redirects that a plan replaces.
+/// Set of redirects that a plan replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
-    /// Only the changed redirects.
+    /// The plan replaces only the redirects that it changes.
     #[default]
     Changes,
-    /// All redirects. The write removes each redirect that the plan does not name.
+    /// The plan replaces all redirects. The write removes each redirect that the plan does not
+    /// name.
     Whole,
 }
 
-/// A change of one redirect.
+/// A change to one redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Destination of the packets that the rules redirect.
@@ -118,11 +119,11 @@ pub struct Base {
 /// Addresses of the node at which NodePorts are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortsAt {
-    /// All addresses of the node.
+    /// NodePorts are served at all addresses of the node.
     Everywhere,
-    /// All addresses of the node except localhost.
+    /// NodePorts are served at all addresses of the node except localhost.
     NotAtLocalhost,
-    /// Only these addresses of the node.
+    /// NodePorts are served only at these addresses of the node.
     These(Vec<IpAddr>),
 }
 
@@ -130,28 +131,29 @@ pub enum NodePortsAt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Reason, with advice for the operator.
+    /// Reason for the refusal, with advice for the operator.
     pub reason: String,
-    /// Consequence of the refusal for other writes.
+    /// Meaning of the refusal for other writes: they may succeed, or would fail now, too.
     pub blame: RefusalMeaning,
 }
 
-/// Consequence of a refusal for other writes.
+/// Meaning of a refusal for other writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalMeaning {
     /// One of the written objects is invalid, so other writes may succeed.
     One,
-    /// No written object is invalid: every other write would fail now, too.
+    /// No written object is invalid. The cause is general, so every other write would fail now,
+    /// too.
     None,
 }
 
 /// Reason why a listening port could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
-    /// Opening this port will never succeed.
+    /// A retry cannot succeed, because the relay does not support the port's protocol.
     #[error("{0}")]
     Never(&'static str),
-    /// A later retry may succeed.
+    /// The port cannot be opened now. A later retry may succeed.
     #[error("{0}")]
     Now(String),
 }

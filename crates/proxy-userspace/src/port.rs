@@ -30,18 +30,18 @@ use relay::PortBackends;
 /// Endpoints to which a listening port sends clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All endpoints.
+    /// The port sends clients to all endpoints of the Service port.
     Cluster,
-    /// Only endpoints on this node.
+    /// The port sends clients only to endpoints on this node.
     Local,
 }
 
 /// Clients that a listening port serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sources {
-    /// All clients.
+    /// The port serves all clients.
     All,
-    /// Only clients within `loadBalancerSourceRanges`.
+    /// The port serves only clients within `loadBalancerSourceRanges`.
     Ranges,
 }
 
@@ -93,11 +93,11 @@ impl fmt::Display for Listener {
 /// Destination of packets that rules redirect: an address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Portal {
-    /// The address, or `None` for all addresses of this node.
+    /// The destination address of the packets, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
     /// The transport protocol of the packets.
     pub protocol: Protocol,
-    /// The destination port.
+    /// The destination port of the packets.
     pub port: u16,
 }
 
@@ -114,11 +114,11 @@ impl fmt::Display for Portal {
 /// Kinds of the listening ports to which a portal leads, by the origin of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerKinds {
-    /// Kind for packets from other hosts.
+    /// Kind of the port for packets from other hosts.
     pub outside: ListenerKind,
-    /// Kind for packets from pods of this node.
+    /// Kind of the port for packets from pods of this node.
     pub pods: ListenerKind,
-    /// Kind for packets from this node itself.
+    /// Kind of the port for packets from this node itself.
     pub node: ListenerKind,
 }
 

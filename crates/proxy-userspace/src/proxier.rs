@@ -45,7 +45,8 @@ pub type Proxier<K> = Engine<Userspace, K>;
 /// Worker threads (lanes) of this mode: [one for listening ports, one for rules](Lane).
 pub type Lanes<K> = engine::Lanes<Userspace, K>;
 
-/// State of userspace mode: wanted and actual entries, and data for the next writes.
+/// State of userspace mode: the wanted and actual entries, and the data from which it plans the
+/// next writes.
 pub struct Userspace {
     tables: Tables,
     claims: Claims,
@@ -197,8 +198,8 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // Waits for the node's addresses. Without them, the new rules could lack NodePort addresses
-        // that still serve.
+        // Waits for the node's addresses. Without them, the new rules could lack addresses at which
+        // NodePorts still serve.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }

@@ -246,7 +246,7 @@ impl Tables {
             && redirects.all(|key| !self.redirects.is_pending(key))
     }
 
-    /// True if this mode serves all Services, so that no write is pending.
+    /// True if this mode serves all Services: no write of a port or redirect is pending.
     pub(crate) fn serve_all(&self) -> bool {
         self.base.pending_len() == 0
             && self.sockets.pending_len() == 0

@@ -442,7 +442,7 @@ fn a_listening_port_that_cannot_be_opened_is_reported_and_retried() {
         "{told}"
     );
     assert!(world.mode.standing().pending_since.is_some());
-    // Services whose ports are open still serve, and changes of their endpoints still apply.
+    // Services whose ports are open still serve, and changes to their endpoints still apply.
     world.endpoints("before", &["10.244.0.7"]);
     world.sync();
     assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);

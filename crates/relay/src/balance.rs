@@ -27,7 +27,7 @@ pub struct PortBackends {
 }
 
 impl PortBackends {
-    /// Reports whether the port has this endpoint.
+    /// Reports whether `endpoint` is one of the port's endpoints.
     pub fn has(&self, endpoint: &SocketAddr) -> bool {
         self.endpoints.binary_search(endpoint).is_ok()
     }
@@ -39,12 +39,14 @@ impl PortBackends {
     }
 }
 
-/// Preference for the client's previous endpoint, or for the next endpoint in turn.
+/// Rule by which a port chooses an endpoint for a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The client's previous endpoint, if the port has affinity.
+    /// With session affinity, the port chooses the client's previous endpoint. Otherwise, it
+    /// chooses the next endpoint in turn.
     Kept,
-    /// Another endpoint, because the previous endpoint has accepted no connection.
+    /// The port chooses the next endpoint in turn, because the endpoint that was tried before did
+    /// not accept the client.
     Another,
 }
 

@@ -14,7 +14,7 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
 /// Limits of a relay: times, numbers and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Time after which a UDP flow ends if neither side sends a datagram. Upstream:
+    /// Time after which a UDP flow ends if neither side sends a datagram. Upstream's flag is
     /// `--udp-timeout`.
     pub udp_idle: Duration,
     /// Largest number of UDP flows. Above this number, a new flow evicts the flow that was idle
@@ -23,7 +23,8 @@ pub struct Limits {
     /// Time for which connections continue after their listening port was closed.
     pub drain: Duration,
     /// Time for which ports still accept connections after the last handle to the relay was
-    /// dropped. Meanwhile, the process that replaces this one redirects packets to its own ports.
+    /// dropped. In this time, the process that replaces this one redirects packets to its own
+    /// ports.
     pub linger: Duration,
     /// Largest number of TCP connections. Further connections wait in the kernel's queue.
     pub connections: usize,
@@ -32,15 +33,15 @@ pub struct Limits {
     /// Largest number of 64 KiB reads that wait in memory for slow receivers. Above this number,
     /// the relay reads only 4 KiB at a time.
     pub waiting: usize,
-    /// Largest number of descriptors, including listening ports and pipes. `None`: the process's
-    /// limit of open files, minus a reserve.
+    /// Largest number of descriptors, including listening ports and pipes. If `None`, the relay
+    /// uses the process's limit of open files, minus a reserve.
     pub descriptors: Option<usize>,
-    /// Mark of packets to endpoints (`SO_MARK`). Redirecting rules ignore marked packets. `None`:
-    /// no mark.
+    /// Mark of packets to endpoints (`SO_MARK`). The rules that redirect packets ignore marked
+    /// packets. If `None`, packets have no mark.
     pub mark: Option<u32>,
     /// Number of endpoints that the relay tries for a connection.
     pub dial: Dial,
-    /// Scope of session affinity.
+    /// Scope of session affinity: each client, or all clients of a listening port.
     pub pin: Pin,
     /// Method of moving bytes between the client's socket and the endpoint's socket.
     pub carriage: Carriage,
@@ -69,21 +70,22 @@ pub enum Dial {
     Once(Duration),
 }
 
-/// Scope of session affinity.
+/// Scope of session affinity: each client, or all clients of a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Each client stays with one endpoint.
+    /// Each client stays with one endpoint. Other clients may get other endpoints.
     Client,
     /// All clients of a listening port share one endpoint.
     Port,
 }
 
-/// Clients that may use a listening port.
+/// Clients from which a listening port accepts connections and datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedClients {
-    /// All clients.
+    /// The port accepts all clients.
     Anybody,
-    /// Only clients whose packets the kernel redirected from another address or port.
+    /// The port accepts only clients whose packets the kernel redirected from another address or
+    /// port.
     ///
     /// * TCP: the kernel reports the original destination of a connection (`SO_ORIGINAL_DST`). The
     ///   relay resets connections that clients open directly to the listening port.

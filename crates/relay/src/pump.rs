@@ -85,7 +85,7 @@ enum Transfer {
     Bytes(Vec<u8>, Option<DescriptorPermit>),
     /// A pipe, and the number of bytes that wait in it.
     Piped(Pipe, usize),
-    /// The peer has closed this direction.
+    /// No bytes: the peer has closed this direction.
     End,
 }
 

@@ -77,7 +77,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Inserts a value. Above the limit, evicts an entry that was idle for long.
+    /// Inserts a value. If the map is full, evicts an entry that was idle for long.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {

@@ -6,17 +6,17 @@ use conntrack_netlink::{Conntrack, Error, Protocol};
 use tracing::warn;
 
 /// A connection to ctnetlink for the check, in the network namespace of the thread that opened it.
-/// `None`: every datagram passes.
+/// If `None`, every datagram passes the check.
 pub(crate) struct RedirectCheck(Option<Conntrack>);
 
 impl RedirectCheck {
-    /// Opens a check that queries connection tracking. If it cannot be opened, every datagram
-    /// passes.
+    /// Opens a check that queries connection tracking. If the connection cannot be opened, every
+    /// datagram passes.
     pub(crate) fn open() -> Self {
         Self(Conntrack::open().inspect_err(tell).ok())
     }
 
-    /// Creates a check that every datagram passes.
+    /// Creates a check that every datagram passes, without a query.
     pub(crate) const fn never_asked() -> Self {
         Self(None)
     }

@@ -69,7 +69,8 @@ impl Shared {
         }
     }
 
-    /// Takes `count` descriptors, if enough are free. If not, closes unused pipes and tries again.
+    /// Takes `count` descriptors if enough are free. Otherwise, closes unused pipes and tries
+    /// again.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.descriptors.try_take(count).or_else(|| {
             self.pump.close_spare();

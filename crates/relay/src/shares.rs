@@ -41,7 +41,7 @@ const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 /// Name of a Service port. The relay does not interpret the name.
 type Service = Arc<str>;
 
-/// A client as the shares count it. All addresses of a client count together.
+/// A client whose slots count together, even if it uses several addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Client {
     /// An IPv4 address, or the first address of an IPv6 /64 network.
@@ -121,7 +121,7 @@ struct PlaceLimits {
 
 /// Availability of a slot for one more connection or flow.
 enum ConnectionRoom {
-    /// A slot is free.
+    /// A slot is free for the new connection or flow.
     Free,
     /// No slot is free. A connection or flow of this client to this Service must end first.
     Of((Service, Client)),
@@ -264,7 +264,8 @@ impl<T: Clone> Shares<T> {
 }
 
 impl<T: Clone> Holders<T> {
-    /// Returns the availability of a slot for one more connection of a client to a Service.
+    /// Reports whether a slot is free for one more connection of a client to a Service. If not,
+    /// also names the connections of which one must end.
     fn room(&self, service: &Service, client: Client) -> ConnectionRoom {
         let of_service = self.services.get(service);
         let from = if let Some(ranks) = of_service.filter(|ranks| ranks.total >= self.most.service)

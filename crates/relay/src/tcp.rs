@@ -119,7 +119,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has closed the connection before the accept.
+            // The client closed the connection before the accept.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));

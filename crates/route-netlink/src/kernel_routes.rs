@@ -18,8 +18,8 @@ const ROUTE_BYTES: usize = 1_024;
 /// Bytes of the receive buffer to reserve for routes of other programs.
 const SPARE_BYTES: usize = 256 << 10;
 
-/// Maximum wait for the next notification once notifications were lost. After this time, a dump
-/// replaces the lost notifications.
+/// Maximum wait for the next notification after notifications were lost. After this time, a dump of
+/// the routes replaces the lost notifications.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A subscription to new IPv6 routes.
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct KernelRoutes(Socket);
 
-/// Result of one receive from the socket.
+/// Result of one read from the socket.
 enum Received {
     Addresses(Vec<IpAddr>),
     /// Some notifications were lost or malformed.

@@ -79,7 +79,7 @@ pub fn all_addresses(family: IpFamily, but: &[&str]) -> Result<BTreeSet<IpAddr>,
     Ok(all.map(|held| held.address).collect())
 }
 
-/// An IP version.
+/// An address family of rtnetlink: IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// `AF_INET`, IPv4.

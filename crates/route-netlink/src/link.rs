@@ -39,7 +39,7 @@ pub enum LinkState {
 pub enum AddressGeneration {
     /// The kernel derives the address from the hardware address. This is the default.
     Eui64,
-    /// The link gets no link-local address.
+    /// The kernel generates no link-local address.
     None,
 }
 

@@ -76,13 +76,13 @@ pub enum RouteRefusal {
     /// The arriving packet has an invalid source or destination (`EINVAL`): a loopback address, or
     /// an address of this node as the source.
     Martian,
-    /// Another error of the kernel, with its error number.
+    /// The kernel refused the lookup for another reason, with this error number.
     Other(i32),
 }
 
 impl RouteRefusal {
-    /// Returns the reason for a refusal that concerns the packet's route. Returns `None` for any
-    /// other refusal.
+    /// Returns the reason if the kernel refused because it has no route for the packet. Returns
+    /// `None` for any other refusal.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -157,8 +157,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the reason for a missing route, if the kernel's error concerns the route. Otherwise,
-/// returns the error itself.
+/// Returns the reason if the error means that the kernel has no route. Otherwise, returns the error
+/// itself.
 pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
         Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),

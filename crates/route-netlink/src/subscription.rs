@@ -30,7 +30,7 @@ pub enum Event {
     Lost,
 }
 
-/// A subscription to changes of links and addresses, in the network namespace of the thread that
+/// A subscription to changes to links and addresses, in the network namespace of the thread that
 /// opened it. Its calls never block. Before a call of `receive`, the caller must wait until the
 /// descriptor is readable.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {
-            // A malformed message may be about any change.
+            // A malformed message may report any change.
             let event = message.and_then(event);
             event.unwrap_or(Some(Event::Lost))
         })

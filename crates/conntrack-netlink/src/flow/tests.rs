@@ -102,7 +102,8 @@ fn a_delete_request_equals_that_of_the_conntrack_tool() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // Our delete request also has the flow's id. The request of the `conntrack` tool does not.
+        // Our delete request also has the flow's id, which the request of the `conntrack` tool
+        // lacks.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }

@@ -273,7 +273,7 @@ struct RedirectRules {
     outside: Option<u16>,
     pods: Option<u16>,
     node: Option<u16>,
-    /// Rules in the kernel's order.
+    /// Rules of the redirect, in the kernel's order.
     lines: Vec<String>,
 }
 

@@ -400,7 +400,7 @@ pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static st
     }
 }
 
-/// Checks that a second process takes over the rules and ports of the first process.
+/// Checks that a second process adopts the rules and ports of the first process.
 pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -435,8 +435,8 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks three steps of the mode: it writes very many Services in one step, writes one more
-/// Service, and removes all Services.
+/// Checks that the mode writes very many Services at once, then one more Service, and then removes
+/// all Services.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;

@@ -13,7 +13,7 @@ use crate::port::Portal;
 /// Name of the table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-userspace";
 
-/// Origin of packets.
+/// Origin of packets. Each origin has its own maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// Packets that arrive on an interface.

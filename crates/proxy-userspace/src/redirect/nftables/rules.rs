@@ -15,10 +15,10 @@ use crate::plan::{Base, NodePortsAt};
 /// whose leftover rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
-/// Text with which the comments of rules for NodePorts begin.
+/// Prefix of the comments of rules for NodePorts.
 pub(super) const EVERYWHERE: &str = "NodePorts";
 
-/// Returns the chains with their rules.
+/// Returns the chains of the table, with their rules.
 pub(super) fn chains(
     family: IpFamily,
     base: &Base,
