@@ -8,8 +8,8 @@
 //! done
 //! ```
 //!
-//! `iptables-legacy-restore` loads the rules. Each output line is one rule (`struct ipt_entry`) in
-//! hex.
+//! `iptables-legacy-restore` loads the rules. Each output line is one rule in hex (`struct
+//! ipt_entry`).
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -2,8 +2,8 @@
 //! that can finish in time.
 //!
 //! The expected durations were measured on an idle machine (2 cores of 2024, User Mode Linux). On
-//! another machine, or on a busy one, durations differ by a factor. The budget learns this factor
-//! from finished cells.
+//! another machine, or on a busy machine, all durations differ by about the same factor. The budget
+//! learns this factor from finished cells.
 //!
 //! For other kube-proxies, the durations are estimates from upstream's 1.36. Each of these programs
 //! has its own factor, so that a wrong estimate does not look like a slow machine.
@@ -14,8 +14,8 @@ use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
 /// Seconds for booting the VM, setting up its nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Weight of the initial factor 1, in seconds. Once the finished cells took this long in total,
-/// their factor and the initial factor count equally.
+/// Weight of the initial factor 1, in seconds. Once the finished cells have taken this long in
+/// total, their factor and the initial factor count equally.
 const PRIOR: f64 = 60.0;
 
 /// Expected and actual durations of the finished cells.

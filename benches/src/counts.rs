@@ -69,8 +69,8 @@ fn is_replacement(arguments: &str) -> bool {
         && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
 }
 
-/// Returns the name of the write that a netlink message requests, or `None` if the message only
-/// reads. `message` begins with the value of `nlmsg_len`.
+/// Returns the name of the write that a netlink message requests. Returns `None` if the message
+/// only reads. `message` begins with the value of `nlmsg_len`.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest

@@ -1,5 +1,5 @@
 //! The bare loader of IPVS mode, called `floor`. It writes the final state as fast as the kernel
-//! allows, so it is the lower bound for a kube-proxy.
+//! allows, so its time is the lower bound for a kube-proxy.
 //!
 //! - It has no API server, no object model and no read-back.
 //! - It prepares its messages before the clock starts. Only set members are encoded during the
@@ -29,7 +29,7 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Minimum capacity of a set (maxelem), the same as the daemon's.
+/// Minimum capacity of a set (`maxelem`). The daemon uses the same number.
 const LEAST_ROOM: u32 = 65_536;
 /// Line that the bare loader prints when its messages are prepared.
 const READY: &str = "ready";
@@ -348,8 +348,8 @@ impl Changes {
         for change in &self.0 {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
-            // Like the daemon, asks the kernel whether the old destination still has connections.
-            // In this benchmark, the old destination never has connections.
+            // Like the daemon, queries whether the old destination still has connections. In this
+            // benchmark, the old destination never has connections.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

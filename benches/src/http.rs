@@ -1,4 +1,5 @@
-//! Client of the API fixture, mainly for writes. Uses HTTP/1.1 on one persistent connection.
+//! A client of the API fixture, mainly for writes. The client uses HTTP/1.1 on one persistent
+//! connection.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

@@ -33,7 +33,7 @@ pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 /// Protocol number of the routes that this project's daemon adds (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
-/// Maximum number of differences that an outcome lists.
+/// Maximum number of differences between two states that an outcome lists.
 const NAMED: usize = 5;
 
 /// State of a node's kernel: either read back, or derived from the objects.
@@ -171,12 +171,12 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// Place in the kernel where IPVS mode keeps its sets.
+/// Kernel subsystem that contains the sets of IPVS mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// ipset, like upstream's kube-proxy.
+    /// The sets are ipsets, as with upstream's kube-proxy.
     Ipset,
-    /// An nftables table, which also holds the rules.
+    /// The sets are in an nftables table, which also contains the rules.
     Nftables,
 }
 
@@ -315,7 +315,7 @@ impl Kernel {
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Returns false if IPv4 has rules or tables but IPv6 has none.
+    /// Returns false if IPv4 has rules or tables and IPv6 has none.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),

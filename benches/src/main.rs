@@ -152,7 +152,7 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, folder, false)?;
-    // A reader cannot use the programs' local paths, so the published file omits them.
+    // The published file omits the local paths of the programs, because readers cannot use them.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();

@@ -36,7 +36,7 @@ pub(crate) struct Nat {
 }
 
 impl Nat {
-    /// Opens one socket per IP family. From now on, this process keeps the memory that it frees.
+    /// Opens one socket per IP family. Also makes this process's allocator keep freed memory.
     pub(crate) fn open() -> io::Result<Self> {
         keep_memory();
         Ok(Self {
@@ -45,7 +45,7 @@ impl Nat {
         })
     }
 
-    /// Returns false if IPv4 has rules but IPv6 has none.
+    /// Returns false if IPv4 has rules and IPv6 has none.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
         let has_rules = |tables| {
             Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))

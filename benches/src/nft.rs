@@ -19,7 +19,7 @@ use crate::rules::Servers;
 pub(crate) const TABLE: &str = "kube-proxy";
 /// Name of the map of Service addresses in this table.
 const SERVICES: &str = "service-ips";
-/// Name of the table with the helper rules of IPVS mode.
+/// Name of the table with the rules and sets of IPVS mode (the shim).
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
 /// Name of a temporary table that shows whether the kernel supports an address family.
 const PROBE: &str = "bench-probe";
@@ -46,7 +46,7 @@ pub(crate) struct Tables {
     chains: HashMap<SocketAddrV4, Name>,
     /// Layout of the table of nftables mode, or `None` until the table exists.
     layout: Option<Layout>,
-    /// Service that the last check found wrong, and the ruleset's generation at that time. The
+    /// Service that the last check found incomplete, and the ruleset's generation at that time. The
     /// benchmark does not read this Service again until the generation changes.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
@@ -92,7 +92,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Returns false if IPv4 has the table but IPv6 lacks it.
+    /// Returns false if IPv4 has the table and IPv6 lacks it.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {
@@ -166,7 +166,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// Returns the elements of a set. Returns none if the set does not exist.
+    /// Returns the elements of a set, or an empty list if the set does not exist.
     pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
         match self.nft.elements(Family::Ip, table, set) {
             Err(error) if is_absent(&error) => Ok(Vec::new()),

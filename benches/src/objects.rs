@@ -40,10 +40,10 @@ const SLICE: usize = 100;
 /// memory.
 const FILE: usize = 20_000;
 
-/// Endpoint of a Service.
+/// An endpoint of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Endpoint {
-    /// Address and port.
+    /// Address and port of the endpoint.
     pub(crate) at: SocketAddrV4,
     /// True if the endpoint runs on this node.
     pub(crate) is_local: bool,
@@ -60,14 +60,14 @@ pub(crate) struct Objects {
     looks: ObjectContent,
 }
 
-/// Choice of how much an object contains beyond the fields that a kube-proxy reads.
+/// Additional content of an object, beyond the fields that a kube-proxy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum ObjectContent {
-    /// No additional fields.
+    /// The objects have only the fields that a kube-proxy reads.
     #[default]
     Bare,
-    /// The fields that a kube-proxy reads, and the fields that controllers and the API server
-    /// write. The objects then have realistic sizes.
+    /// The objects also have the fields that controllers and the API server write, which gives them
+    /// realistic sizes.
     Served,
 }
 
@@ -82,7 +82,7 @@ impl Objects {
         }
     }
 
-    /// Sets how much content the objects have.
+    /// Sets the additional content of the objects.
     pub(crate) fn set_looks(&mut self, looks: ObjectContent) {
         self.looks = looks;
     }

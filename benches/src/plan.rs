@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In each phase, the run visits the most informative points first. It measures all programs at one
-//! point before the next point. So a change of the machine's speed affects all programs equally. If
+//! point before the next point. So a change in the machine's speed affects all programs equally. If
 //! the time ends early, the report still has every axis and complete comparisons.
 //!
 //! A cell of another kube-proxy may take minutes. Without arguments, the run first measures other
@@ -26,16 +26,17 @@ const ALL: [&str; 11] = [
     "10000x50",
 ];
 
-/// Number of times that the run measures a point, and its place in the order.
+/// Number of times that the run measures a point, and the point's place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
-    /// As many times as the command line's number of repeats.
+    /// The run measures the point in every repeat (`--repeats`).
     All,
     Twice,
     Once,
-    /// Once, early, if the run compares with another kube-proxy. Otherwise like `Spare`.
+    /// The run measures the point once: early if it also measures another kube-proxy, and otherwise
+    /// after all other cells.
     Beside,
-    /// Once, after all other cells.
+    /// The run measures the point once, after all other cells.
     Spare,
 }
 
@@ -89,9 +90,9 @@ impl FromStr for AxisChoice {
 /// The programs, axes and sizes that the user requested.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    /// Axes to measure. Empty for all axes.
+    /// Axes to measure. If empty, the run measures all axes.
     pub(crate) axes: &'a [AxisChoice],
-    /// Sizes to measure. Empty for the most informative sizes of each axis.
+    /// Sizes to measure. If empty, the run measures the most informative sizes of each axis.
     pub(crate) sizes: &'a [Size],
     pub(crate) subjects: &'a [Subject],
     pub(crate) repeats: u32,
@@ -102,7 +103,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) changes: u32,
 }
 
-/// An axis at a size.
+/// An axis and a size at which the run measures it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
     axis: Axis,
@@ -179,7 +180,7 @@ impl Plan<'_> {
         cells
     }
 
-    /// Adds one cell for each program at each point whose frequency `is_had` accepts.
+    /// Adds one cell for each program at each point, if `is_had` accepts the frequency.
     fn repeat(
         &self,
         points: &[Point],
@@ -189,8 +190,8 @@ impl Plan<'_> {
     ) {
         for point in points {
             for subject in self.subjects {
-                // The measurement `direct` uses no Services, so their number makes no difference.
-                // One cell is enough for all sizes.
+                // The measurement `direct` uses no Service. So the number of Services makes no
+                // difference, and one cell is enough for all sizes.
                 let is_told = subject.kind == SubjectKind::Direct
                     && cells.iter().any(|cell| {
                         (cell.axis, cell.repeat) == (point.axis, repeat)
@@ -390,7 +391,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes long compared with the information that it adds.
+/// Returns true if a cell takes too long for the information that it adds.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -588,7 +589,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the number of finished cells of an axis, a size and a program.
+    /// Returns the number of finished cells of a program on an axis, at a size.
     fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
         let size: Size = size.parse().unwrap();
         let is_it = |cell: &&Cell| {

@@ -1,4 +1,4 @@
-//! A measured process, and its use of CPU and memory as `/proc` shows it.
+//! A measured process, and its CPU time and memory from `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a command.
+    /// Starts a command, and writes its output to the file `log`.
     pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = command
@@ -80,8 +80,8 @@ impl Process {
         Ok(process::status(self.id(), field)?)
     }
 
-    /// Returns the number of voluntary context switches of all threads. A wakeup follows each such
-    /// switch.
+    /// Returns the number of voluntary context switches of all threads. Each of these switches ends
+    /// with a wakeup.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {

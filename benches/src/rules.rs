@@ -12,7 +12,7 @@
 //!
 //! - This module follows a packet from rule to rule. The packet's destination address, protocol and
 //!   port are known. Its sender, its interface and random choices are unknown.
-//! - If a rule depends on something unknown, the module follows both cases: the rule matches, and
+//! - If a rule depends on an unknown property, the module follows both cases: the rule matches, and
 //!   the rule does not match.
 //! - Chains to which no rule jumps are ignored. kube-proxy leaves such chains behind and deletes
 //!   them later.
@@ -25,7 +25,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Endpoints of each Service address and port. All modes have this part of the state.
+/// Endpoints of each Service address and port. This part of the state exists in every mode.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
 /// Destinations to which the rules may translate a packet.
@@ -58,18 +58,19 @@ enum RuleEffect {
 /// Action that a matching rule takes on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// Continue with the next rule.
+    /// The packet continues with the next rule.
     On,
-    /// Call the chain at this offset.
+    /// The packet enters the chain at this offset, and returns to the next rule.
     Jump(usize),
-    /// Continue in the chain at this offset. At its end, return to the caller of the current chain.
+    /// The packet continues in the chain at this offset. At its end, the packet returns to the
+    /// caller of the current chain.
     Goto(usize),
-    /// Return to the caller of the current chain.
+    /// The packet returns to the caller of the current chain.
     Back,
-    /// Stop: the packet has passed this table.
+    /// The packet leaves this table.
     End,
-    /// Translate the packet's destination to this address. If the port is `None`, the packet keeps
-    /// its port.
+    /// The rule translates the packet's destination to this address. If the port is `None`, the
+    /// packet keeps its port.
     To(Ipv4Addr, Option<u16>),
 }
 
@@ -128,7 +129,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Returns the destinations that the rules may choose for a new TCP connection to an address
-    /// and port. Returns none if no rule translates the connection.
+    /// and port. Returns an empty set if no rule translates the connection.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -296,8 +297,8 @@ impl<'a> Rule<'a> {
         Ok(takes)
     }
 
-    /// Returns the single address and port that the rule matches, or `None` if it matches several.
-    /// Ignores the rule's other conditions.
+    /// Returns the single address and port that the rule matches. Returns `None` if the rule
+    /// matches several. Ignores the rule's other conditions.
     fn only(&self) -> Result<Option<SocketAddrV4>> {
         let is_one = self.number(DESTINATION_MASK)? == u32::MAX
             && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
@@ -479,7 +480,7 @@ impl<'a> Extension<'a> {
 /// Inverse flag in `struct xt_tcp`: `XT_TCP_INV_DSTPT`.
 const NOT_TO_PORT: u8 = 0x02;
 
-/// Conditions of a TCP match.
+/// Conditions of the match `tcp`.
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,

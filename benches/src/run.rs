@@ -444,7 +444,7 @@ impl Run {
     }
 }
 
-/// Earlier outcomes that make the run skip further cells.
+/// Outcomes of finished cells that make the run skip further cells.
 #[derive(Debug, Default)]
 struct SkippedCells {
     /// Measured programs that do not support their mode or flags, each with the reason.
@@ -615,7 +615,7 @@ fn utc(time: SystemTime) -> String {
     jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
-/// Returns the command line without the folders of this machine, which do not influence the
+/// Returns the command line without the directories of this machine, which do not influence the
 /// measurement.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut words = Vec::new();

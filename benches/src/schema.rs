@@ -36,13 +36,13 @@ pub(crate) enum Axis {
     Rolling,
     /// Time until the kube-proxy has removed all Services from the kernel.
     Delete,
-    /// CPU time and wakeups of an idle daemon.
+    /// CPU time, wakeups and started processes of an idle daemon.
     Idle,
     /// Peak memory during a cold start, and steady memory after it.
     Memory,
     /// Cold start with one Service that has many endpoints.
     Big,
-    /// Load of the API server: requests and the size of their responses.
+    /// Load on the API server: requests, the sizes of their responses, and CPU time.
     Api,
     /// Cost of the first packet of a new flow.
     First,
@@ -117,7 +117,7 @@ impl Mode {
 /// A measured program, or a kernel state without a program. Each has a column in the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Name in the report.
+    /// Name of the subject in the report.
     pub(crate) name: String,
     /// The measured program or kernel state itself.
     #[serde(flatten)]
@@ -262,14 +262,14 @@ impl FromStr for Size {
     }
 }
 
-/// Measurement in a fresh VM.
+/// One measurement, made in a fresh VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) axis: Axis,
     pub(crate) subject: Subject,
     pub(crate) size: Size,
-    /// Number of the repeat, from 0. The report combines the repeats of one axis, measured program
-    /// and size.
+    /// Number of the repeat, counted from 0. The report combines the repeats of one axis, measured
+    /// program and size.
     pub(crate) repeat: u32,
     /// True if the measured program runs under `strace -f`. The cell then counts system calls, and
     /// its durations are meaningless.
@@ -320,10 +320,10 @@ pub(crate) enum Outcome {
         /// The error that stopped the measurement.
         why: String,
     },
-    /// The run skipped the cell. Either the program does not support its mode or flags, or its cold
-    /// start takes too long, or the run's time limit would pass.
+    /// The run skipped the cell, because the program does not support its mode or flags, its cold
+    /// start takes too long, or the run has too little time left.
     Skipped {
-        /// The reason.
+        /// Reason why the run skipped the cell.
         why: String,
         /// Time limit in seconds that a cold start of the same or a smaller size exceeded. This
         /// cell would have exceeded its limit, too.
@@ -360,7 +360,7 @@ pub(crate) struct CellFigures {
     /// `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
-    /// Load of the API server on each occasion.
+    /// Load on the API server, by occasion.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) server: BTreeMap<RequestOccasion, ServerCost>,
     /// System calls and messages that strace counted, if the measured program ran under strace.
@@ -374,7 +374,7 @@ pub(crate) struct CellFigures {
     pub(crate) state: Option<KernelDigest>,
 }
 
-/// Summary of many values.
+/// Summary of many measured values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Distribution {
     /// Unit of the values: `ms`, `us`, `ns`, `per_s`.
@@ -416,9 +416,9 @@ pub(crate) enum RequestOccasion {
     First,
     /// Restart of the kube-proxy.
     Restart,
-    /// Changes of endpoints while the kube-proxy watches them.
+    /// Changes to endpoints while the kube-proxy watches them.
     Watch,
-    /// Simultaneous reconnect of many clients.
+    /// Many clients reconnect at the same time.
     Reconnect,
     /// All connections break. For a while, the server then returns 504 to watches.
     WatchStorm,
@@ -449,7 +449,7 @@ impl RequestOccasion {
     }
 }
 
-/// Load that the API server had from its clients.
+/// Load that clients have put on the API server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
     /// Bytes that the server sent on the wire.
@@ -483,7 +483,7 @@ pub(crate) struct Counts {
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
-/// Sizes and digest of the kernel's state.
+/// Numbers of entries in the kernel's state, and a digest of the state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KernelDigest {
     pub(crate) servers: u64,
@@ -530,7 +530,7 @@ pub(crate) struct About {
     pub(crate) commit: String,
     /// Command line of the run.
     pub(crate) command: String,
-    /// Kernel choice of the lab: `host` for the host's kernel, otherwise `A` or `B`.
+    /// Kernel that the lab uses: `host` for the host's kernel, otherwise `A` or `B`.
     pub(crate) lane: String,
     /// Kernel of the VMs, such as `6.1.0 x86_64`.
     pub(crate) kernel: String,
@@ -544,13 +544,13 @@ pub(crate) struct About {
     pub(crate) is_full: bool,
     /// Names of the measured programs, in the order of the columns.
     pub(crate) subjects: Vec<String>,
-    /// Measured kube-proxies from other sources.
+    /// Measured kube-proxies that this repository did not build.
     pub(crate) others: Vec<Other>,
     /// Kube-proxies that the option `--kube-proxy` gives but `--subjects` excludes.
     pub(crate) not_named: Vec<String>,
 }
 
-/// A kube-proxy from another source.
+/// A kube-proxy that this repository did not build.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Other {
     /// Name of the kube-proxy in the report.

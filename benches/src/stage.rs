@@ -22,7 +22,8 @@ use crate::wait::{self, WaitEnd};
 
 /// Address of the API fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// Time limit for the start of the API fixture: more than a second per thousand objects.
+/// Time limit for the start of the API fixture. The limit allows more than a second per thousand
+/// objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
 /// Environment of a measured program: its node, its objects and its API server.
 pub(crate) struct Stage {
@@ -44,8 +45,8 @@ impl Stage {
     /// Creates an empty node.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
-        // Without a VM, an earlier cell may have left this folder, because its process had the same
-        // id.
+        // Without a VM, a process of an earlier cell may have had the same id, and may have left
+        // this directory.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;
@@ -78,7 +79,7 @@ impl Stage {
         mode(&self.cell)
     }
 
-    /// Returns the folder for temporary files.
+    /// Returns the directory for temporary files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -195,7 +196,7 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
 }
 
 /// Makes this process use the legacy variants of the iptables programs, through links in the first
-/// folder of its search path. The default variants may be iptables-nft, and the VM's kernel may
+/// directory of its search path. The default variants may be iptables-nft, and the VM's kernel may
 /// lack nftables. Returns false if `iptables-legacy` is not installed.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {

@@ -18,9 +18,9 @@ const SAMPLE: u32 = 100;
 /// Minimum pause between two checks of the kernel. A check makes two system calls, which take less
 /// than 2 % of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Minimum ratio of the pause after a check to the CPU time of the check. Without the pause, checks
-/// that read a whole table would take too much CPU time from the measured program. For a check at
-/// background priority, which takes none of that time, the ratio is 1.
+/// Minimum ratio of the pause after a check to the CPU time of the check. Without pauses, checks
+/// that read a whole table would take too much CPU time from the measured program. A check at
+/// background priority takes no CPU time from the program, so its ratio is 1.
 const REST: u32 = 10;
 /// Pause between two reads of the whole state, while the kernel still has entries that the
 /// kube-proxy must remove.
@@ -60,7 +60,7 @@ fn schedule(policy: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// Result of a wait.
+/// Result of waiting for the kernel's state.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
     /// The kernel's state is correct. Holds the time at which a quick check first found the state
@@ -158,7 +158,7 @@ pub(crate) fn until(
     }
 }
 
-/// Part of the kernel's state that a quick check reads.
+/// Part of the kernel's state that a quick check still has to find correct.
 enum LookSubject {
     /// IPVS mode: virtual servers of the Services that are not yet correct. The check also compares
     /// the number of set members.
@@ -175,7 +175,7 @@ enum LookSubject {
     },
 }
 
-/// Returns the CPU time of this thread. The measured program could not use this time.
+/// Returns the CPU time that this thread has used, which the measured program could not use.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -38,8 +38,8 @@ use traffic::{Mark, Request, Traffic};
 /// Maximum number of clients that reconnect at the same time. Runs with fewer changes use fewer
 /// clients.
 const CLIENTS: u32 = 500;
-/// Number of additional clients that watch the changes. With this number of clients, the cost of
-/// one client exceeds the measurement noise.
+/// Number of additional clients that watch the changes. With fewer clients, the cost of watching
+/// would be lost in the measurement noise.
 const MORE: u32 = 20;
 /// Number of changes below which a run is a smoke test. A smoke test only shows that this benchmark
 /// works.
@@ -93,7 +93,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, RequestOccasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&RequestOccasion::Watch) {
-        // Computes the server's cost of each watching client. Subtracts the cost of the changes
+        // Computes the server's cost per watching client, without the cost of the changes
         // themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
@@ -228,7 +228,7 @@ impl Run {
         more.read(self.pace.quiet).map(drop)
     }
 
-    /// Makes the changes while no client watches. Returns the CPU seconds that they cost the
+    /// Makes the changes while no client watches. Returns the CPU seconds that the changes cost the
     /// server.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;

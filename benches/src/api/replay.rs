@@ -12,14 +12,16 @@ use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
 
-/// Clients that have sent their requests. Each request has its own connection.
+/// The open connections of simulated clients that have sent their requests, one connection per
+/// request.
 pub(super) struct Clients {
     sockets: Vec<TcpStream>,
     buffer: Vec<u8>,
 }
 
 impl Clients {
-    /// Sends the requests of each of `clients` clients. Each request has its own connection.
+    /// Sends all `requests` once for each of `clients` clients. Each request has its own
+    /// connection.
     pub(super) fn ask(stage: &Stage, requests: &[Request], clients: u32) -> Result<Self> {
         let to: SocketAddr = API.parse()?;
         let open = || {

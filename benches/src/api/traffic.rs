@@ -8,14 +8,14 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// Requests of the measured kube-proxy, and their responses. Requests of the benchmark itself are
-/// excluded from the list.
+/// Requests of the measured kube-proxy, and the sizes of their responses. The list excludes
+/// requests of the benchmark itself.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
-    /// Requests since the mark.
+    /// Requests since the mark ([`Mark`]) from which the log was read.
     requests: Vec<Request>,
-    /// Bytes of all responses as sent on the wire.
+    /// Number of bytes that the server sent on the wire, over all responses.
     sent_bytes: u64,
     /// Number of all requests, including those of the benchmark itself.
     count: usize,
@@ -45,7 +45,7 @@ pub(super) struct Request {
 }
 
 impl Traffic {
-    /// Reads the traffic from the position `since` of the log on. If `since` is `None`, returns
+    /// Reads the part of the log that begins at the position `since`. If `since` is `None`, returns
     /// only the totals.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
         // A caller without a mark needs only the totals. Listing all requests would add to the

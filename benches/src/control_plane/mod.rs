@@ -1,4 +1,5 @@
-//! Control plane: measures the cost of writing state into the kernel.
+//! Measures the control plane: the time and work that a program needs to write state into the
+//! kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,11 +31,11 @@ const ADDED_COUNTING: u32 = 5;
 const ROLLED: u32 = 100;
 /// Pause that lets the measured program finish its remaining work.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Time without new strace output after which the measured program counts as calm.
+/// Time without new strace output after which the measured program counts as idle.
 const CALM: Duration = Duration::from_secs(3);
 /// Number of warm-up changes that are not measured.
 const WARM_UP: u32 = 20;
-/// Minimum number of changes, even if they take long.
+/// Minimum number of measured changes, even if the changes take long.
 const LEAST: u32 = 10;
 
 /// Measures one cell (one benchmark run) of the control plane axes, `cold` to `big`. Runs in the
@@ -175,7 +176,7 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
 
 /// Counters at the start of a measured phase.
 struct Phase {
-    /// Bytes that strace wrote before the phase.
+    /// Number of bytes that strace wrote before the phase.
     traced: u64,
     cpu_s: f64,
     fixture_cpu_s: f64,
@@ -205,7 +206,7 @@ impl Phase {
 }
 
 /// Waits until the kernel holds the current objects. Returns the kernel's state, and the time of
-/// the last quick check. On failure, returns the outcome.
+/// the last quick check. If the kernel does not get these objects, returns the outcome instead.
 fn settled(
     stage: &mut Stage,
     subject: &mut Process,
@@ -410,8 +411,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes all objects while the measured program is stopped, and then continues the program. This
-/// separates the program's work from the API server's work.
+/// Deletes all objects while the measured program is stopped, and then continues the program. So
+/// the API server's work for the deletions is not part of the measured time.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -440,7 +441,8 @@ fn idle(stage: &Stage, subject: &Process) -> Result<CellFigures> {
     std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
     let seconds = started.elapsed().as_secs_f64();
     let (waits, forks) = (subject.waits()? - waits, process::forks()? - forks);
-    // Kernel worker threads do not belong to the measured program, so they are subtracted below.
+    // Counts new kernel worker threads, to subtract them below: they do not belong to the measured
+    // program.
     let kernel = process::kernel_threads()?.difference(&kernel).count() as u64;
     let mut measured = phase.end(stage, subject)?;
     measured.steady_kib = Some(subject.memory_kib("VmRSS")?);

@@ -42,8 +42,7 @@ use crate::stage::Stage;
 /// into the connection table.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
-/// Number of packets sent before each block, which load the node's tables into the CPU caches
-/// again.
+/// Number of packets before each block. They load the node's tables into the CPU caches again.
 const BEFORE: u16 = 6;
 /// A chain that no packet traverses. A rule in this chain makes the kernel enable the features that
 /// the rule needs, such as connection tracking.
@@ -51,11 +50,11 @@ const UNUSED: &str = "BENCH-UNUSED";
 
 /// Rules of each chain. The key is the table and the chain. A rule is the whole line (`-A …`).
 type Chains = BTreeMap<(String, String), Vec<String>>;
-/// Table and line of a rule.
+/// A rule: its table and its line (`-A …`).
 type Rule = (String, String);
 
-/// One step of the measurement. Its node has the state of the previous step's node and the addition
-/// `add`.
+/// One step of the measurement. The step's node has the state of the previous step's node, and in
+/// addition `add`.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -65,17 +64,17 @@ struct Step {
 #[derive(Debug)]
 enum Add {
     Nothing,
-    /// Virtual servers of all Services.
+    /// Adds the virtual servers of all Services.
     Servers,
-    /// Shell commands that change the node.
+    /// Runs these shell commands on the node.
     Script(String),
-    /// iptables rules of IPVS mode, with the ipsets that they use.
+    /// Adds iptables rules of IPVS mode, and the ipsets that they use.
     Rules(Vec<Rule>),
-    /// Connection tracking, which a rule in nf_tables makes the kernel enable.
+    /// Enables connection tracking, by a rule in nf_tables that needs it.
     Tracking,
-    /// Address translation, which a chain in nf_tables makes the kernel enable.
+    /// Enables address translation, by an empty nat chain in nf_tables.
     Translation,
-    /// The first rules of an nf_tables table, up to this number. `None` stands for all rules.
+    /// Adds the first rules of an nf_tables table, up to this number. `None` stands for all rules.
     Pieces(Option<usize>),
 }
 
@@ -88,7 +87,7 @@ impl Step {
     }
 }
 
-/// Nodes with one client each. The benchmark sends packets from each client in turn.
+/// The measured nodes, with one client each. The benchmark sends packets from each client in turn.
 struct Track {
     server: Place,
     sender: Sender,
@@ -161,7 +160,7 @@ impl Track {
     }
 }
 
-/// Measures all steps of one mode. Also measures complete modes in the same kernel, for comparison.
+/// Measures all steps of one mode. For comparison, also measures complete modes in the same kernel.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let mut track = Track::new(&mut stage)?;

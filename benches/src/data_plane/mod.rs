@@ -1,4 +1,4 @@
-//! Data plane: measures the cost of a packet, a connection and a request on a node that the
+//! Measures the data plane: the cost of a packet, a connection and a request on a node that the
 //! measured program has programmed.
 //!
 //! ```text
@@ -37,7 +37,7 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
 
-/// Address range of the server. Contains all endpoints and no client.
+/// Address range of the server, which contains all endpoints and no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
@@ -55,10 +55,10 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// IPVS' connection table (4096 buckets) stay short.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
-/// Number of rounds in which the server replies.
+/// Number of rounds that send packets to a server that replies.
 const ANSWERED_ROUNDS: usize = 9;
-/// Minimum number of rounds. After these rounds, the measurement stops once it has taken [`ENOUGH`]
-/// time, for example if each packet takes milliseconds.
+/// Minimum number of rounds. After these rounds, the measurement stops once it has taken longer
+/// than [`ENOUGH`], for example if each packet takes milliseconds.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
@@ -314,8 +314,8 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// Measures the first packets of flows to each target, in blocks. Sends some blocks to a silent
-/// server, then some to a server that replies with TCP resets. The resets travel back within the
+/// Measures the first packets of flows to each target, in blocks. The first blocks go to a silent
+/// server. Further blocks go to a server that replies with TCP resets, which travel back within the
 /// measured time. Returns series in the format of [`in_turns`].
 fn first(
     client: &Place,

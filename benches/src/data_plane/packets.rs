@@ -24,8 +24,8 @@ use rustix::net::{
 
 /// Size of a packet in bytes: IPv4 and TCP headers without options.
 const PACKET: usize = 40;
-/// Number of packets before the first block, which resolve neighbours, and load code and tables
-/// into the CPU's caches.
+/// Number of packets before the first block. They make the kernel resolve neighbours, and load code
+/// and tables into the CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 

@@ -10,8 +10,8 @@ use nftables_netlink::{
     Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
-/// Name of a table with helper rules that match no packet. The helper rules make the kernel enable
-/// features that other rules need.
+/// Name of a table with rules that match no packet. These rules make the kernel enable features,
+/// such as connection tracking.
 const BENCH: &str = "bench";
 /// Priority of IPVS in the input hook. IPVS takes its packets there, so chains with a higher
 /// priority number never see these packets.

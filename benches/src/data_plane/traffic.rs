@@ -16,7 +16,7 @@ use crate::schema::Axis;
 const ROUNDS: usize = 7;
 const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
-/// Duration of a round of the throughput axis.
+/// Duration of one round on the axis `throughput`.
 const STREAM: Duration = Duration::from_millis(250);
 /// Timeout for one reply.
 const PATIENCE: Duration = Duration::from_secs(5);

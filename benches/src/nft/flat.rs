@@ -50,8 +50,8 @@ impl Tables {
         })
     }
 
-    /// Returns the endpoints that new connections to a Service reach. Returns none if an element of
-    /// the Service is missing.
+    /// Returns the endpoints that new connections to a Service reach. Returns an empty set if an
+    /// element of the Service is missing.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);

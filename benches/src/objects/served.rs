@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Timestamp of every field.
+/// Timestamp in all fields that contain a time.
 const TIME: &str = "2026-11-22T10:00:00Z";
 /// Zones of the nodes.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];

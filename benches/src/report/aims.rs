@@ -1,4 +1,4 @@
-//! The performance aims, and whether this run meets each of them.
+//! The performance aims, and the result of this run for each aim.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,8 @@ use crate::schema::{Axis, Cell, CellFigures, Outcome, Report, Size};
 /// defines.
 const AIMS: &str = include_str!("aims.txt");
 
-/// Text of a figure, and true if the figure meets the aim. `None` if the aim has no bound.
+/// Text of a figure, and true if the figure meets its aim. The flag is `None` if the aim has no
+/// bound.
 type Figure = (String, Option<bool>);
 
 /// Text of a performance aim, and its figure if this run measured it.
@@ -181,8 +182,8 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// Compares the growth of our time with the growth of bare IPVS's time, in nanoseconds, from one
-/// size to a larger size.
+/// Compares the nanoseconds by which our time and the time of bare IPVS grow from one size to a
+/// larger size.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -190,8 +191,8 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns the growth of our time and of the bare loader's time, in milliseconds, from one size to
-/// a larger size.
+/// Returns the milliseconds by which our time and the bare loader's time grow from one size to a
+/// larger size.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);

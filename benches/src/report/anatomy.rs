@@ -105,7 +105,7 @@ fn row(name: String, found: Against) -> Vec<String> {
     ]
 }
 
-/// Returns the name of a series without the number in front.
+/// Returns the name of a series without its leading number.
 fn title(step: &str) -> &str {
     step.split_once(' ').map_or(step, |(_, name)| name)
 }

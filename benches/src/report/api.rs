@@ -90,7 +90,7 @@ fn told(report: &Report, size: Size, occasion: RequestOccasion) -> String {
     occasion.name().to_owned() + &count.unwrap_or_default()
 }
 
-/// Returns the median of a value over the repeats of a measured program.
+/// Returns the median of a value over all repeats of a measured program.
 fn median(
     report: &Report,
     subject: &str,

@@ -28,7 +28,7 @@ pub(super) fn explained(axis: Axis) -> String {
     lines.join("\n")
 }
 
-/// Describes the work for which a cell counted system calls, such as `100 changes`.
+/// Describes the work during which a cell counted system calls, such as `100 changes`.
 pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     match (cell.axis, measured.figures.get("steps")) {
         (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),
@@ -40,7 +40,7 @@ pub(super) fn counted(cell: &Cell, measured: &CellFigures) -> String {
     }
 }
 
-/// Title of the duration of a cold start.
+/// Title of the figure for the duration of a cold start.
 pub(super) const COLD: &str = "time until the kernel has all entries";
 
 /// All figures that have their own table. The first figure of an axis also has a chart.
@@ -52,7 +52,7 @@ pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     Axis::all().flat_map(of_axis).collect()
 });
 
-/// Figures of the main table.
+/// Figures in the report's main table.
 pub(super) static HEADLINE: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let rows = TEXT.lines().filter_map(|row| row.strip_prefix("= "));
     let rows = rows.filter_map(|row| row.split_once(" | "));
@@ -72,7 +72,7 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
     }
 }
 
-/// Place of a figure among the measured values of a cell.
+/// The measured value of a cell from which a figure comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct FigureSource {
     statistic: &'static str,

@@ -82,12 +82,12 @@ const COLUMNS: [(&str, &str); 16] = [
 const BESIDE: &str = "The comparison covers the main figure of each section. *Ahead* means better by more than 5 %, and by more than the \
     spread of the repeats.\n\n";
 
-/// Reason why a kube-proxy from the command line has no column in the report.
+/// Reason why a kube-proxy that the command line gives has no column in the report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
 
 /// A figure of the report.
 struct Figure {
-    /// Title without the unit.
+    /// Title of the figure, without the unit.
     title: String,
     metric: &'static Metric,
     size: Size,
@@ -391,7 +391,7 @@ fn has_result(cell: &Cell) -> bool {
 }
 
 /// Returns true if the main table has all figures of a metric's own table. With several repeats,
-/// only the own table has the best repeat and the spread.
+/// only the metric's own table has the best repeat and the spread.
 fn is_in_main_table(report: &Report, metric: &Metric) -> bool {
     let main = main_figures(report);
     let has_row = |size: Size| {

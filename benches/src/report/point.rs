@@ -12,7 +12,7 @@ pub(super) struct Metric {
     /// Title of the figure. The report puts the title of the axis in front.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
-    /// Source of the figure's value in a cell.
+    /// The measured value of a cell from which the figure comes.
     pub(super) of: FigureSource,
 }
 
@@ -78,14 +78,14 @@ pub(super) struct Point {
     pub(super) best: f64,
     /// The worst repeat: the lowest rate, or otherwise the highest value.
     pub(super) worst: f64,
-    /// Relative spread: (max - min) / median.
+    /// Relative spread of the repeats: (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
     /// Number of repeats, including repeats without a figure.
     pub(super) tried: usize,
 }
 
-/// Content of a table cell.
+/// Content of one cell of a report table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),

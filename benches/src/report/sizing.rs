@@ -24,7 +24,7 @@ const FIGURES: [(&str, Axis, &str); 4] = [
     ("CPU time of one changed endpoint, ms", Axis::Change, CPU),
     ("CPU time when idle, ms per min", Axis::Idle, "CPU time"),
 ];
-/// Beginning of the titles of all figures on CPU time.
+/// Prefix of the titles of all figures on CPU time.
 const CPU: &str = "CPU time of the program";
 /// Factor by which the memory request exceeds the highest measured peak.
 const RESERVE: f64 = 1.25;
