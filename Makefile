@@ -5,8 +5,8 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
-# Builds all programs. For a smaller choice of packages, cargo would enable other features of the dependencies and build
-# them again. After `make test`, BUILD=--all-targets saves two minutes, because it uses the programs that the tests built.
+# Builds all programs. With fewer packages, cargo would enable other features of the dependencies and build them again. After
+# `make test`, BUILD=--all-targets saves two minutes, because it uses the programs that the tests built.
 programs = $(CARGO) build --locked --workspace $(or $(BUILD),--bins)
 # Builds the shipped daemon separately, without the features of dependencies that only tests need.
 shipped = $(CARGO) build --locked --profile shipped -p kube-proxy

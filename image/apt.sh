@@ -32,7 +32,7 @@ need() {
   DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# Prepares a folder with package lists for one architecture. Later calls of apt-get use this folder (APT_CONFIG).
+# Prepares a directory with package lists for one architecture. Later calls of apt-get use this directory (APT_CONFIG).
 apt_for() { # folder, architecture
   local apt=$1 arch=$2 suite
   mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$apt/none/partial"

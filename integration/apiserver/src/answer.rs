@@ -19,10 +19,11 @@ use crate::media::{AcceptedEncodings, Coding, Media};
 use crate::object::Object;
 use crate::status::Status;
 
-/// Minimum size of a compressed body, in bytes (`defaultGzipThresholdBytes` of the real server).
+/// Size from which the server compresses a body, in bytes (`defaultGzipThresholdBytes` of the real
+/// API server).
 const WORTH_COMPRESSING: usize = 128 << 10;
-/// The lowest level of zlib-rs that compresses as well as Go's level 1. The real server uses Go's
-/// level 1 (`defaultGzipContentEncodingLevel`).
+/// Lowest gzip level of zlib-rs that compresses as well as level 1 of Go. The real API server uses
+/// Go's level 1 (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(2);
 /// Approximate amount of compressed data in a chunk, in bytes.
 const CHUNK: usize = 16 << 10;
@@ -81,8 +82,8 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Returns a rejection in plain text. In a real server, the filters before the handlers send such
-/// responses.
+/// Returns an error response in plain text, as the filters in front of a real API server's handlers
+/// send it.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);

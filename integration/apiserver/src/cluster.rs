@@ -16,8 +16,8 @@ use crate::selector::Scope;
 use crate::status::Status;
 
 /// The state of an API server: its objects and their history. The server and in-process editors
-/// share it. A clone is a handle to the same state. The state outlives its server, so that another
-/// server can start on it.
+/// share it. A clone is a handle to the same state. The state outlives its server, and another
+/// server can serve it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     state: Arc<Mutex<StoredCluster>>,
@@ -28,25 +28,26 @@ pub struct Cluster {
 /// Reason why [`Cluster::apply_yaml`] stopped. Objects before the error stay applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The text is not YAML.
+    /// The text to apply is not valid YAML.
     #[error("cannot read the YAML: {0}")]
     Yaml(#[from] Box<serde_saphyr::Error>),
-    /// The server rejected an object.
+    /// The server rejected an object of the text.
     #[error("document {document} ({object}) is refused")]
     Refused {
-        /// Number of the document in the text, from 1.
+        /// Position of the rejected object's document in the text, counted from 1.
         document: usize,
-        /// Kind, namespace and name, if the object has them.
+        /// Kind, namespace and name of the rejected object, as far as the object has them.
         object: String,
-        /// The server's error response.
+        /// Error response that a client would get for the rejected object.
         #[source]
         status: Box<Status>,
     },
 }
 
 impl Cluster {
-    /// Creates a cluster with the `ServiceCIDR` that a new real cluster has. Adds the Service
-    /// `default/kubernetes` if the options ask for it. Ignores options that concern only a server.
+    /// Creates a cluster with the `ServiceCIDR` object of a new Kubernetes cluster. Adds the
+    /// Service `default/kubernetes` if the options ask for it. Ignores options that concern only a
+    /// server, such as its listen address.
     pub fn new(options: &Options) -> Self {
         // The family of the first range is the default family of Services.
         let cidrs: Vec<IpNet> = options
@@ -123,13 +124,13 @@ impl Cluster {
     /// Applies every object of a YAML or JSON text. The text may have several documents and lists.
     /// Returns the number of objects.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
-        // A JSON parser reads JSON many times faster than a YAML parser, and benchmarks load large
-        // JSON files.
+        // Tries JSON first: benchmarks load large JSON files, which a JSON parser reads many times
+        // faster than a YAML parser.
         let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
             vec![document]
         } else {
-            // Large fixture files exceed the parser's budget, which protects against untrusted
-            // input.
+            // Disables the parser's budget, which protects against untrusted input: large fixture
+            // files exceed this budget.
             let options = serde_saphyr::options! { budget: None };
             serde_saphyr::from_multiple_with_options(text, options).map_err(Box::new)?
         };
@@ -176,8 +177,9 @@ impl Cluster {
         self.lock().version
     }
 
-    /// Compacts the history, as etcd does every five minutes. A new watch from an older version, or
-    /// a further page of an older list, gets 410 Expired. Open watches continue.
+    /// Compacts the history, as a real API server makes etcd do every five minutes. A new watch
+    /// from an older version, or a further page of an older list, gets 410 Expired. Open watches
+    /// continue.
     pub fn compact(&self) {
         let mut state = self.lock();
         state.compacted = state.version;
@@ -258,7 +260,7 @@ pub(crate) struct StoredCluster {
     pub(crate) version: u64,
     /// Resource version up to which the history is compacted.
     compacted: u64,
-    /// Number of changes that each collection's history keeps.
+    /// Maximum number of changes that the history of each kind keeps.
     history: usize,
     collections: BTreeMap<Kind, Collection>,
     uids: RandomState,
@@ -272,7 +274,7 @@ struct Collection {
     dropped: u64,
 }
 
-/// One page of a collection, at a resource version.
+/// A page of a list: objects of one kind, at one resource version.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) version: u64,

@@ -20,29 +20,30 @@ use crate::resource::Kind;
 /// Time for earlier data to leave the socket before the server cuts the connection.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// Fault that the server injects into a request. A length counts body bytes. A body that is shorter
-/// than this length stays complete.
+/// Fault that the server injects into a response. Lengths count bytes of the response body. A body
+/// that is shorter than the length stays complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Rejection with this status code in plain text, as from the filters of a real server.
+    /// Rejection with this status code in plain text, as from the filters of a real API server.
     Refuse {
-        /// The HTTP status code, from 400 to 599.
+        /// HTTP status code of the rejection, from 400 to 599.
         code: u16,
-        /// The header `Retry-After`, in seconds.
+        /// Value of the response header `Retry-After`, in seconds.
         #[serde(default)]
         retry_after: Option<u64>,
     },
-    /// Error for a compacted version. A list gets the status 410, and a watch gets an `ERROR`
+    /// Error for a compacted resource version: a list gets the status 410, a watch an `ERROR`
     /// event.
     Expire,
-    /// Error for a version in the future. A list gets the status 504 with the cause
-    /// `ResourceVersionTooLarge`, and a watch gets an `ERROR` event.
+    /// Error for a resource version in the future: a list gets the status 504 with the cause
+    /// `ResourceVersionTooLarge`, a watch an `ERROR` event.
     Ahead,
-    /// Timeout for any requested resource version. A list gets the status 504, and a watch gets an
-    /// `ERROR` event.
+    /// Timeout of the server, at any requested resource version: a list gets the status 504, a
+    /// watch an `ERROR` event.
     Timeout,
-    /// Response of a server without streamed initial lists: 422 Invalid.
+    /// Rejection of streamed initial lists with 422 Invalid, as by a server that does not support
+    /// them.
     NoWatchList,
     /// The server closes the connection and sends no response.
     Drop,
@@ -56,20 +57,20 @@ pub enum Fault {
     StallAfter(usize),
     /// The server sends the body in chunks, with a pause before each.
     Slow {
-        /// Bytes per chunk, at least 1.
+        /// Number of bytes per chunk, at least 1.
         piece: usize,
-        /// Pause before each chunk.
+        /// Pause before each chunk of the body.
         pause: Duration,
     },
 }
 
-/// Purpose of a request.
+/// Purpose of a request, by which a [`Rule`] selects requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
-    /// A list, or its first page.
+    /// A request for a whole list, or for its first page.
     List,
-    /// A further page of a list.
+    /// A request for a further page of a list.
     NextPage,
     /// A watch that begins with a list.
     StreamedList,
@@ -80,7 +81,7 @@ pub enum Purpose {
 }
 
 /// A fault, and the requests that it affects. A new rule affects all requests. The methods of this
-/// type limit the rule to fewer requests.
+/// type restrict the rule to some requests.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -140,8 +141,8 @@ pub struct Faults {
     bodies: Arc<watch::Sender<Bodies>>,
 }
 
-/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. Open responses watch these
-/// numbers.
+/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. An open response breaks or
+/// stalls when its number increases.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bodies {
     cuts: u64,
@@ -176,7 +177,7 @@ impl Faults {
         self.bodies.send_modify(|bodies| bodies.freezes += 1);
     }
 
-    /// Returns the fault for a request, and counts its use.
+    /// Returns the fault of the oldest rule that matches a request, and counts the use of the rule.
     pub(crate) fn meet(&self, asked: Purpose, kind: Option<Kind>) -> Option<Fault> {
         let mut rules = self.lock();
         let rule = rules.iter_mut().find(|rule| {
@@ -188,8 +189,8 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// Wraps a response body. The fault of its request, and later calls of `cut` and `freeze`, then
-    /// affect the body.
+    /// Wraps a response body, so that `fault`, and later calls of [`Self::cut`] and
+    /// [`Self::freeze`], affect the body.
     pub(crate) fn spoil(
         &self,
         body: impl Stream<Item = Bytes> + Send + 'static,

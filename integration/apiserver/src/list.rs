@@ -18,8 +18,8 @@ use crate::status::Status;
 /// Approximate size of a response chunk, in bytes. Every chunk ends with a complete object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Returns the resource version that the server must reach before it responds to a list from the
-/// watch cache. `None`: the list need not wait.
+/// Returns the resource version that the server must reach before it answers a list request from
+/// the watch cache. `None`: the request does not wait.
 pub(crate) fn awaited(query: &Query) -> Option<u64> {
     let version = query.number("resourceVersion").ok()??;
     let is_exact = match query.text("resourceVersionMatch") {
@@ -97,7 +97,7 @@ pub(crate) fn page(
     Ok((page, on))
 }
 
-/// An encoded list.
+/// A page of a list, encoded as response chunks.
 pub(crate) struct List {
     /// Length of all chunks in bytes. Excludes the separators between items.
     pub(crate) length: usize,

@@ -1,4 +1,4 @@
-//! Encodings of a response, and their negotiation.
+//! Encodings of responses, and their negotiation by the headers `Accept` and `Accept-Encoding`.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ pub(crate) enum Media {
     Protobuf,
 }
 
-/// Encodings that a client accepts.
+/// Encodings that a client accepts for the response: media type and content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AcceptedEncodings {
     pub(crate) media: Media,
@@ -35,7 +35,7 @@ impl AcceptedEncodings {
     /// Returns 406 if the client accepts no supported encoding.
     pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {
         let media = Media::negotiate(accept).ok_or_else(|| Status::not_acceptable(accept))?;
-        // Like the real server, accepts `gzip` at any position of the client's list.
+        // Like the real API server, accepts `gzip` at any position of the client's list.
         let coding = if encodings.split(',').any(|name| name.trim() == "gzip") {
             Coding::Gzip
         } else {

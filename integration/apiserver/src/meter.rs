@@ -22,7 +22,7 @@ pub(crate) struct MeteredStream<S> {
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// Counts all further bytes of the connection for this request, or for no request.
+    /// Counts all further bytes of the connection for the request `entry`, or for no request.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

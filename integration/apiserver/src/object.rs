@@ -19,7 +19,7 @@ pub(crate) type Key = (Box<str>, Box<str>);
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) version: u64,
-    /// Labels, sorted by key.
+    /// Labels of the object, sorted by key.
     labels: Box<[(Box<str>, Box<str>)]>,
     /// Values of the resource's selectable fields, in the order of the resource's table row.
     fields: Box<[(&'static str, Box<str>)]>,

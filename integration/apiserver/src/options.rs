@@ -15,10 +15,10 @@ pub struct Options {
     /// True to support streamed initial lists (KEP-3157). If false, the server rejects requests for
     /// such lists with 422 Invalid.
     pub watch_list: bool,
-    /// Compression of streamed initial lists.
+    /// Choice whether the server compresses streamed initial lists.
     pub streamed_lists: StreamedLists,
-    /// Presence of a watch cache. It affects lists that accept any version (`resourceVersion=0`)
-    /// and requests for a future version.
+    /// Presence of a watch cache in the server. The cache affects lists that accept any resource
+    /// version (`resourceVersion=0`), and requests for a future resource version.
     pub watch_cache: WatchCache,
     /// Interval between the bookmarks of a watch, if the watch requests bookmarks.
     pub bookmark_interval: Duration,
@@ -29,8 +29,8 @@ pub struct Options {
     pub service_cidrs: [&'static str; 2],
     /// True to record the send times of change events, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// Number of changes that the history keeps per kind. A watch can resume from any of these
-    /// changes.
+    /// Number of changes that the server's history keeps for each kind. A watch can resume from any
+    /// of these changes.
     pub history: usize,
     /// Certificates for HTTPS. `None`: the server uses HTTP.
     pub tls: Option<Tls>,

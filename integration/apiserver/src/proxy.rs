@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::tls::{self, Tls};
 
-/// Protocol of a proxy.
+/// Protocol that a client speaks with the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyProtocol {
     /// HTTP/1.1 with `CONNECT` tunnels.
@@ -31,12 +31,12 @@ pub enum ProxyProtocol {
     Socks5,
 }
 
-/// Options of a proxy.
+/// Options of a test proxy.
 #[derive(Clone)]
 pub struct ProxyOptions {
     /// Listen address. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// Protocol of the proxy.
+    /// Protocol that clients speak with the proxy.
     pub speaks: ProxyProtocol,
     /// Certificates for TLS to the proxy itself.
     pub tls: Option<Tls>,
@@ -81,15 +81,15 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// Reason why the proxy rejects a tunnel.
+/// Reason why the proxy rejects a client's request for a tunnel.
 enum Refusal {
     /// The client's name or password is wrong or missing.
     Unknown,
     /// The client offers no supported authentication method.
     Unacceptable,
-    /// The target is forbidden.
+    /// The proxy's options forbid the target.
     Forbidden,
-    /// The target's name is unknown.
+    /// The proxy cannot resolve the target's name.
     Nameless,
     /// The proxy cannot connect to the target.
     Unreachable,
@@ -135,7 +135,7 @@ impl Proxy {
         })
     }
 
-    /// Returns the listen address.
+    /// Returns the proxy's listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -338,7 +338,7 @@ async fn read<const N: usize>(client: &mut (impl AsyncReadExt + Unpin)) -> io::R
     Ok(bytes)
 }
 
-/// Reads a length-prefixed text.
+/// Reads a text of the SOCKS protocol, which begins with its length.
 async fn text(client: &mut (impl AsyncReadExt + Unpin)) -> io::Result<String> {
     let [length] = read(client).await?;
     let mut text = vec![0; length.into()];

@@ -17,13 +17,13 @@ use crate::route::{Query, Target};
 /// A received request, and its response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Method: `GET`, `POST`, …
+    /// HTTP method of the request: `GET`, `POST`, …
     pub method: String,
     /// Percent-encoded path of the URL.
     pub path: String,
     /// Percent-encoded query of the URL. Empty if the URL has none.
     pub query: String,
-    /// Purpose of the request.
+    /// Purpose of the request, derived from its method, path and query.
     pub asked: Purpose,
     /// Kind of the requested objects. `None` if the server does not serve this kind.
     pub kind: Option<Kind>,
@@ -42,14 +42,14 @@ pub struct Request {
     pub sent_bytes: u64,
 }
 
-/// Response to a request.
+/// Response to a request, as the request log keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedResponse {
-    /// The HTTP status code.
+    /// HTTP status code of the response.
     pub code: u16,
-    /// Value of the header `Content-Type`.
+    /// Value of the response header `Content-Type`.
     pub content_type: String,
-    /// Value of the header `Content-Encoding`. Empty if absent.
+    /// Value of the response header `Content-Encoding`. Empty if absent.
     pub content_encoding: String,
 }
 
@@ -105,8 +105,8 @@ impl Request {
     }
 }
 
-/// Returns the purpose of a request, and the kind of its objects. Faults and counts distinguish
-/// requests by purpose and kind.
+/// Returns the purpose of a request and the kind of the requested objects, by which fault rules and
+/// counts distinguish requests.
 fn asked(method: &str, path: &str, query: &str) -> (Purpose, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,
@@ -209,7 +209,7 @@ impl Entry {
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),
         };
-        // If a request has several responses, keeps the first response.
+        // Keeps the first response if a request has several.
         _ = self.answer.set(answer);
     }
 }

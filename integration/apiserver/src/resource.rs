@@ -30,8 +30,8 @@ pub(crate) struct Resource {
     /// Fields for field selectors, in addition to `metadata.name` and `metadata.namespace`, which
     /// are always selectable.
     pub(crate) fields: &'static [&'static str],
-    /// JSON of the fields that follow the metadata in a bookmark. They are empty, but a Go server
-    /// writes every field that lacks `omitempty`.
+    /// JSON of the fields that follow the metadata in a bookmark. Their values are empty, but a Go
+    /// server writes every field that lacks `omitempty`.
     pub(crate) empty: &'static str,
 }
 

@@ -11,7 +11,7 @@ pub(crate) enum Target {
         kind: Kind,
         namespace: Option<String>,
     },
-    /// A single object.
+    /// A single object of a kind.
     Object {
         kind: Kind,
         namespace: String,

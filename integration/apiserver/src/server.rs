@@ -37,7 +37,7 @@ impl Server {
         Self::start_on(Cluster::new(&options), options).await
     }
 
-    /// Serves an existing cluster, such as that of a stopped server.
+    /// Serves an existing cluster, such as the cluster of a stopped server.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -93,7 +93,7 @@ impl Server {
         ))
     }
 
-    /// Returns the listen address.
+    /// Returns the server's listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -135,7 +135,7 @@ impl Server {
         format!("{scheme}://{}", self.address())
     }
 
-    /// Returns a kubeconfig for this server, as YAML. It contains no certificate authority and no
+    /// Returns a kubeconfig for this server, as YAML. It contains no CA certificate and no
     /// credentials.
     pub fn kubeconfig(&self) -> String {
         format!(

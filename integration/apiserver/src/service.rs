@@ -41,10 +41,10 @@ use crate::sent::SendTimes;
 use crate::status::Status;
 use crate::{protobuf, tls, watch};
 
-/// Maximum size of a request body in bytes, the same as in the real server.
+/// Maximum size of a request body in bytes, as in a real API server.
 const BODY_LIMIT: usize = 3 << 20;
-/// Maximum time that a request waits for a future version, the same as in the real server's watch
-/// cache.
+/// Maximum time that a request waits for a future resource version, as in the watch cache of a real
+/// API server.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Prefix of paths that control the fixture. No real server has such paths.
 const FIXTURE: &str = "/fixture/";
@@ -52,7 +52,7 @@ const FIXTURE: &str = "/fixture/";
 /// A response body, which a fault may end with an error.
 type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// State shared by all connections.
+/// State of the server that all connections share.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) cluster: Cluster,
@@ -61,13 +61,13 @@ pub(crate) struct Service {
     pub(crate) log: Log,
     pub(crate) faults: Faults,
     pub(crate) tls: Option<Arc<ServerConfig>>,
-    /// True if a client certificate can replace a bearer token.
+    /// True if a client with a valid certificate needs no bearer token.
     by_certificate: bool,
     tokens: Mutex<Option<BTreeSet<String>>>,
     pub(crate) connections: AtomicUsize,
 }
 
-/// Result of checking a connection's client certificate.
+/// Client certificate of a connection: present and valid, or absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientCertificate {
     Certificate,
@@ -322,7 +322,8 @@ impl Service {
         Ok(answer::list(list, accepted))
     }
 
-    /// Waits until the cluster reaches `version`. Returns at once if there is no watch cache.
+    /// Waits until the cluster reaches the resource version `version`. Does not wait without a
+    /// watch cache.
     ///
     /// # Errors
     /// Returns 504 if the version is still in the future.

@@ -1,7 +1,8 @@
 //! `Status`, the object of an error response.
 //!
 //! Clients evaluate `code` and `reason`, and `details.causes` for a resource version in the future.
-//! These fields therefore have the real server's values. Messages are for people and may differ.
+//! These fields therefore have the real API server's values. Messages are for people and may
+//! differ.
 
 use serde_json::{Value, json};
 
@@ -11,13 +12,13 @@ use crate::resource::{Kind, Resource};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message} ({reason}, {code})")]
 pub struct Status {
-    /// HTTP status code.
+    /// HTTP status code of the response.
     pub code: u16,
     /// Machine-readable reason, such as `NotFound`.
     pub reason: &'static str,
     /// Message with the reason, the object and the field.
     pub message: String,
-    /// Value of `details`, or null.
+    /// Value of the Status field `details`, or null.
     pub details: Value,
     /// Value of `metadata.continue`: a token that resumes an expired paged list, without
     /// consistency.
@@ -98,7 +99,7 @@ impl Status {
         Self::new(410, "Expired", message)
     }
 
-    /// Returns the error for a resource version in the future.
+    /// Returns the error for the resource version `asked`, which is newer than `current`.
     pub(crate) fn too_large(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
         Self {
@@ -137,7 +138,7 @@ impl Status {
         self.details.get("retryAfterSeconds")?.as_u64()
     }
 
-    /// Returns the response to a deletion. `gone` is the deleted object.
+    /// Returns the response to the deletion of the object `gone`.
     pub(crate) fn deleted(kind: Kind, name: &str, gone: &Value) -> Value {
         let resource = kind.resource();
         let details = json!({

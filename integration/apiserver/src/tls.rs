@@ -1,10 +1,10 @@
 //! HTTPS and authentication: certificates created at run time, client certificates, and bearer
 //! tokens.
 //!
-//! Like a real server, this server requests a certificate from each client, and authenticates
-//! clients without a certificate by token. If another authority issued the certificate, this server
-//! aborts the handshake. (A real server returns 401.) It supports only HTTP/1.1, which it announces
-//! by ALPN.
+//! Like a real API server, this server requests a certificate from each client, and authenticates
+//! clients without a certificate by token. If another CA issued the certificate, this server aborts
+//! the handshake. (A real API server returns 401.) It supports only HTTP/1.1, which it announces by
+//! ALPN.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,8 +25,8 @@ use rustls::{RootCertStore, ServerConfig};
 pub struct Tls {
     /// Certificate and private key of the server.
     pub identity: Identity,
-    /// Certificate of the authority for client certificates, in PEM. A client with a certificate
-    /// from this authority needs no token.
+    /// Certificate of the CA that issues client certificates, in PEM. A client with a certificate
+    /// of this CA needs no token.
     pub clients: Option<String>,
 }
 
@@ -39,12 +39,12 @@ pub struct Identity {
     pub key: String,
 }
 
-/// A certificate authority with a new key.
+/// A certificate authority (CA) with a new key.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// Creates an authority with this name.
+    /// Creates a CA with this name.
     pub fn new(name: &str) -> io::Result<Self> {
         let mut params = named(&[], name)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -54,7 +54,7 @@ impl Authority {
         issuer.map(Self).map_err(io::Error::other)
     }
 
-    /// Returns the authority's certificate, in PEM.
+    /// Returns the CA's certificate, in PEM.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }

@@ -27,20 +27,20 @@ use crate::selector::Scope;
 use crate::sent::SendTimes;
 use crate::status::Status;
 
-/// Default timeout of a watch: the shortest default of a real server.
+/// Default timeout of a watch: the shortest default of a real API server.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Maximum number of changes that a watch takes from the history in one step.
 const BATCH: usize = 256;
 
-/// Options of all watches.
+/// Server options that apply to all watches.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
     /// True if the server supports `sendInitialEvents`.
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Send times of events. `None`: the server does not record the times.
+    /// Record of the send times of change events. `None`: the server records no times.
     pub(crate) sent: Option<SendTimes>,
 }
 
@@ -58,7 +58,7 @@ struct Watch {
     bookmarks: Option<Interval>,
     deadline: Instant,
     noted: Option<SendTimes>,
-    /// The error that is the watch's only event.
+    /// Error that the watch sends as its only event. `None` for a valid watch.
     refusal: Option<Status>,
     over: bool,
 }
@@ -265,7 +265,7 @@ impl Watch {
     }
 }
 
-/// Purpose of a bookmark event.
+/// Meaning of a bookmark event for the client.
 #[derive(Debug, Clone, Copy)]
 enum Bookmark {
     /// Progress: the resource version up to which the watch has sent all changes.

@@ -53,7 +53,7 @@ impl StoredCluster {
         self.store(kind, &key, object)
     }
 
-    /// Handles PUT: replaces an existing object, and returns the stored version.
+    /// Handles PUT: replaces an existing object, and returns the stored object.
     pub(crate) fn replace(
         &mut self,
         kind: Kind,

@@ -104,7 +104,8 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Some keys remain. The server must read the remaining objects to know whether they match.
+        // Objects remain after this page. The server knows only after reading them whether they
+        // match the selector, so the page has a continue token.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(

@@ -16,16 +16,16 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// Timeout of a command. In a busy VM, a browser may take half a minute for its first page.
-/// [`PATIENCE`] limits the wait for a text on the page.
+/// Timeout of a WebDriver command. In a busy VM, a browser may take half a minute for its first
+/// page. The wait for a text on the page has its own timeout, [`PATIENCE`].
 const COMMAND: Duration = Duration::from_mins(2);
-/// Maximum number of chromedriver starts. If chromedriver reports no port, this client starts
-/// chromedriver again.
+/// Maximum number of attempts to start chromedriver. An attempt fails if chromedriver reports no
+/// port.
 const STARTS: usize = 10;
 /// Interval between two checks of an awaited condition.
 const LOOK: Duration = Duration::from_millis(50);
-/// Timeout of an awaited condition. The page polls less often if responses are slow. In a busy VM,
-/// the page may get its second response only after ten seconds.
+/// Timeout of an awaited condition. The page polls less often if responses are slow: in a busy VM,
+/// its second response may arrive only after ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Keys that produce no character.
@@ -271,7 +271,7 @@ impl Browser {
             .collect())
     }
 
-    /// Writes a screenshot to `FOLDER/NAME.png` if `BROWSER_SHOTS` names a folder.
+    /// Writes a screenshot to `FOLDER/NAME.png` if `BROWSER_SHOTS` names a directory.
     ///
     /// # Errors
     ///

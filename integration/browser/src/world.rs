@@ -11,10 +11,10 @@ use view::{
     TopPort,
 };
 
-/// A name that runs a script if the page treats it as markup.
+/// Text that runs a script if the page treats the text as HTML markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-/// Returns a name of maximum length, without a place to wrap the line.
+/// Returns a text that is as long as an object name may be, and has no place for a line break.
 fn long_name() -> String {
     "x".repeat(253)
 }
@@ -61,7 +61,7 @@ impl World {
         self
     }
 
-    /// Removes all endpoints.
+    /// Removes the endpoints of all Services.
     #[must_use]
     pub fn without_endpoints(mut self) -> Self {
         for port in self
@@ -74,7 +74,7 @@ impl World {
         self
     }
 
-    /// Sets the proxy mode.
+    /// Sets the proxy mode that the node's status reports.
     #[must_use]
     pub fn in_mode(self, mode: &'static str) -> Self {
         Self { mode, ..self }
@@ -270,7 +270,7 @@ fn service(number: usize) -> Service {
 }
 
 /// Creates a Service with HTML markup in all texts. No API server accepts such names, but the page
-/// must not rely on that.
+/// must also handle them safely.
 fn marked() -> Service {
     let mut marked = service(0);
     marked.name = ServiceName {

@@ -1,6 +1,7 @@
 //! Tests the page of a real daemon in the lab. The browser runs on a host outside the cluster, and
-//! its connections are forwarded to the node as by kubectl port-forward. On the node itself,
-//! Chromium would abort its requests whenever the daemon changes an address there.
+//! its connections are forwarded to the node as by kubectl port-forward. The browser cannot run on
+//! the node: Chromium aborts its requests whenever an address of its host changes, and the daemon
+//! changes addresses of the node.
 
 use std::fmt::Write as _;
 use std::io;

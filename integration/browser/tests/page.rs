@@ -347,8 +347,8 @@ fn a_service_name_with_markup_is_shown_as_text() -> Result<()> {
         format!("'#/services/zzz/' + {name}"),
         format!("'#/services/zzz/' + {name} + 'x'"),
         format!("'#/explain?from=pod&to=zzz/' + {name}"),
-        // `constructor` is not a sort order, but every JavaScript object has a property of this
-        // name.
+        // `constructor` is no valid sort order, but every JavaScript object has a property with
+        // this name.
         "'#/top?sort=constructor'".to_owned(),
     ] {
         browser.go(&fixture.page(""))?;

@@ -7,8 +7,7 @@ use std::fmt::Write as _;
 pub struct Line {
     /// Name at the end of the line.
     pub name: String,
-    /// Index of the line's colour and dash pattern. In all charts, the same name has the same
-    /// index.
+    /// Index of the line's colour and dash pattern. A line name has the same index in all charts.
     pub look: usize,
     /// Points of the line. In a benchmark chart, x is the number of Services and y the median. In a
     /// soak chart, x is the time in minutes and y the value.

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Kubernetes' programs in a folder. All programs have the same version.
+/// Kubernetes' programs in a directory. All programs have the same version.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     folder: PathBuf,
@@ -22,7 +22,7 @@ const CLUSTER: [(&str, &str); 7] = [
         "the etcd that this version of Kubernetes is released with; from etcd's release page",
     ),
 ];
-/// Program that `make e2e` needs in addition, with the download that contains it.
+/// Additional program of `make e2e`, with the download that contains it.
 pub(crate) const E2E: (&str, &str) = (
     "e2e.test",
     "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
@@ -43,7 +43,7 @@ const PACKAGES: [(&str, &str); 4] = [
 ];
 
 impl Binaries {
-    /// Finds the programs in a folder. If some are missing, returns a line for each of them.
+    /// Finds the programs in a directory. If some are missing, returns a line for each of them.
     pub(crate) fn find(
         folder: Option<&Path>,
         further: &[(&str, &str)],
@@ -69,7 +69,7 @@ impl Binaries {
         }
     }
 
-    /// Returns the folder that contains the programs.
+    /// Returns the directory that contains the programs.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -79,7 +79,7 @@ impl Binaries {
         self.folder.join(name)
     }
 
-    /// Returns the image archives in the folder (`images/*.tar`), sorted.
+    /// Returns the image archives in the directory (`images/*.tar`), sorted.
     pub(crate) fn images(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.folder.join("images"));
         let mut archives: Vec<PathBuf> = entries
@@ -124,7 +124,7 @@ mod tests {
                 "{missing:?}"
             );
         }
-        // Creates a folder with the name of a program. A folder does not count as a program.
+        // Creates a directory with the name of a program. A directory does not count as a program.
         let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("kubelet")).unwrap();
         std::fs::write(folder.join("etcd"), "").unwrap();

@@ -12,7 +12,8 @@ use crate::binaries::Binaries;
 use crate::nodes::FIRST;
 use crate::run::Kubectl;
 
-/// Timeout for the API server to respond. Loading the programs may take a while.
+/// Timeout for the API server to respond after the start of the control plane. Loading the programs
+/// takes long in a VM.
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
@@ -82,7 +83,7 @@ impl ControlPlane {
             format!("--data-dir={}", state.join("etcd").display()),
             format!("--listen-client-urls={ETCD}"),
             format!("--advertise-client-urls={ETCD}"),
-            // Skips the fsync, because the data disappears with the VM anyway.
+            // Skips fsync, because etcd's data disappears with the VM anyway.
             "--unsafe-no-fsync".to_owned(),
         ];
         let kubectl = Kubectl::new(place, binaries);
@@ -167,7 +168,7 @@ conntrack: {{maxPerCore: 0}}
     )
 }
 
-/// Returns the command line of a static pod, with the program from the user's folder.
+/// Returns the command line of a static pod, with the program from the user's directory.
 fn command(binaries: &Binaries, name: &str) -> Result<Vec<String>> {
     let file = Path::new(STATIC_PODS).join(format!("{name}.yaml"));
     let text = std::fs::read_to_string(&file)

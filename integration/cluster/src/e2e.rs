@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// Results of the chosen specs.
+/// Results of the specs that `e2e.test` was asked to run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
@@ -27,11 +27,11 @@ pub(crate) const FOCUS: &str = r"\[sig-network\]";
 /// hosts, network policies or a DNS server. The lab's VM lacks all of these.
 ///
 /// Specs with a `Feature` label are skipped unless the feature's name begins with `IPv`
-/// (dual-stack). The pattern excludes the letters of `IPv` one by one, because ginkgo's regular
-/// expressions cannot exclude a word.
+/// (dual-stack). The pattern compares the letters of `IPv` one by one, because ginkgo's regular
+/// expressions have no negative lookahead.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:([^I]|I[^P]|IP[^v])|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
-/// Returns the command line of `e2e.test`. After `limit`, the program starts no further spec and
+/// Returns the command line of `e2e.test`. After `limit`, `e2e.test` starts no further spec, and
 /// reports the finished specs.
 pub(crate) fn command(
     program: &Path,

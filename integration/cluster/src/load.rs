@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::traffic::{Client, Traffic};
 use lab::{Failure, Place, http};
 
-/// Pause between two requests.
+/// Pause of a client between two requests.
 const REST: Duration = Duration::from_millis(50);
 
 /// Starts two clients. One client opens a connection for each request. The other client keeps its

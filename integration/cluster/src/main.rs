@@ -8,8 +8,8 @@
 //!  logs, reports ◀───┼── outside: connects to node ports
 //! ```
 //!
-//! The user provides Kubernetes' programs in a folder (`KUBERNETES=DIR`). If programs are missing,
-//! `make cluster` lists each with the download that contains it.
+//! The user provides Kubernetes' programs in a directory (`KUBERNETES=DIR`). If programs are
+//! missing, `make cluster` lists each with the download that contains it.
 
 mod binaries;
 mod control_plane;

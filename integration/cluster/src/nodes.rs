@@ -23,14 +23,14 @@ pub(crate) struct Kubelet {
     pub(crate) node: Node,
 }
 
-/// Folders in the VM that a node's programs use.
+/// Directories in the VM that a node's programs use.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
-    /// Folder for the programs' state, in memory. It also holds the upper layers of the containers'
-    /// overlay file systems. The VM's root cannot hold them, because Linux accepts no overlay as an
-    /// upper layer, and the root is an overlay.
+    /// Directory for the programs' state, in memory. It also holds the upper layers of the
+    /// containers' overlay file systems. The VM's root cannot hold them, because Linux accepts no
+    /// overlay as an upper layer, and the root is an overlay.
     pub(crate) state: PathBuf,
-    /// Folder for the programs' logs. The logs stay on the host after the VM has ended.
+    /// Directory for the programs' logs. The logs stay on the host after the VM has ended.
     pub(crate) logs: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Programs that must keep running as long as the cluster.
+//! Programs that must run as long as the cluster exists.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

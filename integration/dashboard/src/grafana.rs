@@ -30,7 +30,7 @@ pub struct Dashboard(Value);
 #[derive(Debug, Clone, Copy)]
 pub struct Panel<'a>(&'a Value);
 
-/// A query of a panel.
+/// A PromQL query of a panel.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a>(&'a Value);
 

@@ -18,7 +18,7 @@ const GAP: u64 = 8;
 /// Width of a legend next to a chart, in pixels.
 const LEGEND: u64 = 250;
 
-/// Colours of series, which people with colour blindness can distinguish.
+/// Colours of series. People with colour blindness can distinguish these colours.
 const COLOURS: [&str; 10] = [
     "#3274d9", "#e0751c", "#37872d", "#c4162a", "#8f3bb8", "#0d98ba", "#b9770e", "#7b8a8b",
     "#d63384", "#1b1f24",

@@ -15,9 +15,9 @@ use serde_json::Value;
 use crate::grafana::Range;
 
 const ADDRESS: &str = "127.0.0.1:9090";
-/// Timeout of a request.
+/// Timeout of a request to Prometheus.
 const RESPONSE: Duration = Duration::from_secs(10);
-/// Timeout for the start of the server.
+/// Timeout for the start of Prometheus.
 const START: Duration = Duration::from_secs(20);
 /// Text that Prometheus sends for a sample without a value.
 const NONE: &str = "NaN";

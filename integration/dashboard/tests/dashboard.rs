@@ -372,7 +372,7 @@ fn unit_of(query: &str) -> &'static str {
 
 // ---- picture ----
 
-/// Draws the dashboard if the environment variable `BROWSER_SHOTS` names a folder.
+/// Draws the dashboard if the environment variable `BROWSER_SHOTS` names a directory.
 fn draw(c: &Cluster, panels: &Panels<'_>) -> Result<()> {
     let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
         return Ok(());

@@ -40,7 +40,7 @@ impl Account {
         println!("   {text}");
     }
 
-    /// Prints the Services of a manifest folder, in the format of `kubectl get services`.
+    /// Prints the Services of a manifest directory, in the format of `kubectl get services`.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn services(&self, manifests: &Path) -> Result<()> {
         let mut rows =
@@ -87,7 +87,7 @@ impl Account {
         }
     }
 
-    /// Records a failed claim.
+    /// Records a claim that did not hold.
     pub(crate) fn failed(&mut self, what: &str) {
         println!("   [FAIL] {what}");
         self.failures.push(what.to_owned());
@@ -112,7 +112,7 @@ impl Account {
     }
 }
 
-/// Returns a row for each Service in a folder: name, type, cluster IP, load-balancer IPs, ports.
+/// Returns a row for each Service in a directory: name, type, cluster IP, load-balancer IPs, ports.
 fn services(manifests: &Path) -> Result<Vec<[String; 5]>> {
     let mut rows = Vec::new();
     for entry in fs::read_dir(manifests)? {
@@ -167,7 +167,7 @@ fn list(value: &Value, at: &str, cell: impl Fn(&Value) -> String) -> String {
     }
 }
 
-/// Starts kube-proxy on a node. Its source is a manifest folder.
+/// Starts kube-proxy on a node. Its source is a manifest directory.
 pub(crate) fn start(
     kube_proxy: &Path,
     node: &Place,
@@ -181,7 +181,8 @@ pub(crate) fn start(
         manifests.into(),
         format!("--hostname-override={name}").into(),
         "--proxy-mode=ipvs".into(),
-        // Only the initial network namespace may set this size, but the daemon runs in another.
+        // Keeps the size of the conntrack table, because only a process in the initial network
+        // namespace may set the size, and the daemon runs in another namespace.
         "--conntrack-max-per-core=0".into(),
     ];
     argv.extend(flags.iter().map(Into::into));
@@ -233,7 +234,7 @@ pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
         .join(", ")
 }
 
-/// Copies the files of a folder into another folder, which it creates if necessary.
+/// Copies the files of a directory into another directory, which it creates if necessary.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

@@ -1,4 +1,5 @@
-//! Removes the programs of iptables and ipset from a VM, and changes nothing else.
+//! Hides the programs of iptables and ipset in a VM, and reports that neither these programs nor
+//! iptables rules exist.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,8 +9,8 @@ use lab::Place;
 
 use crate::account::Account;
 
-/// Script that hides the programs of iptables and ipset. It mounts a folder with all other programs
-/// over `/usr/sbin`. The mount lasts until the VM ends with the demo.
+/// Script that hides the programs of iptables and ipset. It mounts a directory with all other
+/// programs over `/usr/sbin`. The mount lasts until the VM ends with the demo.
 const HIDE: &str = "real=$(mktemp -d) bare=$(mktemp -d)
 mount --bind /usr/sbin $real
 for program in $real/*; do
@@ -20,7 +21,7 @@ for program in $real/*; do
 done
 mount --bind $bare /usr/sbin";
 
-/// Names of the programs that must be absent.
+/// Names of the iptables and ipset programs that must be absent.
 const PROGRAMS: [&str; 8] = [
     "iptables-save",
     "iptables-restore",

@@ -1,6 +1,6 @@
 //! Third example: a Service with `externalTrafficPolicy: Local`. Clients in the cluster and outside
-//! of it send requests. Only `--ipvs-semantics=exact` serves both kinds of clients as Kubernetes
-//! defines.
+//! of it send requests. In IPVS mode, only `--ipvs-semantics=exact` serves both kinds of clients as
+//! Kubernetes defines.
 
 use std::time::Duration;
 

@@ -45,7 +45,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
     let client = world.pod(&node1, "client", "10.10.1.9")?;
     let outside = world.host("outside", "172.36.0.9/24")?;
 
-    // Copies the manifests into a folder that the demo may change.
+    // Copies the manifests into a directory that the demo may change.
     let manifests = std::env::temp_dir().join("svc");
     copy(&arguments.examples.join("svc"), &manifests)?;
     let mut daemons = Vec::new();

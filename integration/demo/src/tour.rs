@@ -16,7 +16,7 @@ use crate::Arguments;
 use crate::account::{copy, start, tcp, wait_for};
 use page::Page;
 
-/// Folders of the manifests, and of their next version (for `plan`).
+/// Directories of the manifests, and of their next version (for `plan`).
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
 /// Template of the page. A line that begins with `@` is an action between commands.
@@ -28,7 +28,7 @@ const DRAINED: &str = "10.200.0.9:80";
 /// is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time after which IPVS has surely updated its counters. IPVS updates them every two seconds.
+/// Time after which IPVS has certainly updated its counters, which it does every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to damage the kernel's state. An attempt fails if the daemon repairs
 /// the damage before `diff` sees it.

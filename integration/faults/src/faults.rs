@@ -26,8 +26,8 @@ pub(crate) struct Fault {
     pub(crate) modes: &'static [&'static Mode],
     /// Modes in which `make test` runs the fault. `make test` runs a short form of this program.
     pub(crate) short: &'static [&'static Mode],
-    /// Condition under which the fault can run on this kernel. Some faults need a VM, because they
-    /// change the clock of the whole machine.
+    /// Function that returns true if the fault can run on this kernel. Some faults need a VM,
+    /// because they change the clock of the whole machine.
     pub(crate) is_for: fn() -> bool,
 }
 
@@ -49,14 +49,15 @@ const EACH_FORM: &[&Mode] = &[
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// IPVS mode and nftables mode. These two modes are enough for a fault that depends only on the
-/// kind of kernel state.
+/// One mode for each kind of kernel state: IPVS mode and nftables mode. These modes are enough for
+/// a fault whose effect does not depend on a mode's details.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 /// Modes with iptables rules.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Modes with nf_tables rules.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes that resume after a crash in different ways. `make test` runs the crashes in these modes.
+/// Modes in which `make test` runs crashes of the daemon. After a crash, each of these modes
+/// resumes in another way.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
 /// No mode: `make test` skips the fault, because other tests cover it or because it takes too long.

@@ -25,7 +25,7 @@ const OPEN: &str = "open, ";
 pub(crate) struct TrafficPath {
     pub(crate) from: Place,
     pub(crate) to: std::net::SocketAddr,
-    /// Number of persistent connections.
+    /// Number of persistent connections on this path.
     pub(crate) held: u16,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Account {
     pub(crate) new: traffic::Account,
     /// Results of persistent connections. A connection ends at its first failure.
     pub(crate) open: traffic::Account,
-    /// Longest time for which the VM got no CPU.
+    /// Longest time for which the host gave the VM no CPU.
     pub(crate) stood_still: Duration,
 }
 
@@ -110,7 +110,7 @@ impl Load {
         Ok(Self(traffic))
     }
 
-    /// Returns the results so far.
+    /// Returns the results of the traffic so far.
     pub(crate) fn account(&self) -> Account {
         let mut account = Account {
             stood_still: self.0.longest_stall(),

@@ -3,10 +3,11 @@
 /// A mode, with the daemon's flags for it.
 #[derive(Debug)]
 pub(crate) struct Mode {
-    /// Name in the table.
+    /// Name of the mode in the table of docs/faults.md.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
-    /// Flag for the period of the daemon's comparisons with the kernel.
+    /// Name of the flag for the sync period, in which the daemon compares the kernel with the
+    /// wanted state.
     pub(crate) period: &'static str,
     pub(crate) needs_nftables: bool,
 }

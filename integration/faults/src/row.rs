@@ -9,7 +9,7 @@ use crate::load::Account;
 /// Result of one fault in one mode.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// Name of the fault.
+    /// Name of the tested fault.
     pub(crate) fault: String,
     pub(crate) mode: String,
     /// Reaction of kube-proxy to the fault.
@@ -25,13 +25,13 @@ pub(crate) struct Row {
     /// Number of requests whose result is unknown, because they timed out while the VM got no CPU.
     #[serde(default)]
     pub(crate) unjudged: u64,
-    /// Number of persistent connections.
+    /// Number of persistent connections that were open during the fault.
     pub(crate) open: u64,
     /// Number of persistent connections that were lost.
     pub(crate) lost: u64,
     /// Promise that was broken, if any.
     pub(crate) broken: Option<String>,
-    /// Duration of the whole test of the fault, in seconds.
+    /// Duration of the test with its setup, in seconds.
     pub(crate) took: f64,
 }
 
@@ -54,7 +54,7 @@ impl Row {
 const HEAD: &str = "| fault | mode | what kube-proxy did | what was seen | until repaired | requests | failed | open connections lost |\n\
                     |---|---|---|---|---|---|---|---|\n";
 
-/// Returns the table in Markdown.
+/// Returns the table of `rows` in Markdown.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     for row in rows {

@@ -20,7 +20,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 const GLANCE: Duration = Duration::from_millis(50);
 /// Time without a failure after which the traffic counts as stable.
 const QUIET: Duration = Duration::from_millis(500);
-/// Part of the log line about entries that another program has changed.
+/// Part of the daemon's log line about drift: entries that another program has changed.
 const DRIFT: &str = "another program has changed";
 
 /// Size of a run: short (in `make test`) or long, and the daemon's sync period.
@@ -62,7 +62,7 @@ pub(crate) struct Stage<'a> {
     drifted: BTreeMap<String, f64>,
     /// Length of the daemon's log when the traffic started.
     said: usize,
-    /// True if the endpoint of the Service `last` is now on node2.
+    /// True if the endpoint of the Service `last` is at present on node2.
     is_far: bool,
     /// Further destination addresses for traffic from the client pod.
     more: Vec<&'static str>,
@@ -160,7 +160,7 @@ impl<'a> Stage<'a> {
         flags
     }
 
-    /// Starts the daemon with the manifest folder as its source. Returns at once.
+    /// Starts the daemon with the manifest directory as its source. Returns at once.
     pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -174,15 +174,16 @@ impl<'a> Stage<'a> {
         self.c.launch_on(api, &flags)
     }
 
-    /// Starts the daemon with the Service in the manifest folder. Waits until every path has a
-    /// reply.
+    /// Starts the daemon with the Service in the manifest directory. Waits until a client on every
+    /// path gets a reply.
     pub(crate) fn serve(&mut self, more: &[&str]) -> Result<()> {
         self.c.apply(&web())?;
         self.launch(more)?;
         self.until_served()
     }
 
-    /// Starts the daemon with the Service in an API server. Waits until every path has a reply.
+    /// Starts the daemon with the Service in an API server. Waits until a client on every path gets
+    /// a reply.
     pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
         let mut api = self.c.api_server(true)?;
         api.apply(&web())?;
@@ -193,7 +194,8 @@ impl<'a> Stage<'a> {
         Ok(api)
     }
 
-    /// Waits for the daemon's first sync of both families, and for a reply on each path.
+    /// Waits for the daemon's first sync of both families, and until a client on each path gets a
+    /// reply.
     pub(crate) fn until_served(&mut self) -> Result<()> {
         self.c.await_first_sync()?;
         for way in self.ways() {

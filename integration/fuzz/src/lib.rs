@@ -14,7 +14,7 @@ pub mod mutate;
 /// A fuzz target: its name, and the function that parses an input.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Name of the target, and of the folder with its inputs.
+    /// Name of the target, and of the directory with its inputs.
     pub name: &'static str,
     /// Function that parses an input.
     pub run: fn(&[u8]),

@@ -70,7 +70,7 @@ fn mutated_fuzz_inputs_never_cause_a_panic() {
     }
 }
 
-/// Checks that the folder `fuzz` has exactly one program for each target.
+/// Checks that the directory `fuzz` has exactly one program for each target.
 #[test]
 fn each_fuzz_target_has_a_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");

@@ -1,4 +1,4 @@
-//! A case is a folder with the input of a kube-proxy and the kernel state that results. Usually,
+//! A case is a directory with the input of a kube-proxy and the kernel state that results. Usually,
 //! upstream's kube-proxy 1.36.2 has left this state. In a recording, an earlier version of this
 //! program has left it.
 //!
@@ -25,7 +25,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::table::{Dumps, Table};
 
-/// Flag with the node's name, which a configuration file cannot contain.
+/// Flag that sets the node's name. The daemon accepts this flag even together with a configuration
+/// file.
 pub(crate) const NAME: &str = "--hostname-override=node1";
 /// Default flags of the daemon. The `flags` of a case come after these flags, and override them.
 const FLAGS: [&str; 3] = [
@@ -36,10 +37,10 @@ const FLAGS: [&str; 3] = [
 /// Entry in the file `flags` that removes the default value of `--cluster-cidr`.
 const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 
-/// A case, as read from its folder.
+/// A case, as read from its directory.
 #[derive(Debug)]
 pub(crate) struct Case {
-    /// Absolute path of the case's folder.
+    /// Absolute path of the case's directory.
     pub(crate) folder: PathBuf,
     /// Phases of the case, at least one.
     pub(crate) phases: Vec<Phase>,
@@ -50,7 +51,7 @@ pub(crate) struct Case {
     pub(crate) pre: PresetState,
     /// Expected dumps of all tables after the last phase.
     pub(crate) expected: Dumps,
-    /// Number of writes of a daemon that starts on the state of these dumps.
+    /// Number of writes that a daemon makes when it starts on the expected state.
     pub(crate) writes: u64,
 }
 
@@ -64,12 +65,12 @@ pub(crate) struct Phase {
     pub(crate) expected: Dumps,
 }
 
-/// Kernel state that exists before the daemon starts.
+/// Kernel state that a test creates before it starts the daemon.
 #[derive(Debug, Default)]
 pub(crate) struct PresetState {
     /// True if the case has a `pre.sh`.
     pub(crate) is_script: bool,
-    /// Content of `pre.nft`.
+    /// Content of the case's file `pre.nft`, which a test loads before the daemon starts.
     pub(crate) nft: Option<String>,
     /// Leftovers of iptables mode: the contents of `pre-iptables-save` and `pre-ip6tables-save`.
     pub(crate) iptables: Option<[String; 2]>,
@@ -169,7 +170,7 @@ impl Case {
         [!is_there(false), !is_there(true)]
     }
 
-    /// Returns the names of the folders in `cases`. Each folder is one case.
+    /// Returns the names of the directories in `cases`. Each directory is one case.
     pub(crate) fn names(cases: &Path) -> Result<Vec<String>> {
         let entries = fs::read_dir(cases)
             .with_context(|| format!("cannot read the folder of cases {}", cases.display()))?;

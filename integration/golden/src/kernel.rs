@@ -1,5 +1,5 @@
-//! Reads the kernel state of this network namespace: nf_tables by the `nft` program, and the
-//! details of IPVS that `ipvsadm` does not print.
+//! Reads the kernel state of this network namespace: nf_tables with `nft`, and details of IPVS that
+//! `ipvsadm` does not print.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -19,11 +19,11 @@ const REFERENCE: &str = "nftables v1.0.6 ";
 /// Names of the tables that `iptables-nft` uses. The dumps of `iptables-save` contain these tables,
 /// so the dumps of `nft` omit them.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// Name of a temporary table. Its events show that the monitor is running.
+/// Name of a temporary nftables table. Events about this table show that `nft monitor` works.
 const MARK: &str = "golden-mark";
 /// Name of the temporary table with which the daemon tests the kernel's features.
 const PROBE: &str = " kube-proxy-probe";
-/// Timeout for the monitor to report an event.
+/// Timeout for `nft monitor` to print an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Names of two tables: the shim of IPVS mode, and the redirects of userspace mode.
@@ -177,7 +177,7 @@ impl Monitor {
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             mark()?;
-            // The removal of the temporary table is the last event that the table causes.
+            // The last event about the temporary table is its removal.
             let told = monitor
                 .0
                 .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);
@@ -197,8 +197,7 @@ impl Monitor {
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();
-        // Lines of the transaction that is being read. A line with the new generation ends the
-        // transaction.
+        // Lines of the present transaction, which ends with a line that has the new generation.
         let mut transaction = Vec::new();
         loop {
             let line = self

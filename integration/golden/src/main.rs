@@ -8,7 +8,7 @@
 //!
 //! A result is `passed`, or the differences.
 //!
-//! - `case.rs`: a case is a folder.
+//! - `case.rs`: a case is a directory.
 //! - `node.rs`: a case runs in the environment in which upstream's dumps were made.
 //! - `table.rs` compares the tables, and ignores their random parts.
 //! - `differences.rs` has the intended differences of our daemon.
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Numbers of cases by result.
+/// Numbers of passed, skipped and failed cases.
 #[derive(Debug, Default)]
 struct Score {
     passed: usize,
@@ -164,8 +164,8 @@ impl Arguments {
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
-            // If a folder has no valid case, it counts as a normal case here. Its run in the lab
-            // then fails and names the folder.
+            // Treats a directory without a valid case like any other case. Its run in the lab then
+            // fails and names the directory.
             let is_alone =
                 Case::read(&cases.join(&name)).is_ok_and(|case| case.needs_initial_namespace());
             if is_alone { &mut alone } else { &mut shared }.push(name);
@@ -447,8 +447,8 @@ impl Arguments {
             let before = before.clone();
             let node = &node;
             move |phase: &Phase, found: &Dumps| match check {
-                // The daemon must change the recorded state in this case. Its dumps therefore
-                // differ from the recording, and the test compares only the number of writes.
+                // Here, the daemon must change the recorded state. So its dumps differ from the
+                // recording, and the test compares only the number of writes.
                 Check::Writes(_) => String::new(),
                 _ => differing(node, phase, &before, found),
             }

@@ -48,7 +48,7 @@ const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
 /// Modules to load before the test first reads the kernel settings, because some modules add
 /// settings. The same modules were loaded for upstream's dumps.
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
-/// Module that IPVS mode needs.
+/// Kernel module that IPVS mode needs.
 const IPVS: &str = "ip_vs";
 /// Names of the nfacct objects of iptables mode. An nfacct object must exist before a rule that
 /// uses it.
@@ -56,7 +56,8 @@ const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
 ];
-/// Settings that a namespace may inherit from the machine. Each case starts with the value 0.
+/// Kernel settings that a network namespace may inherit from the machine. A case starts with the
+/// value 0 for each of them.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
 /// Arguments of `ip route` that select the local routes of a proxy.
@@ -96,8 +97,8 @@ pub(crate) const NFTABLES: &str = "nftables";
 /// differences.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// Prediction that `kube-proxy check` must make before a start. The daemon's start must then make
-/// the predicted number of writes.
+/// Number of writes that `kube-proxy check` must predict before a start. The daemon must then make
+/// this number of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     /// No prediction: the test does not run `check`.
@@ -106,11 +107,11 @@ pub(crate) enum Check {
     Nothing,
     /// Exactly this number of writes, at least one.
     Writes(u64),
-    /// One write or more, because the kernel's state differs from the wanted state.
+    /// At least one write, because the kernel's state differs from the wanted state.
     Any,
 }
 
-/// The node node1: this network namespace.
+/// The node `node1`, whose network namespace is that of this process.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     program: Program<'a>,
@@ -160,7 +161,7 @@ impl<'a> Node<'a> {
         self.program.is_upstream
     }
 
-    /// Creates the kernel state that must exist before the daemon's start, if the case has any.
+    /// Creates the case's kernel state from before the daemon's start, if the case has any.
     pub(crate) fn prepare(&self, case: &Case) -> Result<InitialState> {
         let PresetState {
             is_script,
@@ -176,7 +177,7 @@ impl<'a> Node<'a> {
         if let Some([ip, ip6]) = iptables {
             self.restore("iptables", ip)?;
             self.restore("ip6tables", ip6)?;
-            // iptables mode sets this value and never resets it.
+            // iptables mode sets this sysctl and never resets it.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
         let mut before = InitialState {
@@ -205,7 +206,7 @@ impl<'a> Node<'a> {
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // The counter may already exist, because IPv4 and IPv6 share the counters.
+                // The nfacct counter may already exist, because IPv4 and IPv6 share the counters.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -359,8 +360,8 @@ impl<'a> Node<'a> {
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
-            // Only processes in the kernel's initial network namespace can write this setting. In
-            // another namespace, another program has changed the setting.
+            // Only a process in the kernel's initial network namespace can write this setting. In
+            // any other namespace, a change of the setting is not the daemon's.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
         };
@@ -679,7 +680,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // If the daemon refuses a connection, the result is an empty text. This is valid.
+                // Accepts a refused connection, for which the result is an empty text.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');
@@ -692,7 +693,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
     }
 }
 
-/// Returns the content of every readable file in a folder of /proc/sys. The key is the path from
+/// Returns the content of every readable file in a directory of /proc/sys. The key is the path from
 /// `net` on.
 fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Helpers of a case: commands, a temporary folder, and the network namespace of the peer.
+//! Helpers of a case: commands, a temporary directory, and the network namespace of the peer.
 
 use std::fs;
 use std::path::PathBuf;
@@ -60,14 +60,14 @@ impl Drop for Peer {
     }
 }
 
-/// Temporary folder of this run.
+/// Temporary directory of this run.
 #[derive(Debug)]
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
-        // Names the folder after the network namespace, because no two cases share a namespace. On
-        // the host's kernel, two cases may have the same process ID in separate PID namespaces.
+        // Names the directory after the network namespace, because no two cases share a namespace.
+        // On the host's kernel, two cases may have the same process ID in separate PID namespaces.
         let name = fs::read_link("/proc/self/ns/net").context("no network namespace")?;
         let name = name.display().to_string();
         let name: String = name.chars().filter(char::is_ascii_digit).collect();
@@ -91,8 +91,8 @@ impl Scratch {
         Ok(fs::File::open(&file)?)
     }
 
-    /// Returns a folder in which `iptables` is the program of the lab's backend. A `pre.sh` calls
-    /// the iptables programs by their plain names.
+    /// Returns a directory in which `iptables` is the program of the lab's backend. A `pre.sh`
+    /// calls the iptables programs by their plain names.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         let missing = lab::link_iptables(lab::iptables_backend(), &folder)?;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::nft;
 
-/// Kind of dump. The output shows differences in this order: causes before effects.
+/// Kind of kernel state, with one dump each. The output shows differences in this order: causes
+/// before effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     /// Output of `nft -s list table ip kube-proxy`.
@@ -236,9 +237,8 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Returns true if the tests compare this kernel setting. The tests ignore settings that
-/// `br_netfilter` adds, settings of a device that the daemon creates, and the number of
-/// connections.
+/// Returns true if the tests compare this kernel setting. They ignore settings that `br_netfilter`
+/// adds, settings of a device that the daemon creates, and the number of conntrack entries.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")

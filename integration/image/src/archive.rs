@@ -45,20 +45,20 @@ pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// An unpacked image.
+/// A container image, unpacked into a directory.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// Names of the image, from the index.
     pub names: Vec<String>,
     /// The image's config (OCI image specification, `config.md`).
     pub config: Value,
-    /// Folder with the root file system.
+    /// Directory with the root file system.
     pub root: PathBuf,
 }
 
 impl Image {
-    /// Unpacks an archive into subfolders of `folder`. Needs root, because it gives the files the
-    /// owners that the layers name.
+    /// Unpacks an archive into subdirectories of `folder`. Needs root, because it gives the files
+    /// the owners that the layers name.
     pub fn unpack(archive: &Path, folder: &Path) -> Result<Self> {
         let (layout, root) = (folder.join("layout"), folder.join("root"));
         for folder in [&layout, &root] {

@@ -48,7 +48,7 @@ const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// [`Spec`].
 const VERB: &str = "become-container";
 
-/// A bind mount of a host folder or file.
+/// A bind mount of a host directory or file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Mount {
     pub(crate) source: PathBuf,
@@ -59,22 +59,23 @@ pub(crate) struct Mount {
 /// Specification of a container, as a container runtime receives it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
-    /// Folder with the container's root file system.
+    /// Directory with the container's root file system.
     pub root: PathBuf,
     /// Command line of the container: program and arguments.
     pub argv: Vec<String>,
-    /// Complete environment of the container.
+    /// All environment variables of the container.
     pub env: Vec<(String, String)>,
     pub(crate) cwd: PathBuf,
     pub(crate) mounts: Vec<Mount>,
     /// True if the container gets the host's devices and `/sys`, without masked paths.
     pub privileged: bool,
     pub(crate) read_only_root: bool,
-    /// Bounding set of capabilities by their names in a manifest (`NET_ADMIN`). `None` grants all.
+    /// Capabilities in the bounding set, by their names in a manifest (`NET_ADMIN`). `None` grants
+    /// all.
     pub capabilities: Option<Vec<String>>,
     /// True if a program in the container may gain rights that its caller lacks.
     pub escalation: bool,
-    /// Numeric user id, and group id, of the container.
+    /// Numeric user ID of the container, which is also its group ID.
     pub user: u32,
 }
 
@@ -140,7 +141,7 @@ impl Container {
             else {
                 continue;
             };
-            // The process may have ended in the meantime.
+            // The process may have ended after `/proc` was listed.
             let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
             if Credentials(status).field("PPid") == parent.to_string() {
                 return Pid::from_raw(pid).context("process 0");
@@ -150,7 +151,7 @@ impl Container {
     }
 }
 
-/// Credentials of a process, as text of `/proc/PID/status`.
+/// User, groups and capabilities of a process: the text of `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
@@ -317,7 +318,7 @@ fn restrict(spec: &Spec) -> Result<()> {
         if !held.contains(one)
             && let Err(error) = remove_capability_from_bounding_set(one)
         {
-            // The kernel rejects a capability that it does not know.
+            // The kernel returns EINVAL for a capability that it does not know.
             ensure!(error == rustix::io::Errno::INVAL, "{name}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! A pod of a DaemonSet on one node, as the kubelet would run it.
+//! Prepares a DaemonSet's pod on one node, as the kubelet would.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,8 +29,8 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A dummy CA certificate. The API server fixture speaks plain HTTP. Without a certificate, the
-/// daemon would look for the system's certificates.
+/// A dummy CA certificate. The API server fixture speaks plain HTTP. Without this file, the daemon
+/// would look for the system's CA certificates.
 const CA: &str = include_str!("../testdata/ca.crt");
 
 /// A DaemonSet's pod on a node.
@@ -210,9 +210,9 @@ impl Pod {
     }
 }
 
-/// Returns a folder with read-only mounts of the kernel modules, for the pod's `/lib/modules`. The
-/// folder is outside of the test's folder, because a removal of the test's folder would descend
-/// into the mounts.
+/// Returns a directory with read-only mounts of the kernel modules, for the pod's `/lib/modules`.
+/// The directory is outside of the test's directory, because a removal of the test's directory
+/// would descend into the mounts.
 fn modules() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
     fs::create_dir_all(&folder)?;

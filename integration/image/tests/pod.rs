@@ -16,7 +16,7 @@ use manifests_check::{build, merge, read};
 use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, at, stories, tally, tcp, tell};
 use serde_json::{Value, json};
 
-/// Names of the capabilities that the least-privilege manifests grant. All of them are necessary.
+/// Names of the capabilities that the least-privilege manifests grant.
 const RIGHTS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const SERVER: &str = "http://172.35.0.9:6443";
 
@@ -35,8 +35,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Returns true if the kernel has nf_tables. Of the lab's VM kernels, only the kernel of lane B has
-/// nf_tables. The host's kernel may or may not have them.
+/// Returns true if the kernel has nf_tables. Of the lab's VM kernels, only that of lane B has
+/// nf_tables. The host's kernel may have nf_tables.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -226,7 +226,7 @@ fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     Ok(())
 }
 
-/// Does the checks of [`carries`]. Also checks that an operator in the pod can list the rules.
+/// Makes the checks of [`carries`]. Also checks that an operator in the pod can list the rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
@@ -283,7 +283,7 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
     );
     // If the kernel does not load a module by itself, the daemon loads it with `modprobe`.
     run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
-    // SIGTERM must reach the daemon, and the daemon's last line must reach the file.
+    // SIGTERM must reach the daemon, and the daemon's last log line must be in the file.
     let said = container.said();
     ends(container)?;
     let log = fs::read_to_string(log)?;

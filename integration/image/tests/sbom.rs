@@ -23,8 +23,7 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map(Vec::as_slice).unwrap()
 }
 
-/// The document and its packages must have all required fields, and every reference must have a
-/// target.
+/// The SBOM and its packages must have all required fields, and every reference must have a target.
 #[test]
 fn the_sbom_is_a_valid_spdx_document() {
     let sbom = sbom();
@@ -93,7 +92,8 @@ fn the_sbom_lists_only_packages_and_linked_crates() {
     ] {
         assert!(crates.contains(name), "{name}: {crates:?}");
     }
-    // The program contains neither procedural macros nor dependencies of build scripts and tests.
+    // The SBOM must omit procedural macros, and dependencies of build scripts and tests, because
+    // the program does not contain them.
     for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
         assert!(!crates.contains(name), "{name}");
     }

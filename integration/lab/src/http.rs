@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client. The lab's servers respond with their name.
+//! A small HTTP/1.1 client for the lab's servers, which respond with their name.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -41,7 +41,7 @@ pub fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> 
     loop {
         match rustix::net::connect(&socket, &to) {
             Ok(()) => return Ok(socket.into()),
-            // connect(2) returns this error after the send timeout.
+            // connect(2) returns EINPROGRESS after the send timeout.
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
             // The source port is still in use: a child process between fork and exec holds a copy
             // of the previous connection.

@@ -4,7 +4,7 @@
 //! User Mode Linux starts init on a read-only hostfs, which shows the host's root. Init mounts an
 //! overlay over the hostfs, with its upper layer in memory. Then init changes its root to the
 //! overlay. The VM therefore sees the host's files, but its writes stay in the VM. Only writes to
-//! the kept folders reach the host.
+//! the kept directories reach the host.
 //!
 //! The overlay protects the host's files from accidents, but not from a malicious command, which
 //! can mount hostfs again. So run the lab as an unprivileged user. In the host lane, init is PID 1
@@ -16,7 +16,7 @@
 //!      upper/ work/
 //!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
 //!                  (if the kernel opens no files through it: a tmpfs with bind mounts)
-//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ modules · kept folders (hostfs, rw)
+//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ modules · kept directories (hostfs, rw)
 //! ```
 
 use std::ffi::{CString, OsStr};
@@ -86,8 +86,8 @@ fn init(dir: &Path) -> ! {
         writeln!(report.status, "{status}").context("cannot write the status")
     });
     if let Err(error) = done {
-        // Writes the error to the console, if there is one. If the runner gets no status, the
-        // runner shows the end of the console.
+        // Writes the error to the VM's console. A runner that gets no status shows the end of the
+        // console.
         eprintln!("lab: init: {error:#}");
     }
     if host {
@@ -181,7 +181,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
             inner("dev").join(name),
         );
     }
-    // Mounts cgroups, because some programs look for them. Tests do not need cgroups.
+    // Mounts cgroups for programs that look for them. Ignores errors, because tests do not need
+    // cgroups.
     let _ = attach("cgroup2", &inner("sys/fs/cgroup"), "cgroup2", "");
     if let Some(modules) = &job.modules {
         let release = inner("lib/modules").join(OsStr::from_bytes(uname().release().to_bytes()));
@@ -212,7 +213,7 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Builds a root without an overlay: the host's folders read-only, a copy of `/etc`, and empty
+/// Builds a root without an overlay: the host's directories read-only, a copy of `/etc`, and empty
 /// `/tmp` and `/var`.
 fn put_together(new: &Path) -> Result<()> {
     const OWN: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
@@ -234,7 +235,7 @@ fn put_together(new: &Path) -> Result<()> {
     symlink("/run", new.join("var/run")).context("/var/run")
 }
 
-/// Copies a file, a symbolic link, or a folder with its content. Skips unreadable and special
+/// Copies a file, a symbolic link, or a directory with its content. Skips unreadable and special
 /// files.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let about = || format!("cannot copy {}", from.display());
@@ -259,8 +260,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Loads the module overlayfs, which Debian's kernel package does not build in. Uses no `modprobe`,
-/// which would look for the module in the wrong folder at this point.
+/// Loads the module overlayfs, which Debian's kernel package does not build in. Does not use
+/// `modprobe`, which would look for the module in the wrong directory before the root has changed.
 fn load_overlay(modules: Option<&Path>) -> Result<()> {
     let Some(file) = modules
         .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
@@ -347,8 +348,8 @@ fn execute(job: &Job, report: &Report) -> i32 {
         }
     };
     // Passes the output through pipes. If the command wrote to the files directly, a program that
-    // opens /dev/stdout would truncate a file. The disadvantage of pipes: a kernel panic loses the
-    // last output.
+    // opens /dev/stdout would truncate a file. As a disadvantage, a kernel panic loses the output
+    // that is still in a pipe.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {
@@ -382,7 +383,8 @@ fn pump(mut from: impl Read, mut to: &File) {
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
-            // If the host's disk is full, the write fails. The command continues anyway.
+            // Ignores a failed write, such as on a full disk of the host: the command must
+            // continue.
             Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return,

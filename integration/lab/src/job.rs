@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Name of the job file in the work dir.
 pub(crate) const FILE: &str = "job";
 
-/// Folders of the default `PATH`. System tools are in `sbin`.
+/// Directories of the default `PATH`. System tools are in `sbin`.
 const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -28,9 +28,9 @@ pub(crate) struct Job {
     pub(crate) cwd: PathBuf,
     /// Name of the kernel that runs the command (see [`crate::Lane`]).
     pub(crate) lane: String,
-    /// Host folder with the VM kernel's modules.
+    /// Host directory with the VM kernel's modules.
     pub(crate) modules: Option<PathBuf>,
-    /// Host folders to which the VM may write.
+    /// Host directories to which the VM may write.
     pub(crate) keep: Vec<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl Job {
     }
 }
 
-/// Returns `path`, extended by the default folders that it lacks.
+/// Returns `path`, extended by the default directories that it lacks.
 pub(crate) fn sane_path(path: Option<&OsStr>) -> OsString {
     let given: Vec<PathBuf> = path
         .map(|path| std::env::split_paths(path).collect())

@@ -7,23 +7,23 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 /// Path of the kernel that `integration/kernel/packaged 6.12` fetches, below the user's cache
-/// folder. Guests need less CPU time on this kernel than on Linux 6.1.
+/// directory. Guests need less CPU time on this kernel than on Linux 6.1.
 const FETCHED: &str = "kube-proxy-ipvs/packaged-6.12/linux";
 
-/// Paths of an installed package `user-mode-linux`: the kernel, and the folder with its modules per
-/// release.
+/// Paths of an installed package `user-mode-linux`: the kernel, and the directory with its modules
+/// per release.
 const INSTALLED: &str = "/usr/bin/linux.uml";
 const INSTALLED_MODULES: &str = "/usr/lib/uml/modules";
 
-/// Kernel that runs a command.
+/// Kernel that runs a command: the host's, or one of two User Mode Linux kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// The host's kernel, with fresh network, mount and PID namespaces. A command can change the
     /// host's files.
     Host,
     /// Debian's packaged User Mode Linux with modules: the fetched Linux 6.12, or the installed
-    /// package. The kernel has only iptables-legacy. `--kernel` selects a kernel of another Debian
-    /// suite.
+    /// package. The kernel supports only legacy iptables. `--kernel` selects a kernel of another
+    /// Debian suite.
     A,
     /// A custom User Mode Linux kernel (`--kernel`) that supports iptables-nft: Debian's kernel
     /// with further modules (`integration/kernel/modules`), or a kernel without modules
@@ -55,7 +55,8 @@ impl FromStr for Lane {
     }
 }
 
-/// Reason why the chosen kernel (lane) cannot run a command. The message includes the next step.
+/// Reason why the chosen kernel (lane) cannot run a command. The error message includes the next
+/// step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// The machine has no packaged User Mode Linux, and the host's kernel has no IPVS.
@@ -63,7 +64,7 @@ pub enum Missing {
         "no IPVS here: the host's kernel does not offer it, and {0} is missing; run `make deps`, which fetches User Mode Linux"
     )]
     Uml(PathBuf),
-    /// The given kernel is not an executable file.
+    /// The kernel of `--kernel` is not an executable file.
     #[error(
         "{0} is not an executable kernel; build it, or leave --kernel away for Debian's package"
     )]
@@ -159,8 +160,8 @@ fn packaged() -> PathBuf {
     fetched.unwrap_or_else(|| INSTALLED.into())
 }
 
-/// Returns the folder with the kernel's modules. The installed kernel has the modules of its
-/// package. Any other kernel has its modules in a subfolder of `modules`, next to the kernel.
+/// Returns the directory with the kernel's modules. The installed kernel has the modules of its
+/// package. Any other kernel has its modules in a subdirectory of `modules`, next to the kernel.
 fn modules_of(kernel: &Path) -> Option<PathBuf> {
     if kernel == Path::new(INSTALLED) {
         newest_release(Path::new(INSTALLED_MODULES))
@@ -169,8 +170,8 @@ fn modules_of(kernel: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns the last subfolder in the order of names. A subfolder is named after its kernel release.
-/// Usually, there is only one.
+/// Returns the last subdirectory in the order of names. A subdirectory is named after its kernel
+/// release. Usually, there is only one subdirectory.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
     let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
         .ok()?

@@ -87,12 +87,12 @@ pub fn iptables_backend() -> &'static str {
     })
 }
 
-/// Creates links in a folder from the plain names of the iptables programs to the programs of a
+/// Creates links in a directory from the plain names of the iptables programs to the programs of a
 /// backend. Returns the names of programs that are not installed.
 ///
 /// # Errors
 ///
-/// Fails if the folder cannot be written.
+/// Fails if the directory cannot be written.
 pub fn link_iptables(backend: &str, folder: &Path) -> io::Result<Vec<String>> {
     fs::create_dir_all(folder)?;
     let path = std::env::var_os("PATH").unwrap_or_default();

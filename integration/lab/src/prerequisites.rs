@@ -17,7 +17,7 @@ const TOOLS: [(&str, &str); 9] = [
     ("curl", "curl"),
 ];
 
-/// Result for one tool or kernel: a line of the report.
+/// Line of the report, about one tool or one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the tool or kernel.

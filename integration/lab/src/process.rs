@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// Clock tick (`USER_HZ`), the same on every Linux platform.
+/// Duration of a clock tick (`USER_HZ`). It is equal on every Linux platform.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Returns the CPU time of a process and of its ended children.
@@ -16,8 +16,8 @@ pub fn cpu(pid: u32) -> io::Result<Duration> {
     Ok(TICK * times.filter_map(|ticks| ticks.parse::<u32>().ok()).sum())
 }
 
-/// Returns the fields of `/proc/PID/stat` after the program's name. The first returned field is the
-/// state. The name itself is skipped, because it may contain any character.
+/// Returns the fields of `/proc/PID/stat` after the program's name, from the process state on.
+/// Skips the name, because it may contain any character.
 ///
 /// # Errors
 /// Fails if the process has ended.

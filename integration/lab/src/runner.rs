@@ -1,6 +1,6 @@
 //! Runs a command in the lab, and returns its output and exit status.
 //!
-//! Runner and VM share a work dir with these files:
+//! Runner and VM share a work directory with these files:
 //!
 //! - The runner writes the command into a file ([`Job`]).
 //! - The VM's init appends to `stdout` and `stderr`. The runner forwards both.
@@ -36,7 +36,7 @@ use crate::job::{Job, sane_path};
 use crate::lane::{self, Kernel, Lane, Missing};
 use crate::signals::{Signals, unblock_all};
 
-/// Shared library for User Mode Linux; see `xstate.c`.
+/// Shared library that the User Mode Linux kernel preloads; see `xstate.c`.
 const XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
 
 const TIMED_OUT: i32 = 124;
@@ -48,7 +48,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Timeout for a VM to power off after it has written its status.
 const POWER_OFF: Duration = Duration::from_secs(5);
 
-/// Options of a run.
+/// Options of a run in the lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Time limit, boot included. At this limit, the runner kills the run and returns status 124.
@@ -63,7 +63,7 @@ pub struct Options {
     /// Path of a User Mode Linux kernel. Lane B needs a path. For lane A, `None` selects the
     /// packaged kernel.
     pub kernel: Option<PathBuf>,
-    /// Host folders to which the VM may write, at the same paths.
+    /// Host directories to which the VM may write, at the same paths.
     pub keep: Vec<PathBuf>,
 }
 
@@ -253,7 +253,8 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
         File::create(dir.join(name)).with_context(step)?;
     }
     std::fs::write(dir.join("xstate.so"), XSTATE).with_context(step)?;
-    // A link in the work dir replaces the path, because the kernel's command line has no quoting.
+    // Uses a link in the work dir instead of the program's path, which may contain blanks: the
+    // kernel's command line has no quoting.
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     std::os::unix::fs::symlink(exe, dir.join("init")).with_context(step)
 }
@@ -321,7 +322,7 @@ impl Guest {
                 }
                 let shown = dir.display();
                 command.arg(format!("mem={memory}"));
-                // The root is read-only. The VM mounts its writable folders itself.
+                // The root is read-only. The VM mounts its writable directories itself.
                 command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
                 command.args([
                     format!("init={shown}/init"),
@@ -401,8 +402,8 @@ impl Guest {
         loop {
             let late = Instant::now() >= deadline;
             status = status.or_else(|| read_status(&dir.join("status")));
-            // Forwards output after the check for the end of the run. So the runner also forwards
-            // the output that the VM wrote just before its end.
+            // Forwards output only after the check for the end of the run, so that the output from
+            // just before the VM's end is included.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
                 return Ok(RunEnd::OutputClosed);
             }
@@ -438,7 +439,8 @@ impl Guest {
         // The signal reaches only this group.
         let group = Pid::from_child(&self.leader);
         let _ = kill_process_group(group, Signal::KILL);
-        // Waits at most two seconds: a process that hangs in the host's kernel never ends.
+        // Waits for at most two seconds, because a process that hangs in the host's kernel never
+        // ends.
         let deadline = Instant::now() + Duration::from_secs(2);
         let mut leader = None;
         while Instant::now() < deadline {
@@ -525,8 +527,8 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Returns the folder for the (unlinked) memory file of User Mode Linux. This is `/dev/shm` if it
-/// has enough space and allows executable files, otherwise the work dir. Containers often have a
+/// Returns the directory for the (unlinked) memory file of User Mode Linux. This is `/dev/shm` if
+/// it has enough space and allows executable files, otherwise the work dir. Containers often have a
 /// small `/dev/shm`, and a VM that fills `/dev/shm` dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
@@ -540,7 +542,7 @@ fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     }
 }
 
-/// Work dir of one run. Dropping this value removes the folder with its content.
+/// Work dir of one run. Dropping this value removes the directory with its content.
 struct WorkDir(PathBuf);
 
 impl WorkDir {

@@ -8,10 +8,10 @@ use crate::{Crew, StopSignal};
 
 /// Interval between two readings of the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Delay of a clock reading above which the delay counts as a stall.
+/// Minimum delay of a clock reading that counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
-/// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
+/// Sum and maximum of all stalls, measured by a thread that only sleeps. Clones share these values.
 #[derive(Debug, Clone)]
 pub(crate) struct Meter(Arc<Mutex<StallTimes>>);
 
@@ -60,7 +60,7 @@ impl Meter {
     }
 }
 
-/// Runs `work`. Returns the duration that `work` reports, minus the stalls in the meantime.
+/// Runs `work`. Returns the duration that `work` reports, minus the stalls during `work`.
 ///
 /// # Errors
 /// Returns the error of `work`.

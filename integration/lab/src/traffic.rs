@@ -26,19 +26,19 @@ pub struct Client {
     /// Name of the account that counts the client's results. Several clients may have the same
     /// account.
     pub account: String,
-    /// Pause after each request.
+    /// Pause of the client after each request.
     pub rest: Duration,
-    /// Selection of the requests that the account counts.
+    /// Requests that the account counts: all requests, or only some of them.
     pub counts: Counts,
     /// Shortest stall of the VM that excuses the timeout of a concurrent request. An excused
     /// request counts as unjudged.
     pub excuse: Duration,
 }
 
-/// Selection of a client's requests that count in its account.
+/// Choice of a client's requests that its account counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// All requests count.
+    /// All requests of the client count.
     All,
     /// The first successful request and all later requests count.
     FromFirstAnswer,
@@ -65,7 +65,7 @@ pub struct Account {
     pub clients: u64,
     /// Number of counted requests, including unjudged requests.
     pub requests: u64,
-    /// Number of failed requests.
+    /// Number of counted requests that failed.
     pub failed: u64,
     /// Number of requests whose result is unknown, because they timed out during a stall of the VM.
     pub unjudged: u64,
@@ -75,9 +75,9 @@ pub struct Account {
     pub reasons: BTreeMap<String, u64>,
     /// Number of replies from each server, by the server's name.
     pub by_server: BTreeMap<String, u64>,
-    /// Time of the last reply.
+    /// Time of the last reply to a counted request.
     pub last_answer: Option<Instant>,
-    /// Time of the last failure.
+    /// Time of the last failure of a counted request.
     pub last_failure: Option<Instant>,
 }
 
@@ -87,7 +87,8 @@ impl Account {
         self.requests - self.failed - self.unjudged
     }
 
-    /// Returns true if at most one of 20 requests timed out during a stall of the VM.
+    /// Returns true if at most one in 20 requests has an unknown result because of a stall of the
+    /// VM.
     pub fn is_judged(&self) -> bool {
         self.requests > 20 * self.unjudged
     }

@@ -59,7 +59,7 @@ const FORWARDING: [(&str, &str); 2] = [
     ("net/ipv6/conf/all/forwarding", "1"),
 ];
 
-/// Error of building or using a world.
+/// Reason why a world cannot be built or used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process is outside the lab, where it must not change the network.
@@ -67,26 +67,26 @@ pub enum Error {
         "a world can be built in the lab only: start with `lab run --`, or call lab::enter() first in main"
     )]
     NotInLab,
-    /// The kernel lacks a module.
+    /// The kernel lacks a module that worlds need.
     #[error("the kernel has no {what}: {next}")]
     Missing {
         /// Name of the missing module.
         what: &'static str,
-        /// Next step for the user.
+        /// Next step for the user, such as a command that loads the module.
         next: &'static str,
     },
-    /// An invalid or unsuitable address.
+    /// An address that a test has given is invalid or unsuitable.
     #[error("{text}: {why}")]
     Address {
-        /// The text of the address.
+        /// Address as the caller wrote it.
         text: String,
-        /// Reason for the error.
+        /// Reason why the address is invalid or unsuitable.
         why: String,
     },
     /// A program failed, did not start or took too long.
     #[error("{command}: {text}")]
     Command {
-        /// Program and arguments.
+        /// The failed program and its arguments.
         command: String,
         /// Failed step, followed by the program's output.
         text: String,
@@ -94,9 +94,9 @@ pub enum Error {
     /// A system call or file operation failed.
     #[error("{step}: {source}")]
     Io {
-        /// Description of the failed step.
+        /// Description of the step that failed.
         step: String,
-        /// The operating system's error.
+        /// Error that the operating system returned.
         source: io::Error,
     },
 }
@@ -162,7 +162,8 @@ impl World {
             cables: 0,
             servers: Arc::new(servers),
         };
-        // Keeps the fabric's packets out of iptables, because the fabric stands for a plain wire.
+        // Keeps the fabric's packets out of iptables, because the fabric represents a switch
+        // without a firewall.
         world.fabric.sysctl(&bridged_through_iptables("0"))?;
         world.fabric.ip(&[
             "link add fabric type bridge mcast_snooping 0".into(),
@@ -548,8 +549,8 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
 }
 
 /// Loads the kernel modules for worlds and for the daemon, once per process. Ignores failures of
-/// `modprobe`, because built-in modules need no loading. Fails only without br_netfilter. If the
-/// kernel lacks a link type, the `ip` command reports this later.
+/// `modprobe`, because built-in modules need no loading. Fails only if br_netfilter is missing: the
+/// `ip` command later reports a missing link type.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Timeout for requests that must get no reply. It is as short as a loaded machine allows.
+/// Timeout for requests that must get no reply.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// Name of a test, and the test function.

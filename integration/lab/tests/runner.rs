@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Folder of one test. The run creates its work dir in this folder.
+/// Directory of one test. The run creates its work dir in this directory.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        // The name is short, because the runner ignores a folder with a long path.
+        // The name is short, because the runner ignores a directory with a long path.
         let dir = PathBuf::from(format!("/tmp/lt-{name}-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
@@ -216,7 +216,8 @@ fn a_guest_is_killed_at_its_time_limit() {
     assert_eq!(code(&output), Some(124));
     assert_eq!(text(&output.stdout), "up\n");
     assert!(text(&output.stderr).contains("time limit of 4 s"));
-    // Less than the 100 s of the command. A busy machine boots several guests at the same time.
+    // The limit is far below the 100 s of the command, but leaves time for a busy machine, which
+    // boots several guests at the same time.
     assert!(
         started.elapsed() < Duration::from_mins(1),
         "{:?}",
@@ -261,7 +262,7 @@ fn an_interrupted_run_leaves_no_files() {
         assert!(!scratch.is_clean());
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), status);
-        // If the runner was killed, its sentry cleans up a moment later.
+        // A killed runner's sentry cleans up a moment later, so the test waits.
         let deadline = Instant::now()
             + if status.is_none() {
                 Duration::from_secs(10)
@@ -300,7 +301,7 @@ fn parallel_runs_do_not_affect_each_other() {
     assert!(scratch.is_clean());
 }
 
-/// Tests a run on the host's kernel (host lane), as far as the run needs no IPVS.
+/// Tests a run on the host's kernel (host lane). Uses no IPVS, which this kernel may lack.
 #[test]
 fn a_run_on_the_hosts_kernel_has_new_namespaces() {
     let scratch = Scratch::new("host");

@@ -1,4 +1,4 @@
-//! Builds the objects of a folder, as `kustomize build` does.
+//! Builds the objects of a directory, as `kustomize build` does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::merge::merge;
 
-/// Reason why a folder cannot be built.
+/// Reason why a directory cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages say")]
 pub enum BuildError {
@@ -55,7 +55,7 @@ struct Patch {
     path: PathBuf,
 }
 
-/// Returns the objects of a folder with a `kustomization.yaml`, with its patches applied.
+/// Returns the objects of a directory with a `kustomization.yaml`, with its patches applied.
 pub fn build(folder: &Path) -> Result<Vec<Value>, BuildError> {
     let path = folder.join("kustomization.yaml");
     let kustomization: Kustomization =

@@ -1,7 +1,7 @@
 //! Builds the manifests like `kubectl apply -k`, and validates them against the Kubernetes schemas.
 //!
 //! ```text
-//!   folder ─▶ kustomization ─▶ objects ─▶ schema
+//!   directory ─▶ kustomization ─▶ objects ─▶ schema
 //! ```
 //!
 //! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI

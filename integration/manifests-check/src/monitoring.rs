@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::tests;
 
-/// Lists of the daemon's metrics. The daemon's tests compare its metrics with the same lists.
+/// Lists of the daemon's metrics, which the daemon's own tests compare with the real metrics.
 const LISTS: [&str; 4] = [
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
     include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
@@ -190,7 +190,8 @@ fn each_alert_has_a_summary_a_runbook_and_a_test() {
         for part in ["summary", "description"] {
             assert!(rule["annotations"][part].as_str().is_some(), "{name}");
         }
-        // This name belongs to an alert of kubernetes-mixin, which most clusters have.
+        // kubernetes-mixin, which most clusters have, already has an alert with the name
+        // KubeProxyDown.
         assert_ne!(name, "KubeProxyDown");
         let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
         let anchor = runbook.strip_prefix(&format!("{RUNBOOKS}{PAGE}#"));

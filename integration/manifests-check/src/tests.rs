@@ -44,7 +44,7 @@ pub(crate) fn kubeadms_daemon_set() -> Value {
     of_kind(&kubeadm(), "DaemonSet")
 }
 
-/// Creates a temporary folder for one test.
+/// Creates a temporary directory for one test.
 fn scratch(name: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // Tests run in parallel, and two tests may use the same name.
@@ -55,7 +55,8 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Builds the patch folder. Adds a file like the file that kubectl writes for kubeadm's DaemonSet.
+/// Builds the patch directory. Adds a file like the file that kubectl writes for kubeadm's
+/// DaemonSet.
 fn patched_kubeadm() -> Value {
     let folder = scratch("patch");
     for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {
@@ -159,7 +160,7 @@ fn the_kubeadm_patch_changes_only_the_image_and_probe() {
     );
 }
 
-/// A patch without a matching DaemonSet is an error.
+/// The patch directory contains no DaemonSet, so the patch has no target.
 #[test]
 fn a_patch_without_its_target_is_an_error() {
     let folder = scratch("target");
@@ -330,8 +331,7 @@ fn the_base_manifests_share_no_object_with_kubeadm() {
     }
 }
 
-/// The DaemonSet must create no pod on nodes of other architectures, where the program cannot
-/// start.
+/// The DaemonSet must not run on nodes of other architectures, where the program cannot start.
 #[test]
 fn the_daemon_set_selects_the_architectures_of_the_image() {
     let file = fs::read_to_string(root().join("image/architectures")).unwrap();
@@ -402,16 +402,16 @@ fn the_service_account_has_only_kube_proxys_role() {
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
 }
 
-/// Maximum time of a start with 50,000 Services on a slow machine, in seconds. It is several times
-/// the README's measurement.
+/// Maximum time of a start with 50,000 Services on a slow machine, in seconds: several times the
+/// start time in the README.
 const LONGEST_START: u64 = 180;
 
 /// The liveness probe must restart a hanging process, but never a slow process. A process is slow
 /// in three cases:
 ///
-/// - Its server does not listen yet.
+/// - Its health server does not listen yet.
 /// - Its first sync is overdue by less than two sync periods.
-/// - The thread that must respond is busy.
+/// - The thread that must answer the probe is busy.
 #[test]
 fn liveness_probes_do_not_restart_a_slow_daemon() {
     let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
@@ -428,8 +428,8 @@ fn liveness_probes_do_not_restart_a_slow_daemon() {
         assert!(patience >= LONGEST_START, "{folder}: {patience}");
         assert!(seconds("timeoutSeconds") >= 10, "{folder}");
         assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
-        // The kubeadm patch has no readiness probe. Users may return to upstream's image, which
-        // lacks this endpoint.
+        // The kubeadm patch has no readiness probe. Users may roll back to upstream's image, which
+        // lacks the endpoint `/readyz`.
         let readiness = container.pointer("/readinessProbe/httpGet/path");
         let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
         assert_eq!(readiness, wanted.as_ref(), "{folder}");

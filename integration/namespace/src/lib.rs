@@ -84,7 +84,7 @@ pub fn example(name: &str, arguments: &[&str]) -> Vec<String> {
 ///
 /// # Panics
 ///
-/// Panics if the kernel rejects the change.
+/// Panics if the kernel refuses the change.
 #[allow(clippy::expect_used, reason = "a test stops at the first surprise")]
 pub fn drop_rights() {
     let none = CapabilitySet::empty();
@@ -107,7 +107,7 @@ mod tests {
 
     use super::{drop_rights, enter, in_namespace};
 
-    /// Returns the identity of the calling thread's network namespace.
+    /// Returns the link target that identifies the calling thread's network namespace.
     fn here() -> PathBuf {
         fs::read_link("/proc/thread-self/ns/net").unwrap()
     }

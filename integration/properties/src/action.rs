@@ -10,15 +10,15 @@ use chance::Chance;
 /// removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
-    /// The kind of change.
+    /// Kind of the action.
     pub verb: Verb,
-    /// Random number that selects the details.
+    /// Random number that selects the action's details, such as the changed Service.
     pub dice: u32,
 }
 
 macro_rules! verbs {
     ($($(#[doc = $doc:literal])* $name:ident $word:literal $weight:literal,)*) => {
-        /// Kinds of actions, with their names in files.
+        /// Kinds of actions. Each has a name in files of saved sequences.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verb {
             $($(#[doc = $doc])* $name,)*
@@ -43,11 +43,11 @@ verbs! {
     Assign "assign" 2,
     /// Adds, changes or removes endpoints of a Service.
     Slice "slice" 16,
-    /// Deletes a slice.
+    /// Deletes an EndpointSlice.
     SliceGone "slice-gone" 2,
     /// Moves the Node to a random zone.
     Node "node" 1,
-    /// Makes an object unreadable.
+    /// Makes a Service or an EndpointSlice unreadable for the daemon.
     Garbled "garbled" 1,
     /// The source lists all objects of one kind again.
     Relist "relist" 1,
@@ -57,21 +57,21 @@ verbs! {
     Damage "damage" 6,
     /// Another program changes its own entries.
     Foreign "foreign" 4,
-    /// The kernel rejects the next one to four writes.
+    /// The kernel refuses the next one to four writes.
     Refuse "refuse" 3,
-    /// From now on, the kernel permanently rejects one object.
+    /// From now on, the kernel permanently refuses one object.
     Forbid "forbid" 2,
     /// The daemon does not receive the kernel's next reply to a write.
     Lose "lose" 3,
-    /// From now on, one of the daemon's threads cannot read the kernel's state.
+    /// From now on, one of the daemon's worker threads cannot read the kernel's state.
     Unreadable "unreadable" 2,
     /// The daemon's next read of the kernel misses an entry.
     PassOver "pass-over" 1,
-    /// Ends the kernel's faults.
+    /// Ends all present faults of the kernel.
     Lift "lift" 3,
-    /// Delivers some pending events to the daemon.
+    /// Delivers some pending events of the source to the daemon.
     Hear "hear" 14,
-    /// One of the daemon's threads that read and write the kernel does some steps.
+    /// Lets one of the daemon's worker threads do some reads or writes of the kernel.
     Step "step" 70,
     /// The daemon's engine records finished jobs and starts due jobs.
     Turn "turn" 24,
@@ -79,7 +79,8 @@ verbs! {
     Time "time" 8,
     /// Advances the clock to the daemon's next timer.
     Due "due" 8,
-    /// Requests a comparison of the kernel's state with the state that the daemon assumes.
+    /// Requests the daemon's periodic check, which compares the kernel's state with the state that
+    /// the daemon assumes.
     Check "check" 3,
     /// The kernel reports a change, although its state may be unchanged.
     Told "told" 2,

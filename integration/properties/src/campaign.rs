@@ -12,30 +12,30 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// Interval of repeated sequences. On the fake kernels, one sequence in this many runs twice, and
-/// the campaign compares both runs.
+/// Number of sequences of which one runs twice on the fake kernels. The campaign compares both
+/// runs.
 const TWICE: u64 = 20;
 
-/// Settings of a campaign, which runs many event sequences.
+/// Settings of a campaign: a run of many event sequences.
 #[derive(Debug, Clone)]
 pub struct Campaign {
-    /// Maximum number of sequences.
+    /// Maximum number of sequences that the campaign runs.
     pub histories: u64,
     /// Time after which no further sequence starts.
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
-    /// Forms of the modes to test, such as IPVS mode with `--ipvs-shim=lean`. The sequences use the
-    /// forms in turn.
+    /// Forms to test. A form is a mode with flags, such as IPVS mode with `--ipvs-shim=lean`. The
+    /// sequences use the forms in turn.
     pub forms: Vec<&'static Form>,
     /// Kernel on which the sequences run.
     pub ground: Ground,
 }
 
-/// Kernel on which sequences run.
+/// Kernel on which event sequences run: fake or real.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
-    /// The strict fake kernels.
+    /// The strict fake kernels of the modes.
     Fakes,
     /// This machine's kernel. Each sequence has a separate network namespace as its node.
     Kernel,
@@ -97,24 +97,24 @@ pub struct Account {
     /// Number of repeated sequences whose second run planned writes in another order. The daemon
     /// iterates over a hash table, so this is no error.
     pub unlike: u64,
-    /// The first failed sequence.
+    /// The first failed sequence, which ended the campaign.
     pub failed: Option<FailedSequence>,
 }
 
 /// A failed sequence, shortened to the actions that the failure needs.
 #[derive(Debug)]
 pub struct FailedSequence {
-    /// Seed of the sequence.
+    /// Seed of the failed sequence.
     pub seed: u64,
     /// Mode of the failed sequence, with its shim or layout.
     pub form: &'static Form,
     /// The address family in the failed sequence.
     pub family: IpFamily,
-    /// Actions that the failure needs.
+    /// Actions that are necessary for the failure.
     pub actions: Vec<Action>,
-    /// The violated property.
+    /// Property that the sequence violated.
     pub failure: Failure,
-    /// Log of the shortened sequence, for people.
+    /// Readable log of the shortened sequence.
     pub log: Vec<String>,
 }
 

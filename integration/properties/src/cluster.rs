@@ -18,16 +18,16 @@ use crate::action::Verb;
 use crate::stepped_threads::{ClientLocation, Front};
 use crate::subject::RejectedPart;
 
-/// Name of our node.
+/// Name of the node on which the daemon runs.
 pub const NODE: &str = "node1";
 
-/// The node's permanent address.
+/// Permanent address of the daemon's node.
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
 /// Address of a client pod on this node. This address may also be an endpoint of a Service.
 pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 
-/// Number of Services.
+/// Maximum number of Services in the cluster.
 pub const SERVICES: u8 = 6;
 /// First cluster IP. Sometimes an endpoint has this address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
@@ -77,8 +77,8 @@ pub fn model() -> Model {
     Model::of_node(NODE)
 }
 
-/// Returns options for a third of the Services, and `None` for the other Services. Each slow start
-/// is shorter than the time that a test waits after a sequence.
+/// Returns random options with a probability of one third, otherwise `None`. Each slow start is
+/// shorter than the time that a test waits after a sequence.
 fn some_options(chance: &mut Chance) -> Option<Box<ServiceOptions>> {
     if !chance.is_one_in(3) {
         return None;
@@ -159,8 +159,8 @@ impl Cluster {
                     let is_of_node = address == at(self.family, NODE_ADDRESS);
                     let is_possible = |from: &ClientLocation| match from {
                         ClientLocation::Node => true,
-                        // From a pod, all addresses of the node behave equally, so one address is
-                        // enough.
+                        // A pod gets the same results at all addresses of the node, so one address
+                        // is enough.
                         ClientLocation::Pod => is_of_node || own.contains(&address),
                         ClientLocation::Outside => !address.is_loopback(),
                     };
@@ -180,7 +180,7 @@ impl Cluster {
         fronts
     }
 
-    /// Returns all versions of Services with a part that the kernel permanently rejects.
+    /// Returns all versions of Services with a part that the kernel permanently refuses.
     pub fn barred(&self, barred: &[RejectedPart]) -> Vec<Service> {
         let versions = self.versions.iter();
         let names = self.barred_names(barred);
@@ -188,7 +188,7 @@ impl Cluster {
         of_barred.cloned().collect()
     }
 
-    /// Returns the names of present Services with a part that the kernel permanently rejects.
+    /// Returns the names of present Services with a part that the kernel permanently refuses.
     pub fn barred_names(&self, barred: &[RejectedPart]) -> BTreeSet<String> {
         let has = |service: &Service, barred: &RejectedPart| match *barred {
             RejectedPart::Service(number) => service.name == name(number),
@@ -276,7 +276,7 @@ impl Cluster {
         event
     }
 
-    /// Adds or changes a Service.
+    /// Adds or changes a random Service, and returns the event of the source.
     pub fn service(&mut self, chance: &mut Chance) -> Event {
         let number = chance.small(SERVICES);
         let service = self.some_service(number, chance);
@@ -308,7 +308,7 @@ impl Cluster {
         Some(self.apply(Event::ServiceApplied(service)))
     }
 
-    /// Adds or changes a slice.
+    /// Adds or changes a random EndpointSlice, and returns the event of the source.
     pub fn slice(&mut self, chance: &mut Chance) -> Event {
         // Prefers Services that exist.
         let number = if chance.is_one_in(6) || self.services.is_empty() {
@@ -324,7 +324,7 @@ impl Cluster {
         self.apply(Event::SliceApplied(slice))
     }
 
-    /// Deletes a slice.
+    /// Deletes an EndpointSlice.
     fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.slices.len());
         let name = self.slices.keys().nth(at)?.clone();
@@ -495,7 +495,7 @@ impl Cluster {
     fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
         let node = chance.small(2);
         let octets = match chance.below(60) {
-            // No pod has this address.
+            // No pod has this loopback address.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => CLUSTER_IP,
@@ -526,7 +526,7 @@ impl Cluster {
     }
 }
 
-/// Formats an event.
+/// Formats an event for the log of a sequence.
 pub fn tell(event: &Event) -> String {
     match event {
         Event::ServiceApplied(of) => {

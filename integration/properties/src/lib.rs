@@ -1,4 +1,4 @@
-//! Convergence tests with random event sequences. A sequence may include rejected writes, failed
+//! Convergence tests with random event sequences. A sequence may include refused writes, failed
 //! reads, lost acknowledgements, foreign changes and restarts, all at any point. README.md and the
 //! programs call a sequence a history.
 //!

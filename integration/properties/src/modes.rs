@@ -9,7 +9,7 @@ use proxy::IpFamily;
 
 use crate::subject::Subject;
 
-/// A variant of a mode: the mode with a certain shim, layout or other settings.
+/// A form: a proxy mode with flags, such as its shim or its layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
     /// Name of the variant: `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...

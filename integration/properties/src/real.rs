@@ -1,5 +1,5 @@
-//! This machine's kernel. Each event sequence gets a network namespace with the same links and
-//! addresses as the fakes.
+//! Network namespaces of this machine's kernel for event sequences. Each has the links and
+//! addresses that the fake kernels simulate.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use crate::cluster::{NODE_ADDRESS, at};
 /// Link whose addresses the tests change.
 const LINK: &str = "eth0";
 
-/// Bridge of the pods.
+/// Bridge of the node's pods.
 const BRIDGE: &str = "cni0";
 
 /// Shell commands that add entries of other programs, and commands that print these entries. A
@@ -112,7 +112,7 @@ pub(crate) fn set_addresses(before: &BTreeSet<IpAddr>, after: &BTreeSet<IpAddr>)
     }
 }
 
-/// Deletes a link.
+/// Deletes a link in the calling thread's network namespace.
 pub(crate) fn delete_link(name: &str) {
     let deleted = Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.delete_link(name));
     assert!(deleted.is_ok(), "{name} is deleted: {deleted:?}");

@@ -13,9 +13,9 @@ use crate::modes::{FORMS, Form};
 /// A saved event sequence.
 #[derive(Debug)]
 pub struct Regression {
-    /// Path of the file.
+    /// Path of the file with the sequence.
     pub path: PathBuf,
-    /// Mode of the saved sequence, with its shim or layout.
+    /// Form of the saved sequence: its mode with flags.
     pub form: &'static Form,
     /// The address family in the saved sequence.
     pub family: IpFamily,
@@ -23,7 +23,7 @@ pub struct Regression {
     pub actions: Vec<Action>,
 }
 
-/// Returns the folder of saved sequences.
+/// Returns the directory of saved sequences.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
@@ -32,7 +32,7 @@ pub fn folder() -> PathBuf {
 ///
 /// # Errors
 ///
-/// Fails if the folder or a file is unreadable, or if a file has a wrong format.
+/// Fails if the directory or a file is unreadable, or if a file has a wrong format.
 pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
     let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();

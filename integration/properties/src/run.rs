@@ -26,7 +26,7 @@ const HORIZON: Duration = Duration::from_secs(100);
 /// Maximum number of turns of the daemon's loop. A sequence with more turns counts as endless.
 const MOST_TURNS: usize = 3_000;
 
-/// Maximum number of writes of an entry that the kernel permanently rejects, within [`HORIZON`].
+/// Maximum number of writes of an entry that the kernel permanently refuses, within [`HORIZON`].
 /// The daemon tries once every 30 s, and once after the check. A try may take two writes: one
 /// together with other entries, and one of this entry alone.
 const MOST_TRIES: usize = 8;
@@ -34,27 +34,27 @@ const MOST_TRIES: usize = 8;
 /// Result of an event sequence.
 #[derive(Debug, Default)]
 pub struct HistoryResult {
-    /// The violated property, if any.
+    /// Property that the sequence violated, if any.
     pub failure: Option<Failure>,
     /// Checksum of all steps. Equal sequences have equal checksums.
     pub trace: u64,
     /// Number of steps of the daemon's threads. A step is one read or write of the kernel.
     pub pieces: usize,
-    /// Readable log, if requested.
+    /// Readable log of all steps. Empty if the caller requested no log.
     pub log: Vec<String>,
 }
 
-/// A violated property.
+/// Violation of a property by an event sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Index of the action after which the test found the violation. If the test found the
-    /// violation at the end, the number of actions.
+    /// Index of the action after which the test found the violation. A violation at the end has the
+    /// number of actions as its index.
     pub at: usize,
     /// Description of the violation.
     pub what: String,
 }
 
-/// Runs a sequence on a fake.
+/// Runs a sequence on a fake kernel.
 pub fn run(
     subject: Box<dyn Subject>,
     actions: &[Action],
@@ -108,14 +108,15 @@ impl Hasher for Trace {
 struct Armed {
     refusals: u64,
     blame: Option<RejectionCause>,
-    /// Fault of the next write whose reply is lost: true if the kernel does the write.
+    /// Lost reply to the next write: true if the kernel does the write, false if not. `None`: the
+    /// reply arrives.
     lost: Option<bool>,
     passes_over: Option<u64>,
     /// Index of the daemon's thread whose reads of the kernel fail.
     unreadable: Option<usize>,
 }
 
-/// Numbers of tries per write while the daemon has no other work.
+/// Counter of the tries of each write while the daemon has no other work.
 enum Tries {
     /// The test does not count tries.
     Unasked,
@@ -133,12 +134,12 @@ struct World<'a> {
     bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,
-    /// Undelivered events with their numbers.
+    /// Events of the source that the daemon has not received yet, with their numbers.
     events: VecDeque<(u64, Event)>,
     notices: VecDeque<Notice>,
     /// Number of the last event that was created.
     made: u64,
-    /// Number of the last event that the model includes.
+    /// Number of the last event that has reached the model.
     arrived: u64,
     /// Number of the last event that the mode has received.
     heard: u64,
@@ -350,7 +351,7 @@ impl<'a> World<'a> {
             (&ask, permit)
         {
             self.watch.refused(write);
-            // The rejected write has not changed the kernel. Records the present verdicts: clients
+            // The refused write has not changed the kernel. Records the present verdicts: clients
             // with correct verdicts must keep them in the next steps.
             let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
@@ -374,7 +375,7 @@ impl<'a> World<'a> {
     }
 
     /// Checks a write of a daemon that has no work left. Such a daemon may only retry writes that
-    /// the kernel permanently rejects, each at most [`MOST_TRIES`] times.
+    /// the kernel permanently refuses, each at most [`MOST_TRIES`] times.
     fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
@@ -454,7 +455,7 @@ impl<'a> World<'a> {
     fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        // Entries that the kernel permanently rejects stay pending. After a fresh start, these
+        // Entries that the kernel permanently refuses stay pending. After a fresh start, these
         // entries are pending, too.
         let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
         if has_heard_all && is_done && self.armed.unreadable.is_none() {
@@ -490,7 +491,7 @@ impl<'a> World<'a> {
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        // Ignores the frontends of a Service with a part that the kernel permanently rejects.
+        // Ignores the frontends of a Service with a part that the kernel permanently refuses.
         // Another Service may get the addresses of this Service instead.
         let barred = self.cluster.barred_names(self.subject.barred());
         let is_barred = |claim: &String| {
@@ -784,7 +785,7 @@ impl<'a> World<'a> {
         for (front, made) in &wanted {
             let held = verdicts.get(front);
             // An endpoint on this node has one hairpin element for all its Services. The daemon
-            // writes this element with one of these Services. If the kernel rejects a part of that
+            // writes this element with one of these Services. If the kernel refuses a part of that
             // Service, the element may be missing.
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;

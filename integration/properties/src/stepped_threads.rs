@@ -25,9 +25,9 @@ use proxy::{IpFamily, Protocol, Unreadable};
 /// Kernel operation before which a thread waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ThreadOperation {
-    /// Read of this part of the kernel's state.
+    /// Read of the named part of the kernel's state.
     Read(&'static str),
-    /// Write of one step.
+    /// Write of one step of a plan.
     Write(Write),
 }
 
@@ -36,7 +36,7 @@ pub enum ThreadOperation {
 pub struct Write {
     /// Description of the write.
     pub what: String,
-    /// Clients that the written entry serves. They may lose service if the kernel rejects the
+    /// Clients that the written entry serves. They may lose service if the kernel refuses the
     /// write.
     pub serves: AffectedClients,
     /// The entry that the write removes. It has the same name as in
@@ -44,14 +44,14 @@ pub struct Write {
     pub removes: Option<String>,
 }
 
-/// Clients that need an entry on their path to an endpoint.
+/// Clients that a written entry serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AffectedClients {
-    /// Possibly all clients.
+    /// Possibly all clients of all Services.
     All,
-    /// Clients of this address.
+    /// Clients of this service address.
     Address(std::net::IpAddr),
-    /// No clients.
+    /// No client.
     Nobody,
 }
 
@@ -60,7 +60,7 @@ pub enum AffectedClients {
 pub enum Permit {
     /// The kernel does the operation.
     Go,
-    /// The kernel rejects the write, or the read fails.
+    /// The kernel refuses the write, or the read fails.
     Refuse(RejectionCause),
     /// The kernel does the write, but the daemon does not receive the reply.
     LoseDone,
@@ -72,14 +72,15 @@ pub enum Permit {
     Dead,
 }
 
-/// Simulated cause of a rejection.
+/// Simulated cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectionCause {
-    /// The kernel rejects this entry only.
+    /// The kernel refuses only the entry of this write.
     Entry,
-    /// The kernel rejects any entry at present.
+    /// At present, the kernel refuses every write.
     Node,
-    /// The daemon wrongly assumes that an entry exists or is missing.
+    /// The kernel refuses the write because the daemon wrongly assumes that an entry exists or is
+    /// missing.
     Belief,
 }
 
@@ -132,7 +133,7 @@ impl Gate {
 /// A kernel behind a gate. A thread waits at the gate before each operation.
 #[derive(Debug)]
 pub struct Turnstile<K> {
-    /// The guarded kernel.
+    /// Kernel that a thread uses after the gate has let it pass.
     pub kernel: K,
     /// Gate at which threads wait before they use the kernel.
     pub gate: Gate,
@@ -320,13 +321,13 @@ impl fmt::Debug for SteppedThread {
 /// A frontend: address, protocol and port of a Service, as seen from one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Front {
-    /// Service address.
+    /// Service address of the frontend.
     pub address: std::net::IpAddr,
-    /// Transport protocol.
+    /// Transport protocol of the frontend.
     pub protocol: Protocol,
-    /// Service port.
+    /// Service port of the frontend.
     pub port: u16,
-    /// Location of the clients.
+    /// Location of the frontend's clients.
     pub from: ClientLocation,
 }
 
@@ -349,7 +350,7 @@ impl fmt::Display for Front {
 }
 
 impl Front {
-    /// Returns the address family.
+    /// Returns the IP family of the frontend's address.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.address)
     }

@@ -22,12 +22,12 @@ const SOON: Duration = Duration::from_secs(2);
 /// Maximum number of turns of the loop until a started mode has no work left. More turns are a bug.
 const MOST_TURNS: usize = 1_000;
 
-/// Values of entries, by the entry's name.
+/// Values of kernel entries, by the entry's name.
 pub type Entries = BTreeMap<String, String>;
 
 /// A mode with its kernel. The kernel outlives the mode.
 pub trait Subject {
-    /// Returns the family of all addresses.
+    /// Returns the IP family of this subject.
     fn family(&self) -> IpFamily;
 
     /// Starts a process: the mode, and its threads that read and write the kernel.
@@ -57,9 +57,8 @@ pub trait Subject {
         false
     }
 
-    /// Returns true if a frontend that moves to another Service must work without interruption.
-    /// This is possible only if one entry serves the frontend for any Service. Modes with chains or
-    /// listening ports per Service return false.
+    /// Returns true if a frontend must work without interruption when it moves to another Service.
+    /// Modes with separate chains or listening ports for each Service return false.
     fn hands_over(&self) -> bool {
         false
     }
@@ -76,8 +75,8 @@ pub trait Subject {
         Vec::new()
     }
 
-    /// Returns true if the kernel reports the loss of this entry. The daemon then restores the
-    /// entry immediately.
+    /// Returns true if the kernel notifies the daemon of this entry's removal. The daemon then
+    /// restores the entry immediately.
     fn is_told(&self, _entry: &str) -> bool {
         false
     }
@@ -87,13 +86,13 @@ pub trait Subject {
         false
     }
 
-    /// Returns the parts of objects that the kernel permanently rejects. A mode that writes a
+    /// Returns the parts of objects that the kernel permanently refuses. A mode that writes a
     /// Service port atomically cannot write any Service with such a part.
     fn barred(&self) -> &[RejectedPart] {
         &[]
     }
 
-    /// Makes the kernel permanently reject one missing entry. Returns a description.
+    /// Makes the kernel permanently refuse one missing entry. Returns a description.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -104,8 +103,8 @@ pub trait Subject {
         entry.contains(&name) || value.contains(&name)
     }
 
-    /// Reports whether the kernel permanently rejects a write, because the write contains a
-    /// rejected part of these Services.
+    /// Reports whether the kernel permanently refuses a write, because the write contains a refused
+    /// part of these Services.
     fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
@@ -143,7 +142,7 @@ pub trait Subject {
         BTreeSet::new()
     }
 
-    /// Returns the entry, or `None` if the entry belongs to the given frontends or depends on them.
+    /// Returns the entry, or `None` if the entry belongs to unproven frontends or depends on them.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }
@@ -159,7 +158,7 @@ pub trait Subject {
         Entries::new()
     }
 
-    /// Returns the entries of other programs as these programs last wrote them.
+    /// Returns the entries that other programs left, as these programs last wrote them.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }
@@ -205,16 +204,16 @@ pub trait Subject {
 
 /// Result of a start on an empty kernel.
 pub struct FreshStart {
-    /// The mode and its kernel.
+    /// The started mode with its kernel.
     pub subject: Box<dyn Subject>,
-    /// Number of entries that the mode can never write, because the kernel rejects them.
+    /// Number of entries that the mode can never write, because the kernel refuses them.
     pub pending: usize,
 }
 
-/// A part of objects that the kernel permanently rejects.
+/// A part of objects that the kernel permanently refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectedPart {
-    /// Rules, chains and elements of the Service with this number.
+    /// Rules, chains and elements of the Service that [`crate::cluster::name`] gives this number.
     Service(u8),
     /// Rules, chains and elements of this endpoint.
     Endpoint(IpAddr),
@@ -223,7 +222,7 @@ pub enum RejectedPart {
 }
 
 impl RejectedPart {
-    /// Returns a random Service or endpoint.
+    /// Returns a random Service or endpoint as the refused part.
     pub fn any(family: IpFamily, chance: &mut Chance) -> Self {
         if chance.is_one_in(2) {
             Self::Service(chance.small(SERVICES))
@@ -276,12 +275,12 @@ pub(crate) fn toggle_address(
     }
 }
 
-/// A change by another program.
+/// Damage that another program has caused to the daemon's entries.
 #[derive(Debug)]
 pub struct Damage {
-    /// Description of the change.
+    /// Description of the damage, for the log.
     pub what: String,
-    /// The kernel's notification of the change, if any.
+    /// Notification of the damage that the kernel sends to the daemon, if any.
     pub told: Option<Notice>,
 }
 

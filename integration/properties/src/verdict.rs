@@ -17,7 +17,7 @@ pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 pub enum Verdict {
     /// The kernel delivers the packets to an endpoint.
     Accepted(Target, SeenClient),
-    /// The kernel rejects the packets.
+    /// The kernel rejects the packets, so that the client gets an error.
     Rejected,
     /// The kernel silently drops the packets.
     Dropped,
@@ -25,7 +25,7 @@ pub enum Verdict {
     Missed,
 }
 
-/// The address that an endpoint sees.
+/// Client address that an endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SeenClient {
     /// The client's own address.

@@ -19,7 +19,7 @@
 //!
 //! - When the engine planned the step, the engine had received the event that began the period.
 //! - All endpoints of the front have worked at a time when all plans included them. Since then, no
-//!   other program has damaged the kernel's state, and the kernel has rejected no write for the
+//!   other program has damaged the kernel's state, and the kernel has refused no write for the
 //!   front.
 //! - The daemon has repaired all entries that other programs changed.
 
@@ -43,8 +43,8 @@ struct Period {
     /// The event that set the present wanted verdicts, or `None` if no event set them.
     settled: Option<u64>,
     good: BTreeSet<Verdict>,
-    /// True until the verdicts are as wanted again after damage or a rejected write. The test does
-    /// not check the front in this time.
+    /// True from damage or a refused write until the verdicts are as wanted again. Until then, the
+    /// test does not check the front.
     is_disturbed: bool,
 }
 
@@ -125,7 +125,7 @@ pub struct Watch {
     /// Wanted entries. Each has the event since which it is wanted, or `None` if no event made it
     /// wanted.
     entries: HashMap<String, Option<u64>>,
-    /// Verdicts before the next step.
+    /// Verdicts of each frontend before the next step.
     before: Verdicts,
     /// Service ports that claim each frontend.
     claims: BTreeMap<Front, BTreeSet<String>>,
@@ -139,7 +139,7 @@ pub struct Watch {
     /// True if frontends without endpoints consist of several entries. See
     /// [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
-    /// True if the kernel has rejected a write since the daemon was last idle.
+    /// True if the kernel has refused a write since the daemon was last idle.
     has_refused: bool,
 }
 
@@ -272,7 +272,8 @@ impl Watch {
         }
     }
 
-    /// Returns true if the daemon has not repaired some damage yet.
+    /// Returns true if other programs removed or changed entries that the daemon has not repaired
+    /// yet.
     pub fn has_lost(&self) -> bool {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
@@ -292,7 +293,7 @@ impl Watch {
         self.altered.retain(is_still);
     }
 
-    /// Records a rejected write.
+    /// Records that the kernel has refused a write.
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {
@@ -369,7 +370,7 @@ impl Watch {
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
-            // After a rejected write, one of a frontend's entries may be missing. The remaining
+            // After a refused write, one of a frontend's entries may be missing. The remaining
             // entries then determine the endpoint and its client address, and the test does not
             // check these.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;

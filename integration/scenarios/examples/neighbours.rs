@@ -33,9 +33,9 @@ const CHANGES: usize = 20;
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Pause between two changes, and between two requests to `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of endpoints per EndpointSlice. The real controller also fills slices with this number.
+/// Number of endpoints per EndpointSlice, as in slices of the real EndpointSlice controller.
 const SLICE: usize = 100;
-/// Namespace of the large Services.
+/// Namespace of the tenant's large Services.
 const TENANT: &str = "tenant";
 
 /// Large Services of the tenant.
@@ -46,7 +46,7 @@ struct Tenant {
     external_ips: usize,
     endpoints: usize,
     has_affinity: bool,
-    /// True if all Services claim the same external IPs.
+    /// True if all Services of the tenant claim the same external IPs.
     contends: bool,
 }
 
@@ -213,7 +213,7 @@ fn start(c: &mut Cluster) -> Result<ApiServer> {
     Ok(api)
 }
 
-/// Returns the other user's Service.
+/// Returns the Service of the other user, whose changes the program measures.
 fn web(turn: usize) -> Service {
     let endpoint = ["10.244.1.10", "10.244.2.10"];
     Service::new("web", "10.96.0.10")
@@ -259,7 +259,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Runs `beside` in the background, and measures changes in the meantime. Returns once the
+    /// Runs `beside` in the background, and measures changes at the same time. Returns once the
     /// daemon has programmed the objects of `beside`, and at least `CHANGES` changes are measured.
     fn during(&mut self, what: &str, beside: impl FnOnce() -> Outcome + Send) -> Outcome {
         let is_over = AtomicBool::new(false);
@@ -270,7 +270,7 @@ impl Watch<'_> {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    // If no response arrives within 5 s, the request counts as 5 s.
+                    // Ignores a failure: a request without a response within 5 s counts as 5 s.
                     drop(get(&c.node1, HEALTH, "/livez"));
                     if let Ok(mut lives) = lives.lock() {
                         lives.push(began.elapsed());
@@ -313,7 +313,8 @@ impl Watch<'_> {
 }
 
 /// Returns true if the kernel holds the state of all objects that the daemon has received. Packets
-/// alone do not prove this, because they may arrive before the daemon has confirmed its write.
+/// do not prove this, because they may arrive before the kernel has acknowledged the daemon's
+/// writes.
 fn is_settled(c: &Cluster) -> bool {
     thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {

@@ -33,8 +33,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Creates the first objects (`node1` and the cluster's ServiceCIDR), but no server yet.
-    /// `watch_list` enables streamed initial lists.
+    /// Creates the first objects (`node1` and the cluster's ServiceCIDR). Does not start the
+    /// server. `watch_list` enables streamed initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
             place: place.clone(),
@@ -56,7 +56,7 @@ impl ApiServer {
         self.server.as_ref().map(Server::faults)
     }
 
-    /// Creates or replaces objects.
+    /// Creates or replaces the objects of a YAML text.
     pub fn apply(&self, yaml: &(impl ToString + ?Sized)) -> Result<()> {
         self.objects.apply_yaml(&yaml.to_string())?;
         Ok(())
@@ -97,14 +97,14 @@ impl ApiServer {
         self.objects.events()
     }
 
-    /// Compacts the history of objects, as etcd does. A client that reconnects cannot resume its
-    /// watch, and must list again.
+    /// Compacts the history of objects, as a real API server makes etcd do. A client that
+    /// reconnects cannot resume its watch, and must list again.
     pub fn compact(&self) {
         self.objects.compact();
     }
 
     /// Makes the server lose its storage. From its next start on, the server has only the first
-    /// objects, and its resource versions begin again.
+    /// objects, and its resource versions begin again at the lowest number.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())

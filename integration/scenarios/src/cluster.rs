@@ -16,7 +16,7 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Timeout for an event that normally follows at once. The timeout allows for a loaded machine.
+/// Timeout for a result that normally follows at once. It is this long for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request of [`tally`](crate::tally).
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ pub struct Cluster {
     pub outside: Place,
     /// Words in front of the daemon's command line, such as `setpriv` with its options.
     pub prefix: Vec<OsString>,
-    /// Additional flags at the end of every daemon's command line.
+    /// Additional flags, which end the command line of every daemon that the test starts.
     pub flags: Vec<OsString>,
     /// Path of the daemon's binary, or `None` for the binary of this build.
     pub program: Option<PathBuf>,
@@ -61,20 +61,21 @@ pub struct Cluster {
     said: String,
 }
 
-/// Flags of the daemon in every test.
+/// Flags that the daemon has in every test.
 const COMMON: [&str; 6] = [
     "--hostname-override=node1",
     // The daemon's default mode. A test may override it with a later flag.
     "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
-    // The daemon runs in node1's network namespace. Only the initial namespace may set this size.
+    // Keeps the size of the conntrack table, which only a process in the initial network namespace
+    // may change. The daemon runs in node1's namespace.
     "--conntrack-max-per-core=0",
     "--ipvs-min-sync-period=0s",
     "--v=4",
 ];
 
 impl Cluster {
-    /// Creates a cluster without a daemon and with an empty manifest folder, in the lab.
+    /// Creates a cluster without a daemon and with an empty manifest directory, in the lab.
     /// [`tell`](crate::tell) passes a cluster to each test.
     pub fn new(name: &str) -> Result<Self> {
         let mut world = World::new("story")?;
@@ -98,7 +99,7 @@ impl Cluster {
             pod.serve_udp(8080)?;
         }
         // Removes colons, because the path may become part of a PATH, in which colons separate
-        // folders.
+        // directories.
         let name = name.replace(':', "-");
         let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("manifests"))?;
@@ -121,12 +122,12 @@ impl Cluster {
         })
     }
 
-    /// Returns a folder for the test's files.
+    /// Returns a directory for the test's files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the manifest folder.
+    /// Returns the manifest directory.
     pub fn manifests(&self) -> PathBuf {
         self.folder.join("manifests")
     }
@@ -198,8 +199,8 @@ impl Cluster {
         Ok(self.node1.spawn(argv)?)
     }
 
-    /// Starts a daemon with the manifests, and waits for its first sync. Needs no exclusive access
-    /// to the cluster, because the test owns the returned daemon.
+    /// Starts a daemon with the manifests, and waits for its first sync. The cluster does not own
+    /// the returned daemon, so the test may start several.
     pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
         let manifests = format!("--manifests={}", self.manifests().display());
         let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
@@ -273,7 +274,7 @@ impl Cluster {
         Ok(output.stderr)
     }
 
-    /// Waits until a daemon that runs only a short task has exited successfully.
+    /// Waits until a daemon with a short task, such as `--cleanup`, has exited successfully.
     pub fn await_end(&mut self) -> Result<()> {
         let output = self.end(false)?;
         ensure!(
@@ -350,7 +351,7 @@ impl Cluster {
         kernel::addresses(&self.node1)
     }
 
-    /// Returns all kernel state that a proxy may change. Equal states give equal texts.
+    /// Returns all kernel state of node1 that a proxy may change. Equal states give equal texts.
     pub fn state(&self) -> Result<String> {
         kernel::state(&self.node1)
     }
@@ -477,8 +478,8 @@ pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// Returns the path of the daemon. The daemon is in the folder of the running program or, for a
-/// test binary, in the parent folder.
+/// Returns the path of the daemon. The daemon is in the directory of the running program or, for a
+/// test binary, in the parent directory.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let folders = exe.ancestors().skip(1).take(2);

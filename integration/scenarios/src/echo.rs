@@ -9,7 +9,7 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
-/// Timeout if the test expects no reply. Replies take milliseconds.
+/// Timeout of a request that must get no reply. Replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends an echo request from a node, pod or host, through the kernel's ping sockets (icmp(7)).
@@ -31,7 +31,7 @@ pub fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
     };
     let exchange = || {
-        // Allows ping sockets to root's group. By default, no group may open them.
+        // Allows root's group to open ping sockets. By default, no group may.
         fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0")?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
@@ -62,7 +62,8 @@ pub fn request_timestamp(from: &Place, to: Ipv4Addr) -> String {
         let socket = UdpSocket::from(socket);
         socket.set_read_timeout(Some(AT_MOST))?;
         socket.send_to(&REQUEST, (to, 0))?;
-        // A raw socket receives all ICMP packets of its network namespace.
+        // Reads until the reply arrives, because a raw socket receives all ICMP packets of its
+        // network namespace.
         loop {
             let mut packet = [0; 128];
             let length = socket.recv(&mut packet)?;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use crate::cluster::Cluster;
 use crate::programs::{find, put_first, write_program};
 
-/// Folder of the wrappers.
+/// Directory with wrappers of the iptables programs.
 #[derive(Debug)]
 pub struct Faults(PathBuf);
 
@@ -22,7 +22,7 @@ pub struct Faults(PathBuf);
 #[must_use]
 pub struct Fault {
     script: PathBuf,
-    /// Lock on the fault's script. The script of a hanging program waits for this lock.
+    /// Lock that the script of a hanging program waits for.
     _held: File,
 }
 
@@ -59,7 +59,7 @@ impl Faults {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// Makes a program reject input that contains one of the texts in `parts`.
+    /// Makes a program fail if its input contains one of the texts in `parts`.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(

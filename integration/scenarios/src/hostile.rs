@@ -1,4 +1,4 @@
-//! A manifest folder with hostile objects. An API server would reject some of these objects, and
+//! A manifest directory with hostile objects. An API server would reject some of these objects, and
 //! accept others:
 //!
 //! - thousands of ports, ten thousand source ranges;

@@ -29,7 +29,8 @@ impl VirtualServer {
 }
 
 impl VirtualServer {
-    /// Returns true if exactly these destinations have a weight above 0, and each weight is 1.
+    /// Returns true if exactly the destinations `reals` have a weight above 0, and if each of these
+    /// weights is 1.
     pub(crate) fn serves(&self, reals: &[String]) -> bool {
         let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
         let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! All nodes, pods and hosts also have IPv6 addresses (see `cluster.rs`). The external host routes
-//! Service addresses through node1. The daemon reads objects from the cluster's manifest folder, or
-//! from the API server fixture on the external host.
+//! Service addresses through node1. The daemon reads objects from the cluster's manifest directory,
+//! or from the API server fixture on the external host.
 
 mod api;
 mod asking;

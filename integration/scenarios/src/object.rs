@@ -150,7 +150,7 @@ impl Service {
         }
     }
 
-    /// Returns the name of the Service and of its file.
+    /// Returns the name of the Service, which is also the name of its manifest file.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cluster::Cluster;
 
-/// Names of programs that a kube-proxy in IPVS mode may start, including the programs that upstream
-/// starts.
+/// Names of the programs that our daemon or upstream's kube-proxy may start in IPVS mode.
 const PROGRAMS: [&str; 12] = [
     "iptables-legacy-restore",
     "iptables-legacy-save",
@@ -80,7 +79,7 @@ pub(crate) fn write_program(file: &Path, script: &str) -> Result<()> {
     )?)
 }
 
-/// Puts a folder first into the PATH of daemons that start later.
+/// Puts a directory first into the PATH of daemons that start later.
 pub(crate) fn put_first(cluster: &mut Cluster, folder: &Path) {
     let search = std::env::var("PATH").unwrap_or_default();
     let path = format!("PATH={}:{search}", folder.display());

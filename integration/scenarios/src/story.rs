@@ -8,7 +8,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cluster::{self, Cluster};
 
-/// Result of a test.
+/// Result of a test. An error makes the test fail.
 pub type Outcome = anyhow::Result<()>;
 
 /// A test, with its name and its condition.
@@ -16,7 +16,7 @@ pub type Outcome = anyhow::Result<()>;
 pub struct Story {
     /// Name of the test: its expected result, as words joined by underscores.
     pub name: &'static str,
-    /// The test function.
+    /// Function that runs the test in its own cluster.
     pub tell: fn(&mut Cluster) -> Outcome,
     /// Condition for the test to run on this kernel.
     pub is_possible: fn() -> bool,
@@ -51,7 +51,7 @@ const LONGEST: Duration = Duration::from_mins(2);
 /// Enters the lab, runs the tests in order, and exits. `limit` applies to the boot and all tests
 /// together.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
-    // In a VM of the lab, this program also runs as init. Init has other arguments than the test.
+    // Must come first: in a VM of the lab, this program also runs as init, with other arguments.
     lab::maybe_init();
     let arguments = Arguments::from_args();
     if !arguments.list
@@ -69,8 +69,8 @@ pub fn tell(stories: &[Story], limit: Duration) -> ! {
         } = *story;
         Trial::test(name, move || run(name, tell)).with_ignored_flag(!is_possible())
     };
-    // Runs one test at a time, because the guest has one CPU. The order matters, because the first
-    // tests change the kernel for later tests.
+    // Runs one test at a time, because the VM has one CPU. Keeps the order of the list, because
+    // some tests need a kernel that later tests change.
     let arguments = Arguments {
         test_threads: Some(1),
         ..arguments

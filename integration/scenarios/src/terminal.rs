@@ -240,7 +240,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Ignores the error: the program may have ended already.
+        // Ignores the error, because the program may already have ended.
         let _: io::Result<()> = self.program.kill();
         let _ = self.program.wait();
         self.hang_up();

@@ -20,11 +20,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// packet makes the request fail.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Shortest stall of the VM that excuses the timeout of a request. This value accepts any stall.
+/// Excuse threshold ([`lab::traffic::Client::excuse`]) with which any stall of the VM excuses a
+/// timeout.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 
-/// Number of source ports per path that earlier traffic has used. New traffic uses the next ports,
-/// because a reused port may break a connection:
+/// Number of source ports that earlier traffic has used on each path. New traffic uses the next
+/// ports, because a reused port may break a connection:
 ///
 /// - When the daemon removes a virtual server, IPVS ends its connections. These include connections
 ///   that a client reset up to 10 s ago.

@@ -31,8 +31,8 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Folder with the links of a mounted ConfigMap, such as `config.conf → ..data/config.conf` and
-/// `..data → ..1`. The folder `..1` has the first version of the file.
+/// Directory with the links of a mounted ConfigMap, such as `config.conf → ..data/config.conf` and
+/// `..data → ..1`. The directory `..1` has the first version of the file.
 struct ConfigMap(PathBuf);
 
 impl ConfigMap {
@@ -45,8 +45,8 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// Publishes a version of the file as the kubelet does. Writes a new folder, and renames a new
-    /// link over the old link.
+    /// Publishes a version of the file as the kubelet does. Writes a new directory, and renames a
+    /// new link over the old link.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -579,7 +579,8 @@ fn kernel_settings_are_restored_or_reported(c: &mut Cluster) -> Outcome {
         ensure!(is_told(c) == (announce == 2));
         c.stop()?;
     }
-    // If the file disables node ports at 127.0.0.1, a running daemon resets `route_localnet`.
+    // The changed file disables node ports at 127.0.0.1, so the running daemon resets
+    // `route_localnet`.
     c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
     map.publish("..9", "mode: iptables\n")?;
     c.start(&[&map.flag()])?;
@@ -702,8 +703,8 @@ fn init_only_fails_if_the_node_cannot_run_the_mode(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The init container reports a missing kernel module. Otherwise, the failure would show only at
-/// the first Service, when the previous daemon has already ended.
+/// The init container reports a missing kernel module. Without this report, the next daemon would
+/// fail only at the first Service, after the previous daemon has ended.
 fn init_only_names_a_missing_kernel_module(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (

@@ -56,8 +56,8 @@ fn claim(name: &str, ip: &str, endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Checks which server replies to the external host at the address that both Services claim. Only
-/// `who` may reply.
+/// Checks that only the server `who` replies to the external host at the address that both Services
+/// claim.
 fn answers(who: &str, c: &Cluster) -> Outcome {
     let tally = tally(&c.outside, Transport::Tcp, at(CLAIMED), 4)?;
     assert!(
@@ -113,7 +113,7 @@ fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Out
     Ok(())
 }
 
-/// Returns a Service with a health-check port, which every node opens.
+/// Returns a Service with a health-check node port.
 fn web() -> Service {
     Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -139,8 +139,7 @@ fn a_health_check_port_in_use_causes_an_event(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The daemon keeps its events until it can send them. In the meantime, the daemon programs all
-/// changes.
+/// The daemon keeps its events until it can send them. Until then, it programs all changes.
 fn an_unreachable_api_server_delays_no_write(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;

@@ -110,7 +110,7 @@ fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcom
     c.until_served(&moved)?;
     c.await_line("all is watched again")?;
 
-    // Another authority signs the server's certificate. The daemon must accept no data from this
+    // Another CA has signed the server's certificate, so the daemon must accept no data from this
     // server.
     let before = c.state()?;
     let another = Authority::new("kubernetes")?;

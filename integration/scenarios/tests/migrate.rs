@@ -1,5 +1,5 @@
-//! Tests migration from upstream's kube-proxy. The daemon takes over a node that upstream has
-//! programmed, keeps its connections, and cleans up completely.
+//! Tests migration from upstream's kube-proxy. The daemon adopts the state of a node that upstream
+//! has programmed, keeps open connections, and can remove all entries with `--cleanup`.
 //!
 //! The node has the addresses of the golden cases. An operator's tools load the kernel state that
 //! upstream 1.36.2 has left for the case `dualstack`.
@@ -355,8 +355,8 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
         );
     }
     assert_eq!(p.state()?, before);
-    // Daemons take over the node one after another. IPVS keeps its open connections. The first
-    // daemon has an iptables without nfacct.
+    // Several daemons adopt the node's state one after another, and IPVS keeps the open
+    // connections. The first daemon has an iptables without nfacct.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     p.under_traffic(|| {
         let mut daemon = p.start(&["env", &path])?;
@@ -370,7 +370,8 @@ fn entries_of_ipvs_mode_are_removed_after_iptables_mode_serves(c: &mut Cluster) 
         draining.contains("local 10.96.10.10 proto 107"),
         "{draining}"
     );
-    // The clients have closed their connections. After its restart, the daemon continues the drain.
+    // The clients have closed their connections. The restarted daemon continues the drain, and then
+    // ends it.
     p.flags.push("--ipvs-drain-timeout=1s".to_owned());
     let mut daemon = p.start(&["env", &path])?;
     p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;

@@ -20,7 +20,7 @@ use scenarios::{
 
 /// A mode with its flags, such as IPVS mode with one shim, and the kernel state that identifies it.
 struct ModeForm {
-    /// Name of this mode with its flags, which is part of the names of tests.
+    /// Name of this mode with its flags, as in the names of tests.
     name: &'static str,
     flags: &'static [&'static str],
     /// Texts in the output of [`held`] while this mode is active with these flags. With any other
@@ -350,7 +350,7 @@ fn there_and_back(c: &mut Cluster, one: &ModeForm, other: &ModeForm) -> Outcome 
             }
         };
         if let Err(error) = under_traffic(&asked, HELD, FIRST_TRY, change) {
-            // Prints the failure first, because the evidence is long.
+            // Prints the failure before the evidence, which is long.
             let seen = c.sh(SEEN).unwrap_or_default();
             anyhow::bail!("{step}: {error:#}\nafterwards:\n{seen}");
         }

@@ -143,7 +143,7 @@ fn a_dormant_table_is_reported(c: &mut Cluster) -> Outcome {
     ensure!(checked.contains("nothing would change"), "{checked}");
     let listed = c.sh("nft list table ip nat")?;
     ensure!(listed.contains("flags dormant"), "{listed}");
-    // Follows the advice of the daemon's message.
+    // Runs the command that the daemon's message advises.
     c.sh("nft add table ip nat")?;
     c.await_line("no longer dormant")?;
     is_served(c)?;
@@ -217,8 +217,8 @@ fn external_ips_need_their_feature_gate(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A Service of any age may claim the node's address as an external IP. In every mode, the Service
-/// gets each of its ports at this address, except a node port of another Service.
+/// A Service, whether old or new, may claim the node's address as an external IP. In every mode,
+/// the Service gets each of its ports at this address, except a node port of another Service.
 fn a_node_port_wins_over_external_ips_at_node_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

@@ -125,8 +125,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// Lets all clients send until `who` replies to each of them. Returns the duration. Afterwards, no
-/// other server may reply.
+/// Makes all clients send until `who` has replied to each of them. Returns the duration. Fails if
+/// another server replies afterwards.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -419,8 +419,8 @@ fn has_nftables() -> bool {
 fn no_udp_client_reaches_a_removed_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
-    // Lengthens the kernel's timeout of flows, which is 30 s. On a busy machine, a client may pause
-    // for longer.
+    // Lengthens conntrack's UDP timeout from its default of 30 s, because a client may pause for
+    // longer on a busy machine.
     c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
@@ -581,8 +581,7 @@ impl Drop for Room {
     }
 }
 
-/// Limit for the growth of the daemon's memory, in KiB. The kernel's messages about the flows have
-/// 25 MB in total.
+/// Maximum growth of the daemon's memory, in KiB. The dump of all flows has 25 MB.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_conntrack_table_is_not_kept_in_memory(c: &mut Cluster) -> Outcome {

@@ -3,7 +3,7 @@
 //!
 //! In userspace mode, the daemon relays connections, so connections end with the daemon. After the
 //! daemon's end, requests fail until the next mode works. The tests check that requests then
-//! succeed again. They also check that no state of the previous mode redirects packets.
+//! succeed again. They also check that no rule of the previous mode still redirects packets.
 #![allow(
     clippy::indexing_slicing,
     reason = "what an object has not is null; a story stops at the first surprise"
@@ -212,7 +212,7 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &ModeForm, other: &ModeForm)
 }
 
 /// The Service has three endpoints. The first endpoint serves each client, the second endpoint
-/// rejects connections, and no host has the third endpoint's address.
+/// refuses connections, and no host has the third endpoint's address.
 fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))
@@ -234,7 +234,7 @@ fn the_relay_skips_endpoints_that_refuse_connections(c: &mut Cluster) -> Outcome
             ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
         }
     }
-    // The only endpoint rejects connections. The client must get an error before its timeout.
+    // The only endpoint refuses connections. The client must get an error before its timeout.
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
@@ -322,7 +322,8 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
         text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
         "{text}"
     );
-    // The relay does not count TCP packets. Their number would be 0, so the output omits it.
+    // The relay does not count TCP packets, so the output must omit their number instead of showing
+    // 0.
     let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
     let row = row.with_context(|| text.clone())?;
     ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");

@@ -132,8 +132,8 @@ impl Churn {
     /// the run.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
-        // Does not look up the present address of the slot's Service. At some times, the returned
-        // address therefore belongs to no Service.
+        // Computes an address that the slot's Service has in some generation. At other times, this
+        // address belongs to no Service.
         let (ip, _) = address(slot, number / POPULATION);
         if speaks_tcp(slot) {
             (format!("{ip}:80"), Transport::Tcp)

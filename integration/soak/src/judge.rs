@@ -11,8 +11,7 @@
 /// Fraction of a run, from its start, that the judgement skips.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// A measured value: its name and its unit, and the growth that it may have (absolute and
-/// relative).
+/// A measured value, such as the daemon's memory, and its maximum growth (absolute and relative).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
     /// Name of the figure in the CSV heading.
@@ -24,7 +23,7 @@ pub(crate) struct Figure {
     pub(crate) share: f64,
 }
 
-/// Result of a judgement: the figure's first and last values, its growth, and the allowed growth.
+/// Result of judging a figure: its first and last values, its growth, and the allowed growth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     /// Median of the first tenth of the judged samples.

@@ -48,11 +48,11 @@ struct Arguments {
 const SAMPLES: f64 = 720.0;
 /// Minimum number of samples for a judgement.
 const FEWEST: usize = 20;
-/// Minimum interval between samples.
+/// Minimum interval between two samples of the figures.
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Pause between two rounds of changes.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Additional time that a run takes for boot and cleanup.
+/// Time for boot and cleanup, in addition to the duration of a run.
 const AROUND: Duration = Duration::from_mins(3);
 /// Timeout for the daemon to remove all entries of Services. The daemon removes a draining
 /// destination only after its last connection has ended.

@@ -22,10 +22,10 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Creates the file `soak.csv` in a folder.
+    /// Creates the file `soak.csv` in a directory.
     ///
     /// # Errors
-    /// Fails if the folder is not writable.
+    /// Fails if the directory is not writable.
     pub(crate) fn create(folder: &Path) -> Result<Self> {
         let file = folder.join("soak.csv");
         let mut csv =
@@ -85,7 +85,7 @@ impl Samples {
     /// of the figures that grow.
     ///
     /// # Errors
-    /// Fails if there are too few samples, or if the folder cannot be written.
+    /// Fails if there are too few samples, or if the directory cannot be written.
     pub(crate) fn judge(&self) -> Result<(String, Vec<String>)> {
         let mut table = "| figure | first | last | growth while judged | allowed | an hour |\n|---|--:|--:|--:|--:|--:|\n".to_owned();
         let mut grown = Vec::new();

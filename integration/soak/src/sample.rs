@@ -61,7 +61,7 @@ const fn figure(
 /// A sample: the values of all figures, in the order of [`FIGURES`].
 pub(crate) type Values = [u32; FIGURES.len()];
 
-/// Takes a sample of all figures.
+/// Measures all figures.
 ///
 /// # Errors
 /// Fails if the daemon has ended, or if an operator's tool fails.
@@ -71,7 +71,7 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     let (mut descriptors, mut sockets) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         descriptors += 1;
-        // The process may have closed the descriptor in the meantime.
+        // The process may have closed the descriptor after the directory was listed.
         let target = fs::read_link(entry.path()).unwrap_or_default();
         sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
     }

@@ -1,5 +1,5 @@
-//! Clients of a soak test. Their results are counted separately: `steady` for Services that always
-//! have endpoints, `elsewhere` for Services that change during the test.
+//! Clients of a soak test. Two accounts count their results: `steady` for Services that always have
+//! endpoints, `elsewhere` for Services that change during the test.
 
 use std::ops::Range;
 use std::time::Duration;

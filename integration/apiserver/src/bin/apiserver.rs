@@ -41,9 +41,9 @@ async fn main() -> Result<()> {
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
     // Loads the objects in a separate thread, because each thread has its own arena of glibc's
-    // allocator. Parsing leaves hundreds of thousands of free gaps between the objects. If requests
-    // allocated from the same arena, they would use these gaps. The gaps are not in the CPU's
-    // caches, so the requests would be slow.
+    // allocator. Parsing leaves hundreds of thousands of free gaps between the objects. Requests
+    // that allocated from the same arena would use these gaps, and would be slow, because the gaps
+    // are not in the CPU's caches.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags

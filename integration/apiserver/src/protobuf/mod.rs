@@ -7,7 +7,7 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length  watches
 //! ```
 //!
-//! Both directions use one table ([`schema`]). Like a real server, they drop unknown fields.
+//! Both directions use one table ([`schema`]). Like a real API server, they drop unknown fields.
 
 mod schema;
 mod wire;
@@ -19,9 +19,9 @@ use crate::time;
 use schema::{Presence, Schema, Shape};
 use wire::{Fields, InvalidMessage, Wire, put_bytes, put_length, put_number};
 
-/// Beginning of every envelope.
+/// First bytes of every protobuf envelope.
 const MAGIC: &[u8] = b"k8s\0";
-/// End of every envelope: empty `contentEncoding` and `contentType`.
+/// Last bytes of every protobuf envelope: empty `contentEncoding` and `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// Error for malformed protobuf bytes.

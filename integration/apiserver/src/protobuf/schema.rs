@@ -28,23 +28,23 @@ pub(crate) enum Presence {
     Each,
 }
 
-/// Type of a field.
+/// Type of a protobuf field's value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
     Text,
-    /// An int32 or int64.
+    /// An integer: int32 or int64.
     Number,
     Bool,
-    /// `metav1.Time`: whole seconds.
+    /// A time in whole seconds: `metav1.Time`.
     Time,
-    /// `metav1.MicroTime`: microseconds.
+    /// A time in microseconds: `metav1.MicroTime`.
     MicroTime,
     IntOrString,
-    /// A map of strings.
+    /// A map from strings to strings.
     Texts,
-    /// A map of `resource.Quantity`.
+    /// A map from strings to quantities (`resource.Quantity`).
     Quantities,
-    /// `metav1.FieldsV1`: raw JSON.
+    /// Raw JSON: `metav1.FieldsV1`.
     Json,
     Message(Schema),
 }

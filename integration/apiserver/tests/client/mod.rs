@@ -22,7 +22,7 @@ pub(crate) struct Client {
     pub(crate) address: SocketAddr,
 }
 
-/// An open watch.
+/// An open watch, from which a test reads events.
 pub(crate) struct Events {
     body: Incoming,
     rest: Vec<u8>,

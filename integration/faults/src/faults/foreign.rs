@@ -8,29 +8,29 @@ use crate::mode::{IPTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::{Promise, Stage};
 
-/// Limit for an immediate repair. The VM has one CPU, which also carries the traffic.
+/// Time limit for an immediate repair. It is generous, because the VM's only CPU also carries the
+/// traffic.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// Limit for the repair of a missing virtual server. The daemon compares the number of virtual
+/// Time limit for the repair of a missing virtual server. The daemon compares the number of virtual
 /// servers every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
 
 /// Damage to the kernel state, and the check of its repair.
 struct Damage<'a> {
     script: &'a str,
-    /// Script that succeeds if the state is correct.
+    /// Script that succeeds if the damaged state is correct again.
     holds: &'a str,
-    /// Kinds of drift that the daemon's counter must show.
+    /// Kinds of drift that the daemon must count because of the damage.
     kinds: &'a [&'a str],
     /// Reaction of kube-proxy to the damage, for the table.
     did: &'a str,
     /// Time limit for the repair. `None`: the sync period plus the time of the repair.
     within: Option<Duration>,
-    /// True if no request may fail during the damage.
+    /// True if the damage must not make any request fail.
     is_harmless: bool,
 }
 
-/// Default values of the fields. A fault sets some fields, and takes the other fields from
-/// `..DAMAGE`.
+/// Default values of [`Damage`], which a fault includes by `..DAMAGE`.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",
@@ -40,7 +40,8 @@ const DAMAGE: Damage<'_> = Damage {
     is_harmless: false,
 };
 
-/// Causes damage during traffic, and checks that the daemon keeps the promised repair time.
+/// Causes damage during traffic, and checks that the daemon repairs the damage within its time
+/// limit.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.serve(&[])?;
     // Runs the check once before the damage, so that the VM has already loaded the check's
@@ -84,7 +85,7 @@ fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
 
-/// Returns a script that succeeds if the main rules of the tested mode exist in both families.
+/// Returns a script that succeeds if rules of the tested mode exist in both families.
 fn rules_hold(s: &Stage<'_>) -> &'static str {
     match s.mode.name {
         "ipvs" => {

@@ -1,4 +1,5 @@
-//! Faults of the kernel, of programs and of clocks. The kernel loses, rejects or delays messages.
+//! Faults of the kernel, of programs and of clocks. For example, the kernel loses, refuses or
+//! delays messages.
 
 use std::fmt::Write as _;
 use std::fs::File;

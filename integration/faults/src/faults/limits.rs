@@ -11,8 +11,8 @@ use scenarios::{Cluster, METRICS, at, health};
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
-/// Restarts the daemon through the command `prefix`, under traffic. Then changes endpoints, and
-/// checks that the daemon applies the changes.
+/// Restarts the daemon under traffic, with `prefix` in front of its command line. Then changes
+/// endpoints, and checks that the daemon applies the changes.
 ///
 /// - `until_ready` waits until the daemon is ready. It returns the duration of the wait, and a
 ///   value to keep until the changes are over.

@@ -100,7 +100,7 @@ pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
-    /// Number of changes per second.
+    /// Number of endpoint changes per second.
     const RATE: u32 = 10_000;
     let count = s.size.pick(200, 1_000);
     let api = s.serve_on_api(&[])?;

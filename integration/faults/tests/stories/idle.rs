@@ -35,7 +35,7 @@ fn uses_at_most(c: &Cluster, about: &str, most: Duration) -> Outcome {
 
 /// An unreadable object blocks the deletion of two kinds of entries:
 ///
-/// - Entries of another mode. Rejected rules of the present mode block this deletion, too.
+/// - Entries of another mode. Refused rules of the present mode block this deletion, too.
 /// - Routes to Service addresses, which an earlier daemon added with another `--ipvs-vip-mode`.
 ///
 /// The daemon does not bind an address that another program has bound.
@@ -102,7 +102,7 @@ pub(crate) fn blocked_removals_cost_no_cpu_time(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// An EndpointSlice may contain a broadcast address, but the kernel rejects a destination with this
+/// An EndpointSlice may contain a broadcast address, but the kernel refuses a destination with this
 /// address. The daemon still adds and removes the Service's other endpoints.
 pub(crate) fn an_endpoint_refused_by_the_kernel_costs_no_cpu_time(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")

@@ -1,5 +1,5 @@
-//! Tests a kernel that accepts the entries that all Services share, but rejects the entries of each
-//! single Service. The daemon then serves no Service, and must report this.
+//! Tests a kernel that refuses the entries of each Service, and accepts only the entries that all
+//! Services share. The daemon then serves no Service, and must report this.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(crate) fn a_node_with_all_virtual_servers_refused_is_not_healthy(c: &mut Clu
     c.stop()
 }
 
-/// Makes iptables reject every write that contains chains of Services (`KUBE-SVC-…`).
+/// Makes `iptables-restore` refuse every write with chains of Services (`KUBE-SVC-…`).
 pub(crate) fn a_node_with_all_rules_refused_is_not_healthy(c: &mut Cluster) -> Outcome {
     // iptables mode binds no Service address on the node. The node's own packets to Services
     // therefore need a route.

@@ -41,8 +41,8 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// The kernel announces each change of its entries, except for virtual servers. The daemon polls
-/// virtual servers.
+/// The kernel sends a notification of each changed entry, except for virtual servers, which the
+/// daemon polls.
 pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ pub(crate) fn each_repair_takes_seconds(c: &mut Cluster) -> Outcome {
     c.until_served(&web(0))?;
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
-    // Without an announcement, the daemon would repair only at its next periodic check. The test
-    // waits long enough to see such a late repair.
+    // A daemon that misses a notification repairs only at its next periodic check. The test waits
+    // long enough to measure such a late repair.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
     // `ip address flush` repeats the flush while it still finds addresses. The daemon restores
@@ -126,7 +126,7 @@ fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str
     ]))
 }
 
-/// Returns how many entries of a kind have drifted, by the daemon's counter.
+/// Returns the daemon's count of drifted entries of a kind.
 fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     let kind = kind.replace(' ', "_");
     let series =

@@ -11,9 +11,9 @@ use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp}
 
 /// Number of Services whose endpoints change in turn.
 const SERVICES: u8 = 5;
-/// Pause between two changes.
+/// Pause between two changes of endpoints.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Time after which a change counts as failed.
+/// Timeout after which a change of endpoints counts as failed.
 const ENOUGH: Duration = Duration::from_secs(20);
 
 /// Changes of endpoints, made one after another.
@@ -105,8 +105,8 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
 /// `ip6tables-restore` hangs.
 pub(crate) fn slow_iptables_programs_do_not_delay_ipv4_endpoints(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 50;
-    /// Limit for the time from a change at the API server to the kernel. The aim is 100 ms, but the
-    /// VM's single CPU also starts the programs, and other VMs may run in parallel.
+    /// Maximum time from a change at the API server until the kernel has it. The aim is 100 ms, but
+    /// the VM's single CPU also starts the programs, and other VMs may run in parallel.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;
@@ -163,8 +163,8 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
             _ => faults.hang(program),
         };
         let at_fault = (fail("iptables save")?, fail("iptables restore")?);
-        // This flush makes the kernel announce changed rules. The daemon must then read the rules
-        // and restore the flushed chain.
+        // Because of this flush, the kernel sends a notification of changed rules. The daemon must
+        // then read the rules and restore the flushed chain.
         c.sh("iptables-$backend -t nat -F KUBE-SERVICES")?;
         let told = || {
             let said = c.said();
@@ -175,8 +175,7 @@ pub(crate) fn unreadable_rules_do_not_delay_endpoints(c: &mut Cluster) -> Outcom
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // If the program hangs, the daemon is still waiting for the program, so the daemon has
-        // logged nothing.
+        // A daemon that still waits for a hanging program has logged nothing.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::Place;
 
-/// Default timeout of a request.
+/// Default timeout of a connection attempt, and of each request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The transport protocols of Services.
@@ -49,10 +49,11 @@ pub enum Failure {
     /// The peer reset an open connection.
     #[error("connection reset")]
     Reset,
-    /// The server closed the connection without a reply.
+    /// The server closed the connection before it sent a reply.
     #[error("connection closed without an answer")]
     Closed,
-    /// Another cause, such as a port in use, or a reply from a server outside the lab.
+    /// Any other failure, such as a source port in use, or a reply that does not come from a lab
+    /// server.
     #[error("{0}")]
     Other(String),
 }
@@ -84,7 +85,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// A connection that is not open yet, with its source and its timeout.
+/// Settings of a connection that is not open yet: source, destination and timeout.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Dial<'a> {

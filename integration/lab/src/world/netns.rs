@@ -13,7 +13,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
-/// Folder of the names that `ip netns` knows.
+/// Directory in which `ip netns` keeps the names of namespaces.
 const NAMES: &str = "/run/netns";
 
 /// A network namespace with a name for `ip netns`. Only the name keeps the namespace alive.

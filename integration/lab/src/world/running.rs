@@ -18,11 +18,11 @@ const HELD_FOR: Duration = Duration::from_secs(2);
 /// Output and exit status of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Exit status.
+    /// Exit status of the program.
     pub status: ExitStatus,
-    /// Standard output. Invalid UTF-8 is replaced.
+    /// Standard output of the program, with invalid UTF-8 replaced.
     pub stdout: String,
-    /// Standard error. Invalid UTF-8 is replaced.
+    /// Standard error of the program, with invalid UTF-8 replaced.
     pub stderr: String,
 }
 

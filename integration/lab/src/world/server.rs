@@ -42,7 +42,7 @@ impl Server {
     }
 }
 
-/// The thread that serves all sockets. Dropping it ends the thread.
+/// Handle of the thread that serves all sockets. Dropping the handle ends the thread.
 #[derive(Debug)]
 pub(super) struct Servers {
     orders: Orders,
@@ -260,7 +260,7 @@ struct Connection {
     output: Vec<u8>,
     /// HTTP request whose header is still incomplete, if any.
     http: Option<Http>,
-    /// True if the server closes the connection after it has sent `output`.
+    /// True if the server closes the connection once it has sent `output`.
     last: bool,
 }
 

@@ -31,7 +31,7 @@ use real::RealKernel;
 /// Text that marks rules and chains of other programs.
 const THEIRS: &str = "theirs";
 
-/// Lines of the write with which the daemon tests whether the kernel accepts any write.
+/// Lines of the daemon's test write, which shows whether the kernel accepts any write.
 const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
 /// Chains with a rule for each Service port.
@@ -82,7 +82,7 @@ struct Iptables {
     /// The fake kernel, or a copy of the state that was last read from the real kernel.
     kernel: FakeKernel,
     config: Config,
-    /// Entries of other programs.
+    /// Rules and chains of other programs, as these programs last wrote them.
     theirs: Entries,
     made: usize,
     barred: Vec<RejectedPart>,
@@ -130,7 +130,7 @@ impl Iptables {
         }
     }
 
-    /// Returns the text that identifies the rules of a rejected part.
+    /// Returns the text that identifies the rules of a refused part.
     fn part(&self, barred: RejectedPart) -> String {
         match (barred, self.family) {
             (RejectedPart::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
@@ -197,7 +197,7 @@ impl Subject for Iptables {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // If the kernel has rejected a rule that replaces a jump to this chain, the old jump stays,
+        // If the kernel has refused a rule that replaces a jump to this chain, the old jump stays,
         // and the chain must stay, too.
         let chain = entry.rsplit(' ').next().unwrap_or_default();
         let target = format!(" -j {chain}");
@@ -211,9 +211,8 @@ impl Subject for Iptables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // Until the daemon writes this Service, its address or NodePort may still belong to the
-        // previous owner. So rules with this address or NodePort count as entries of this Service,
-        // too.
+        // Rules with this Service's address or NodePort count as its entries, too: until the daemon
+        // writes this Service, these rules may be those of the previous owner.
         entry.contains(&name)
             || value.contains(&name)
             || addresses.any(|address| entry.contains(&format!("-d {address}/")))
@@ -221,7 +220,7 @@ impl Subject for Iptables {
     }
 
     fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
-        // After the kernel has rejected all rules, the daemon writes this test transaction to see
+        // After the kernel has refused all rules, the daemon writes this test transaction to see
         // whether the kernel accepts any write.
         if write.what.lines().eq(TRIAL) {
             return !self.barred.is_empty();

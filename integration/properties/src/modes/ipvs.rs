@@ -123,24 +123,25 @@ struct Ipvs {
     config: Config,
     /// Virtual servers of other programs.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Our virtual servers that may lack an ownership mark. Either another program may have removed
-    /// the mark, or the daemon could not write the mark when it created the virtual server.
+    /// Virtual servers of the daemon that may lack an ownership mark: another program may have
+    /// removed the mark, or the kernel has refused the mark of a new virtual server.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Sets and rules of the previously configured shim, until the daemon removes them.
+    /// Sets and rules of the shim before a switch, until the daemon removes them.
     former: Former,
     /// Service addresses on the link, according to the kernel's last notification.
     on_link: BTreeSet<IpAddr>,
     /// True if the link existed when the kernel last reported changes.
     had_link: bool,
-    /// Value of `--ipvs-vip-mode` to use instead of [`VipMode::Address`] after a switch.
+    /// Alternative to [`VipMode::Address`]: a switch changes between these two values of
+    /// `--ipvs-vip-mode`.
     routed: VipMode,
     /// Value of `--ipvs-semantics` that a switch sets or replaces. `None` if no switch changes the
     /// semantics.
     exact: Option<Semantics>,
-    /// True once the kernel permanently rejects a destination.
+    /// True once the kernel permanently refuses a destination.
     has_forbidden: bool,
-    /// True if verdicts include rules and sets. This is false on a real kernel, because the test
-    /// does not read its rules after each step.
+    /// True if verdicts include rules and sets. On a real kernel, this is false, because the test
+    /// does not read the rules after each step.
     asks_rules: bool,
     real: Option<RefCell<RealKernel>>,
 }
@@ -184,7 +185,7 @@ impl Ipvs {
     }
 
     /// Returns the virtual server. Omits its destinations if all of them drain and the kernel
-    /// permanently rejects a destination. In this state, draining destinations stay until another
+    /// permanently refuses a destination. In this state, draining destinations stay until another
     /// destination works.
     fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
         let serves = server.destinations.iter().any(|real| real.weight > 0);
@@ -362,7 +363,7 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // A new virtual server works even if the kernel rejected its ownership mark. Its address
+        // A new virtual server works even if the kernel refused its ownership mark. Its address
         // alone proves ownership until a set contains this address with another port.
         if !write.what.starts_with("add ") {
             return;
@@ -413,7 +414,7 @@ impl Subject for Ipvs {
     fn told(&mut self) -> Vec<Notice> {
         let state = self.kernel.state();
         let there = &state.snapshot;
-        // The kernel sends no notifications of routes.
+        // The daemon gets no notifications of routes.
         let on_link = match self.config.vip_mode {
             VipMode::Address => there.bound.clone(),
             VipMode::Route | VipMode::Range => there.bound_otherwise.clone(),
@@ -435,14 +436,14 @@ impl Subject for Ipvs {
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        // If all wanted destinations are rejected, the members of the former destinations stay, too.
+        // If all wanted destinations are refused, the members of the former destinations stay, too.
         let is_of_former = self.has_forbidden && entry.starts_with("member LoopBack ");
         let server = entry.strip_prefix("server ");
         let is_orphan = |server| self.orphans.iter().any(|key| key.to_string() == server);
         is_of_former || server.is_some_and(is_orphan)
     }
 
-    /// If the kernel permanently rejects all wanted destinations of a virtual server, its former
+    /// If the kernel permanently refuses all wanted destinations of a virtual server, its former
     /// destinations serve until another destination works.
     fn may_serve_former(&self) -> bool {
         self.has_forbidden

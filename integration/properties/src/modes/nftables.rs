@@ -219,7 +219,7 @@ impl Subject for Nftables {
             return port.is_some_and(|port| state.taken.contains(&port));
         }
         let words = write.what.split('\n').next().unwrap_or_default();
-        // If the kernel rejects a part of a Service, the Service's previous rules stay. The chains
+        // If the kernel refuses a part of a Service, the Service's previous rules stay. The chains
         // and elements to which these rules refer must therefore stay, too.
         let mut barred = barred.iter().map(|service| service.name.to_string());
         refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
@@ -235,7 +235,7 @@ impl Subject for Nftables {
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
         // After a switch, entries of the previous layout stay until the daemon has written all
-        // Services. With a rejected part, this would never happen.
+        // Services. With a refused part, this would never happen.
         if !self.barred.is_empty() {
             return None;
         }

@@ -123,7 +123,8 @@ impl Subject for Userspace {
             let to = match front.from {
                 ClientLocation::Node => aim.node,
                 ClientLocation::Pod => aim.pods,
-                // No rule redirects packets of clients outside the cluster to this frontend.
+                // If the redirect has no `via`, no rule redirects packets of clients outside the
+                // cluster.
                 ClientLocation::Outside if aim.via.is_none() => continue,
                 ClientLocation::Outside => aim.outside,
             };

@@ -1,5 +1,6 @@
 //! Tests attacks by a user who may write Services. The attacker must not get other users' packets,
-//! and must not disturb other Services. The daemon has only the rights that its manifests grant.
+//! and must not disturb other Services. The daemon has only the capabilities that its manifests
+//! grant.
 
 mod objects;
 mod rights;

@@ -1,4 +1,4 @@
-//! Tests the daemon with few rights, and its messages if a right is missing.
+//! Tests the daemon with few capabilities, and its messages if a capability is missing.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn raw() -> &'static [&'static str] {
 
 pub(crate) fn a_non_root_daemon_serves_after_init_only(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
-    // By default, only root can use the test's folder and the iptables lock.
+    // By default, only root can use the test's directory and the iptables lock.
     c.sh(&format!(
         "chmod -R a+rX {}; touch /run/xtables.lock; chmod 666 /run/xtables.lock",
         c.folder().display()

@@ -10,8 +10,8 @@ use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 /// Text that every secret in these tests contains.
 const SECRET: &str = "s3cr3t";
 
-/// Time limit of the wait for the daemon's first sync. The limit is short, because the daemon may
-/// be unable to start.
+/// Time limit of the wait for the daemon's first sync. It is short, because with some credentials
+/// the daemon does not start.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
@@ -88,7 +88,7 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
                 c.daemon_id()?
             ))?;
             if c.stop().is_err() {
-                // Ignores this failure: the daemon may already have ended.
+                // Ignores this failure, because the daemon may already have ended.
             }
             let said = c.said();
             for (what, text) in [("the log", &said), ("a page", &shown)] {

@@ -8,8 +8,7 @@ use serde_json::Value;
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
 
-/// Returns a Service that is older than all other Services. In a conflict between Services, the
-/// oldest Service wins.
+/// Returns a Service that is older than all other Services, and therefore wins conflicts.
 fn thief(name: &str, cluster_ip: &str, port: u16, external: &str) -> Service {
     Service::new(name, cluster_ip)
         .port(tcp(port, 8080))
@@ -64,8 +63,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
         answers(&c.outside, to, "far")?;
     }
     c.until_answered(&c.client, "10.96.0.67:6443")?;
-    // As in upstream, the daemon serves the claimed port of the node's address, and logs a message.
-    // The address stays on the node.
+    // As in upstream, the Service gets its port at the node's address. The daemon logs this, and
+    // the address stays on the node's interface.
     c.until_answered(&c.outside, "172.35.0.100:80")?;
     // The API server's address has not become local, so the node still reaches the API server.
     let (code, body) = get(&c.node1, API, "/api/v1/services")?;

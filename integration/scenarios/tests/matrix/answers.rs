@@ -1,5 +1,5 @@
-//! Tests paths on which packets arrive, but replies may be lost. The tests compare `kube-proxy
-//! explain` with packets.
+//! Tests paths on which requests arrive, but replies may be lost. The tests compare the predictions
+//! of `kube-proxy explain` with real packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -33,18 +33,19 @@ const QUESTIONS: [(&str, &str); 9] = [
 /// Names of the Services that receive the requests.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// An obstacle that may stop replies.
+/// An obstacle on the node that may stop replies to clients.
 struct Fault {
     what: &'static str,
     /// Script that adds the obstacle.
     put: &'static str,
     /// Script that removes the obstacle.
     take: &'static str,
-    /// True to test this obstacle in every mode. False to test it only in IPVS mode.
+    /// True if every mode is tested with this obstacle, false if only IPVS mode.
     is_for_all: bool,
 }
 
-/// Obstacles for replies: kernel settings, chain policies and rules. The first obstacle is none.
+/// Obstacles for replies: kernel settings, chain policies and rules. The first row tests without an
+/// obstacle.
 const FAULTS: [Fault; 10] = [
     Fault {
         what: "nothing",
@@ -110,7 +111,7 @@ const FAULTS: [Fault; 10] = [
     },
 ];
 
-/// Endpoint on the node itself.
+/// Manifest of an EndpointSlice whose endpoint is the node itself.
 const ON_NODE: &str = "apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 addressType: IPv4
@@ -222,7 +223,8 @@ fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// Number of compared replies, of lost replies, and of replies about which explain is unsure.
+/// Numbers of compared replies: all replies, lost replies, and replies about which explain is
+/// unsure.
 #[derive(Default)]
 struct Comparison {
     all: usize,

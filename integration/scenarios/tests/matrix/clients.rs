@@ -163,7 +163,7 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
         return c.start(flags);
     }
     if Mode::of(c) != Mode::Ipvs {
-        // The nftables mode serves node ports only at the addresses of the Node object.
+        // nftables mode serves node ports only at the addresses of the Node object.
         if !c.manifests().join("node.yaml").exists() {
             c.write("node", NODE)?;
         }

@@ -227,7 +227,7 @@ pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outco
         "the process was reached {} times",
         process.answers()
     );
-    // The process is reachable at its own address.
+    // The process is reachable at the node's own addresses.
     for (from, to) in [
         (&c.client, "10.244.1.1:2222"),
         (&c.outside, "172.35.0.100:2222"),
@@ -364,8 +364,8 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
     each(c, questions)
 }
 
-/// `ping` to a Service address has the same result as a request to an unexposed port. If the
-/// Service address is also an address of the node, the node replies.
+/// A `ping` to a Service address has the same result as a request to an unexposed port of this
+/// address. The node replies only to a ping to its own addresses.
 pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;

@@ -16,7 +16,7 @@ use serde_json::Value;
 const HERE: [&str; 2] = ["10.244.1.10", "fd44:1::10"];
 const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 
-/// A second external host, which some tests have.
+/// Address of a second external host, which only some tests create.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
 /// Outputs of explain since the daemon's start, by Service. Each output covers all senders.
@@ -28,7 +28,8 @@ pub(crate) struct ExplainOutputs {
 }
 
 impl ExplainOutputs {
-    /// Clears the outputs. A test calls this function after it has changed the daemon.
+    /// Clears the outputs. A test calls this function after it has restarted the daemon with other
+    /// settings.
     pub(crate) fn forget(&self) {
         self.services.borrow_mut().clear();
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// Timeout if the test expects no reply. All nodes and pods are on one machine, where replies take
-/// milliseconds.
+/// Timeout of a request that must get no reply. All nodes and pods are on one machine, where
+/// replies take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends two requests, one for each endpoint of the Service. `expected` selects the timeout.

@@ -76,7 +76,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Results of tests outside the table, for the last part of the document.
+/// Last part of the document: results of tests outside the table.
 const BESIDE: &str = "
 ## Beside the table
 

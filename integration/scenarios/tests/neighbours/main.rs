@@ -1,9 +1,9 @@
 //! Tests kube-proxy beside network plug-ins and other programs of a node. docs/neighbours.md has
 //! the results.
 //!
-//! Debian has no packages for most of these programs. Scripts in this folder therefore create the
-//! rules, sets, addresses and virtual servers of such a program. Only keepalived and BIRD really
-//! run.
+//! Debian has no packages for most of these programs. Scripts in this directory therefore create
+//! the rules, sets, addresses and virtual servers of such a program. Of these programs, only
+//! keepalived and BIRD run.
 //!
 //! Each test runs kube-proxy in one mode after another. In each mode, the test sends packets, and
 //! checks that the other program's state is still there. At the end, `--cleanup` must restore
@@ -55,7 +55,7 @@ pub(crate) struct Form {
 /// Name of IPVS mode with `--ipvs-semantics=exact` and the shim in nftables.
 pub(crate) const EXACT: &str = "ipvs, exact, shim in nftables";
 
-/// Modes in the order of a test. Each mode takes over from the previous mode.
+/// Modes in the order in which a test runs them. Each mode replaces the previous mode.
 const FORMS: [Form; 6] = [
     Form {
         name: "ipvs, upstream's shim",

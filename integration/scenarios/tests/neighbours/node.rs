@@ -52,8 +52,8 @@ const NODE_LOCAL_DNS: &str = "
         iptables-$backend -A OUTPUT -s 169.254.20.10/32 -p $proto --sport 53 -j ACCEPT
     done
 ";
-/// Commands with which NodeLocal DNSCache takes over the DNS Service's address. The test runs these
-/// commands only in modes without IPVS.
+/// Commands with which NodeLocal DNSCache also listens at the DNS Service's address. The test runs
+/// these commands only in modes without IPVS.
 const TAKE_DNS: &str = "
     ip addr $do 10.96.0.53/32 dev nodelocaldns
     iptables-$backend -t raw $rule PREROUTING -d 10.96.0.53/32 -p tcp --dport 53 -j NOTRACK
@@ -164,8 +164,8 @@ pub(crate) fn services_work_beside_programs_of_the_node(c: &mut Cluster) -> Outc
         c.client.ask_udp(at("10.96.0.53:53"), SOON)?;
         if !form.name.starts_with("ipvs") {
             c.sh(&format!("do=add rule=-A\n{TAKE_DNS}"))?;
-            // Until the drain of the virtual server has ended, the virtual server takes the packets
-            // before they reach the cache.
+            // Waits, because the virtual server takes the packets before they reach the cache until
+            // its drain has ended.
             c.until("the cache answers", || {
                 let dial = c.client.dial(Transport::Tcp, at("10.96.0.53:53"));
                 let answer = dial.timeout(Duration::from_millis(500)).ask();

@@ -137,7 +137,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     // connection. At a removed address, the client gets an ICMP unreachable, which does not end a
     // TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // The address is available again at once.
+    // Once the Service exists again, its address works at once.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;
@@ -160,8 +160,8 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     Ok(found.next())
 }
 
-/// A client reuses a source port while IPVS still keeps the previous connection. Busy clients and
-/// NFS clients do this (k/k#81775, k/k#84322).
+/// A client reuses a source port while IPVS still keeps the previous connection, as busy clients
+/// and NFS clients do (k/k#81775, k/k#84322).
 pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);
@@ -316,7 +316,7 @@ pub(crate) fn a_drain_ends_at_its_configured_limit(c: &mut Cluster) -> Outcome {
         served > limit * 2 / 3 && took < limit + Duration::from_secs(2),
         "{served:?} {took:?}"
     );
-    // Clients with open connections get a reset instead of a timeout.
+    // At the end of the drain, clients with open connections get a reset instead of a timeout.
     for (of, connection) in [("client", &mut kept), ("outside", &mut outside)] {
         let failure = connection
             .ask()

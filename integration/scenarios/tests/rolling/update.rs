@@ -14,8 +14,8 @@ use crate::web::{SLOW, Web};
 
 /// Number of pods that serve at a time.
 const PODS: usize = 4;
-/// Time after which a terminating pod must get no new connection. Before the daemon applies a
-/// change, it collects changes for up to a second.
+/// Time after which a terminating pod must get no new connection. It includes up to a second in
+/// which the daemon collects changes before it applies them.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Timeout for the shutdown of a pod after its removal from the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// Path of a request whose response takes the time [`SLOW`].
 pub(crate) const SLOW_PATH: &str = "/slow";
-/// Duration of a slow response.
+/// Time that the response to [`SLOW_PATH`] takes.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
 /// Interval between two checks in a waiting thread.
 const GLANCE: Duration = Duration::from_millis(100);

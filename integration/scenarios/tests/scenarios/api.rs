@@ -1,5 +1,5 @@
-//! Tests an API server as the source of objects: lists, watches, an unreachable server, invalid
-//! responses.
+//! Tests the daemon with an API server as its source of objects: lists, watches, an unreachable
+//! server, invalid responses.
 
 use std::time::Duration;
 
@@ -91,7 +91,8 @@ pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Out
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Starts the daemon again without an API server. The kernel now has state, which must stay.
+    // Restarts the daemon while the API server is stopped. The kernel's state from before must
+    // stay.
     let before = c.state()?;
     c.stop()?;
     api.stop();

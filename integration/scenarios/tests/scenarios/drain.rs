@@ -143,7 +143,7 @@ pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> O
     Ok(())
 }
 
-/// Removes and adds one endpoint while the other endpoint stays. In the meantime, adds and removes
+/// Removes and adds one endpoint while the other endpoint stays. At the same time, adds and removes
 /// other Services.
 pub(crate) fn endpoint_changes_lose_no_udp_query(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));

@@ -1,4 +1,4 @@
-//! Tests that the daemon starts no program and writes no state without need.
+//! Tests that the daemon starts programs and writes state only if necessary.
 
 use std::time::Duration;
 
@@ -72,8 +72,8 @@ pub(crate) fn endpoint_changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.sh("iptables-$backend -N NOT-OURS")?;
     std::thread::sleep(Duration::from_millis(2500));
     let read = sorted(programs.take()?);
-    // All nftables tables share one generation number. With iptables-nft, the daemon may therefore
-    // also read the rules of the other family.
+    // With iptables-nft, a change of one family may make the daemon read the rules of both
+    // families, because all nftables tables share one generation number.
     let own = [program(4, backend, "save")];
     assert!(read == own || read == of_both("save"), "{read:?}");
     std::thread::sleep(Duration::from_millis(2500));

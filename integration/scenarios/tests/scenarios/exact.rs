@@ -12,7 +12,7 @@ const LEAN: [&str; 2] = [EXACT, "--ipvs-shim=lean"];
 /// uses this table and these sets only with `--ipvs-semantics=exact`.
 const MARKS: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle; \
                      for set in KUBE-LOCAL-MARK KUBE-6-LOCAL-MARK; do ipset save $set || true; done";
-/// Script that adds rules of another program. The script `FOREIGN` prints these rules.
+/// Script that adds rules of another program, which the script `FOREIGN` prints.
 const ADD_FOREIGN: &str = "for t in iptables ip6tables; do $t-$backend -t mangle -N OTHER; \
                            $t-$backend -t mangle -A INPUT -m mark --mark 0x99 -j OTHER; done";
 const FOREIGN: &str = "iptables-$backend-save -t mangle; ip6tables-$backend-save -t mangle";
@@ -93,7 +93,7 @@ pub(crate) fn a_missing_target_for_marks_is_reported(c: &mut Cluster) -> Outcome
     let (bin, folder) = (c.folder().join("bin"), c.folder().join("xtables"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&folder)?;
-    // The iptables programs find their extensions in this folder, which lacks the extension SET.
+    // The iptables programs find their extensions in this directory, which lacks the extension SET.
     c.sh(&format!(
         "cp -rs $(dirname $(find /usr/lib -name libxt_SET.so | head -n 1))/*.so {folder} && rm {folder}/libxt_SET.so; \
          for program in iptables-legacy-restore iptables-nft-restore; do printf '#!/bin/sh\\nXTABLES_LIBDIR={folder} exec %s \"$@\"\\n' \

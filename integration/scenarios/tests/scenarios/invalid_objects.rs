@@ -1,5 +1,5 @@
-//! Tests invalid objects, and objects that the kernel rejects. The daemon logs each such object
-//! with the next step, and programs all other objects.
+//! Tests invalid objects, and objects whose entries the kernel refuses. The daemon logs each such
+//! object with the next step, and programs all other objects.
 
 use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
@@ -68,7 +68,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// IPVS does not accept a broadcast address as a destination.
+/// The kernel refuses an IPVS destination with a broadcast address.
 pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> Outcome {
     let refused = Service::new("half", "10.96.0.20")
         .port(tcp(80, 8080))
@@ -96,7 +96,8 @@ pub(crate) fn an_endpoint_refused_by_the_kernel_is_reported(c: &mut Cluster) -> 
     c.until_served(&corrected).map(drop)
 }
 
-/// A foreign set has the name of one of the daemon's sets, but another type.
+/// Another program has created an ipset with the name of one of the daemon's sets, but with another
+/// type.
 pub(crate) fn a_foreign_ipset_with_our_name_is_reported(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;

@@ -1,4 +1,4 @@
-//! Tests a manifest folder that is edited while the daemon runs.
+//! Tests a manifest directory that is edited while the daemon runs.
 
 use std::fs;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use lab::Transport;
 use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
-/// Time limit for a change to reach the kernel. The test polls with `ipvsadm`, which is slow. The
-/// daemon itself is much faster.
+/// Time limit for a change to reach the kernel. The daemon is much faster, but the test polls with
+/// `ipvsadm`, which is slow.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
 
 fn web() -> Service {

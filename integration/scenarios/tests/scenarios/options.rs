@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const VIP: &str = "10.96.0.10:80";
 
-/// Value of the option that limits the connections of an endpoint.
+/// Value of the Service option that limits the number of connections of an endpoint.
 const CEILING: usize = 20;
 
 /// Returns a Service with this scheduler. An empty scheduler selects the node's default.
@@ -138,7 +138,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
 }
 
 /// Checks with packets that `sh-port` distributes the connections of one client. Also checks that
-/// an endpoint with the maximum number of connections refuses further connections.
+/// IPVS gives no further connection to an endpoint that has the maximum number of connections.
 fn flags_and_a_ceiling_hold(c: &Cluster, api: &mut scenarios::ApiServer) -> Outcome {
     api.apply(&with_flags("sh", "sh-port"))?;
     until_scheduled(c, "sh -b sh-port")?;
@@ -225,7 +225,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         c.until_answered(&c.client, VIP)?;
         drop(taken_away);
     }
-    // With a manifest folder instead of an API server, `check` predicts the same result.
+    // With a manifest directory instead of an API server, `check` predicts the same result.
     c.stop()?;
     c.apply(&with("best"))?;
     for (flags, why) in [

@@ -37,8 +37,8 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
             );
             asked += 1;
         }
-        // The shim must reject requests to an unexposed port, and from a client outside all source
-        // ranges.
+        // The shim must reject requests to an unexposed port, and requests of a client outside all
+        // source ranges.
         for (from, to) in [
             (client, "10.96.0.10:2222"),
             (outside, "192.0.2.20:2222"),
@@ -227,7 +227,7 @@ pub(crate) fn the_nftables_shim_needs_neither_iptables_nor_ipset(c: &mut Cluster
 
 /// Hides the programs of iptables and ipset from the daemon.
 fn hide_programs(c: &mut Cluster) -> Outcome {
-    // Mounts an empty folder over `/usr/sbin`, which contains these programs.
+    // Mounts an empty directory over `/usr/sbin`, which contains these programs.
     let empty = c.folder().join("empty");
     std::fs::create_dir(&empty)?;
     let hide = format!("mount --bind {} /usr/sbin && exec \"$@\"", empty.display());

@@ -1,4 +1,5 @@
-//! Tests two ways to make Service addresses local: by device addresses, and by routes.
+//! Tests `--ipvs-vip-mode`, the ways to make Service addresses local: by device addresses, or by
+//! routes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -246,7 +247,7 @@ pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Clust
     Ok(())
 }
 
-/// With each shim and each way to make addresses local, Service addresses reply to `ping` only with
+/// With each shim and each `--ipvs-vip-mode`, Service addresses reply to `ping` only with
 /// `--ipvs-answer-ping`. The node still rejects pings to unused addresses, other ICMP requests, and
 /// requests to unexposed ports.
 pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outcome {
@@ -306,7 +307,8 @@ pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outco
             }
         }
     }
-    // Checks that the test's request is valid: the node replies to it at its own address.
+    // Checks that the test's request is valid: the node replies to the same request at its own
+    // address.
     let node = Ipv4Addr::new(172, 35, 0, 100);
     let seen = request_timestamp(&c.client, node);
     ensure!(seen == "answered", "timestamp of the node: {seen}");

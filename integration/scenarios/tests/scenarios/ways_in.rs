@@ -6,8 +6,8 @@ use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, ud
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Addresses of the Service. The value is true if an endpoint sees a client pod's own address on
-/// this path.
+/// Addresses of the Service. The flag is true if an endpoint sees the own address of a client pod
+/// that uses this address.
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),
@@ -191,8 +191,8 @@ pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Clust
     Ok(())
 }
 
-/// The daemon does not program headless Services, aliases (ExternalName), or Services that belong
-/// to another proxy.
+/// The daemon programs neither headless Services nor ExternalName Services, nor Services with the
+/// label `service.kubernetes.io/service-proxy-name` of another proxy.
 pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
@@ -228,8 +228,8 @@ pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outc
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // Another proxy takes over the Service `web`, so the daemon must remove its entries. Later,
-    // `web` belongs to kube-proxy again.
+    // The label `service-proxy-name` gives the Service `web` to another proxy, so the daemon must
+    // remove its entries. Later, `web` belongs to kube-proxy again.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");

@@ -22,8 +22,8 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
-        // Returns damage that the test does not report to the daemon. The kernel itself reports
-        // changes of addresses and links.
+        // Returns damage without a notification. Only the damage of addresses and links has a
+        // notification.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {

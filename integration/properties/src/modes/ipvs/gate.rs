@@ -113,7 +113,7 @@ fn write(op: &Op) -> Write {
                     Member::Port(_) => AffectedClients::All,
                 },
                 Op::CreateSet(..) | Op::WriteRules { .. } => AffectedClients::All,
-                // No other single entry affects clients.
+                // The loss of any other single entry affects no client.
                 _ => AffectedClients::Nobody,
             },
         },
