@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn system_calls_messages_and_programs_are_counted() {
+    fn system_calls_netlink_messages_and_programs_are_counted() {
         let trace = r#"845   execve("/kube-proxy", ["/kube-proxy"], 0x1 /* 1 var */) = 0
 870   sendto(10, [{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x04\x01\x00\x00"], 20, 0, NULL, 0) = 20
 870   sendto(10, [[{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x05\x01\x00\x00"], [{nlmsg_len=20, nlmsg_type=RTM_NEWADDR, nlmsg_flags=0}, {ifa_family=AF_INET}]], 40, 0, NULL, 0 <unfinished ...>

@@ -520,7 +520,7 @@ mod tests {
     ];
 
     #[test]
-    fn repeats_are_interleaved_and_counting_runs_follow_the_first_repeat() {
+    fn each_repeat_has_all_subjects_and_counting_runs_follow_the_first_repeat() {
         let subjects = subjects();
         let axes = ["cold".parse().unwrap()];
         let sizes = ["100".parse().unwrap()];
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_plan_has_all_axes() {
+    fn the_default_benchmark_plan_has_all_axes() {
         let subjects = subjects();
         let cells = plan(&[], &[], &subjects).cells();
         let axes: BTreeSet<Axis> = cells.iter().map(|cell| cell.axis).collect();
@@ -656,7 +656,7 @@ mod tests {
     /// Checks that `make bench` measures all performance aims and the comparison within its time
     /// limit.
     #[test]
-    fn forty_eight_minutes_are_enough_for_all_aims() {
+    fn all_performance_aims_are_measured_within_48_minutes() {
         assert_aims(&done(&subjects(), 48));
     }
 
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn forty_eight_minutes_are_enough_to_compare_with_upstream() {
+    fn the_comparison_with_upstream_is_complete_within_48_minutes() {
         assert_compared(&done(&with_upstream(), 48));
     }
 

@@ -566,7 +566,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_outcome_survives_serialization() {
+    fn each_benchmark_outcome_survives_serialization() {
         let text = || "why".to_owned();
         let measured = CellFigures {
             wall_s: Some(1.0),

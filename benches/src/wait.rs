@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
-    fn the_wait_ends_when_a_removed_rule_is_back() {
+    fn the_wait_ends_when_a_removed_rule_exists_again() {
         let mut world = World::new("back").unwrap();
         let host = host_with(&mut world, "leftovers");
         let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();

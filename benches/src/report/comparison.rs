@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_time_or_higher_rate_is_ahead() {
+    fn a_kube_proxy_with_a_shorter_time_or_higher_rate_is_ahead() {
         let of = |ours, other, is_rate| verdict(&point(ours, 0.0), &point(other, 0.0), is_rate);
         assert_eq!(of(1.0, 2.0, false), Verdict::Ahead);
         assert_eq!(of(1.0, 2.0, true), Verdict::Behind);

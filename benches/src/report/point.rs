@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_has_the_median_best_and_spread_of_its_repeats() {
+    fn a_benchmark_point_has_the_median_the_best_value_and_the_spread() {
         let point = point(vec![4.0, 2.0, 3.0, 9.0], 5, Unit::Seconds).unwrap();
         assert_eq!((point.median, point.best, point.spread), (3.5, 2.0, 2.0));
         assert_eq!((point.repeats, point.tried), (4, 5));

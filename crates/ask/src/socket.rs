@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_daemon_has_its_own_error() {
+    fn a_missing_daemon_causes_a_specific_error() {
         let nobody = SocketLocations::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",

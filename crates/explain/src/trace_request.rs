@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_parsed_from_its_own_query_string() {
+    fn a_trace_request_parses_from_its_query_string() {
         let read = TraceRequest::read_query;
         let same = TraceRequest::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
         assert_eq!(read(&same.query("pod,10.0.0.1,node")), Ok(same.clone()));

@@ -167,7 +167,7 @@ async fn the_connection_limit_covers_all_servers_together() {
 }
 
 #[tokio::test]
-async fn the_head_of_a_slow_request_times_out() {
+async fn a_connection_with_a_slow_request_header_is_closed() {
     let (to, _server) = small(connection_slots::tests::as_in_the_daemon());
     let mut silent = connect_from([127, 0, 0, 2], to).await;
     let mut slow = connect_from([127, 0, 0, 2], to).await;

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_deleted_rule_omits_one_deletion_line() {
+    fn a_restore_omits_one_deletion_line_for_each_rule_already_deleted() {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_length_0_is_invalid() {
+    fn a_legacy_table_entry_of_length_0_is_read_as_its_header() {
         assert!(of(&[0; 224], IpFamily::V4).is_some());
         assert_eq!(of(&[0; 200], IpFamily::V4), None);
     }

@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn the_incompatible_chain_is_read_from_the_error() {
+    fn the_incompatible_chain_is_parsed_from_the_error_of_iptables() {
         let error = |said: &str| IptablesError::Failed {
             program: String::new(),
             kind: crate::Kind::Refused,

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_output_is_killed_early() {
+    fn a_program_that_prints_nothing_for_too_long_is_killed() {
         let shell = Program::find("sh").unwrap();
         let limit = Limit {
             whole: Duration::from_mins(2),

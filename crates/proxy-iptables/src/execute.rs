@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_part_is_isolated() {
+    fn the_refused_part_of_a_restore_is_isolated() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["--dport 3 ".to_owned()];
         let together = plan().apply(&mut kernel, RestoreStrategy::Together);

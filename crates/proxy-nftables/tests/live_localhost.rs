@@ -293,7 +293,7 @@ fn localhost_serves_tcp_node_ports_and_rejects_udp() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn node_ports_on_localhost_are_rejected_until_a_restart_with_localhost_added() {
+fn node_ports_on_localhost_are_rejected_until_nodeport_addresses_has_localhost() {
     everywhere(|family, layout| {
         let mut world = World::new(family, layout, LocalhostNodePorts::Refused);
         let start = Instant::now();

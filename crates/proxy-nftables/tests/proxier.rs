@@ -741,7 +741,7 @@ fn one_changed_endpoint_with_affinity_costs_few_changes() {
 /// The proxier writes a Service with session affinity and very many endpoints in several
 /// transactions. No packet reaches the Service before all its objects exist.
 #[test]
-fn a_service_with_affinity_and_many_endpoints_is_written_in_steps() {
+fn a_service_with_affinity_and_many_endpoints_is_written_in_several_transactions() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, 1..=700);

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_of_removed_endpoints_still_count_for_their_port() {
+    fn counters_of_removed_endpoints_stay_in_the_sum_of_their_port() {
         let [one, other] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
         let counters = PortCounters::default();
         let open = counters.connect(one);

@@ -348,7 +348,7 @@ fn bytes_are_copied_if_no_pipe_is_free() {
 
 /// Checks that the relay closes unused pipes when a new connection needs descriptors.
 #[test]
-fn spare_pipes_are_closed_for_new_connections() {
+fn spare_pipes_are_closed_if_a_new_connection_needs_descriptors() {
     let with = Limits {
         descriptors: Some(5),
         carriage: Carriage::Splice,

@@ -128,7 +128,7 @@ async fn are_survived(faults: &[Fault]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_source_recovers_from_refused_requests() {
+async fn the_source_recovers_from_rejected_requests() {
     let refuse = |code, retry_after| Fault::Refuse { code, retry_after };
     are_survived(&[
         refuse(429, Some(1)),

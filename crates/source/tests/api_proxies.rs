@@ -215,7 +215,7 @@ async fn the_proxy_resolves_the_servers_name() {
 }
 
 #[tokio::test]
-async fn a_proxys_certificate_is_checked_with_the_kubeconfigs_authorities() {
+async fn a_proxys_certificate_is_verified_with_the_ca_of_the_kubeconfig() {
     let world = World::new().await;
     let other = Authority::new("company").unwrap();
     let (log, _guard) = Log::start();

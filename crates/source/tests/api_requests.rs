@@ -258,7 +258,7 @@ async fn an_outdated_list_removes_no_object() {
 /// Checks that a failed watch causes no list unless its resource version has expired or is too
 /// large.
 #[tokio::test(start_paused = true)]
-async fn many_refused_watches_do_not_cause_a_list() {
+async fn many_failed_watches_do_not_cause_a_list() {
     let refuse = |code| Fault::Refuse {
         code,
         retry_after: Some(1),
@@ -338,7 +338,7 @@ async fn a_streamed_list_is_requested_again_after_a_reconnect() {
 
 /// Checks that only a rejection of streaming causes a plain list.
 #[tokio::test(start_paused = true)]
-async fn a_temporary_refusal_does_not_disable_streamed_lists() {
+async fn a_temporary_rejection_does_not_disable_streamed_lists() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
     for code in [429, 503, 504] {

@@ -59,7 +59,7 @@ async fn for_an_hour(told: &mut ReceivedState) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_cidrs_are_followed_on_request() {
+async fn service_cidrs_are_watched_if_the_settings_request_them() {
     for (content_type, lists) in [
         (ContentType::Protobuf, Lists::Cached),
         (ContentType::Json, Lists::Cached),

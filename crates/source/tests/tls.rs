@@ -97,7 +97,7 @@ async fn the_kubeadm_kubeconfig_with_a_rotating_token_works() {
 }
 
 #[tokio::test]
-async fn authorities_and_client_certificates_work_inline_and_from_files() {
+async fn ca_and_client_certificates_work_inline_and_from_files() {
     let authority = Authority::new("kubernetes").unwrap();
     let mut options = with(&authority);
     options.tls.as_mut().unwrap().clients = Some(authority.certificate());

@@ -77,8 +77,8 @@ fn main() {
             a_host_has_only_the_links_eth0_and_lo,
         ),
         (
-            "an_error_names_the_wrong_address",
-            an_error_names_the_wrong_address,
+            "an_error_names_the_invalid_address",
+            an_error_names_the_invalid_address,
         ),
         (
             "the_kernel_accepts_the_rules_of_each_kube_proxy_mode",
@@ -541,7 +541,7 @@ fn a_host_has_only_the_links_eth0_and_lo() -> Outcome {
     Ok(())
 }
 
-fn an_error_names_the_wrong_address() -> Outcome {
+fn an_error_names_the_invalid_address() -> Outcome {
     let mut world = World::new("wrong")?;
     let node = world.node("node", "172.35.0.100/24", "192.167.1.1/24")?;
     for (address, part) in [

@@ -18,10 +18,10 @@ fn main() {
         load_balancers_skip_a_node_being_deleted,
         a_node_without_its_sets_is_unhealthy,
         changed_pod_networks_of_the_node_are_used,
-        a_serving_port_in_use_is_reported_and_retried,
+        a_health_server_port_in_use_is_reported_and_retried,
         an_emptied_api_server_is_logged_and_counted,
         idle_connections_of_a_pod_do_not_block_probes,
-        per_service_metrics_are_exported_on_request,
+        per_service_metrics_are_exported_only_with_their_flag,
         nftables_mode_reports_tracked_flows if lab::iptables_backend() == "nft",
         only_syncs_with_changes_are_logged,
     };
@@ -236,7 +236,7 @@ fn changed_pod_networks_of_the_node_are_used(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn a_serving_port_in_use_is_reported_and_retried(c: &mut Cluster) -> Outcome {
+fn a_health_server_port_in_use_is_reported_and_retried(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let taken = c.node1.serve_tcp(10256)?;
     c.start(&[])?;
@@ -332,7 +332,7 @@ fn idle_connections_of_a_pod_do_not_block_probes(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn per_service_metrics_are_exported_on_request(c: &mut Cluster) -> Outcome {
+fn per_service_metrics_are_exported_only_with_their_flag(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     let labels = "namespace=\"default\",service=\"web\",port_name=\"\",protocol=\"TCP\"";
     let port = |name: &str| format!("kubeproxy_service_{name}{{{labels}}}");

@@ -125,7 +125,7 @@ mod tests {
 
     /// Runs this test again as a child process that panics in its own terminal.
     #[test]
-    fn a_panic_restores_the_terminal_before_its_message() {
+    fn a_panic_restores_the_terminal_before_it_prints_its_message() {
         if env::var_os(PANICS).is_some() {
             let _taken = Terminal::take().unwrap();
             panic!("on purpose");
@@ -138,7 +138,8 @@ mod tests {
         let modes = || tcgetattr(&terminal).unwrap().local_modes;
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         let stream = || Stdio::from(terminal.try_clone().unwrap());
-        let name = "top::terminal::tests::a_panic_restores_the_terminal_before_its_message";
+        let name =
+            "top::terminal::tests::a_panic_restores_the_terminal_before_it_prints_its_message";
         let ended = Command::new(env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
             .env(PANICS, "yes")

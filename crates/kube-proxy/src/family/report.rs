@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn each_unreadable_part_is_reported_separately() {
+    fn each_unreadable_part_of_the_kernel_state_is_reported_separately() {
         let mut reporter = reporter(Recorder::off());
         let mut told = |unreadable: &[&'static str], readable: &[&'static str]| {
             let unreadable = unreadable.iter().map(|part| Unreadable {

@@ -132,7 +132,7 @@ fn settled(services: &[&str]) -> Report {
 }
 
 #[tokio::test]
-async fn a_node_whose_writes_are_all_rejected_is_neither_ready_nor_healthy() {
+async fn a_node_whose_writes_are_all_refused_is_neither_ready_nor_healthy() {
     let mut world = World::new();
     world.told([service("web", None)]);
     let start = Some(world.now);

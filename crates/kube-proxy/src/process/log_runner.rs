@@ -310,7 +310,7 @@ mod tests {
 
     /// A full disk must not stop the command.
     #[test]
-    fn a_failed_copy_does_not_stop_the_other_copies() {
+    fn a_failed_copy_of_the_log_does_not_stop_the_other_copies() {
         let full = File::options().append(true).open("/dev/full").unwrap();
         let mut copy = Vec::new();
         tee(&b"all lines"[..], &mut [&mut &full, &mut copy]);

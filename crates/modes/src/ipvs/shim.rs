@@ -292,7 +292,7 @@ mod tests {
 
     /// Checks a preview, which must choose the same shim as the start.
     #[test]
-    fn a_preview_reports_a_missing_match_for_sets_without_a_test_rule() {
+    fn a_preview_reports_a_missing_set_match_and_writes_no_test_rule() {
         let nothing_tried = || unreachable!("nothing may be tried");
         assert!(is_missing(true, Access::Read, nothing_tried));
         for access in [Access::Read, Access::Write] {

@@ -42,7 +42,7 @@ fn packets_for_other_hosts_need_ip_forwarding() {
 /// A packet whose source is an address of the node fails the kernel's source check
 /// (`fib_validate_source`). A missing route has another result.
 #[test]
-fn own_source_addresses_and_missing_routes_are_distinguished() {
+fn packets_with_a_local_source_and_packets_without_a_route_are_distinguished() {
     let mut world = World::bare("");
     let own = interface(9, "kube-ipvs0");
     world
@@ -283,7 +283,7 @@ fn a_missing_ipset_has_an_unknown_outcome() {
 }
 
 #[test]
-fn the_input_interface_of_a_packet_can_be_given() {
+fn rules_match_the_given_input_interface_of_a_packet() {
     let world = filter("-A FORWARD -i tun+ -j DROP\n");
     let question = Question {
         protocol: Protocol::Udp,

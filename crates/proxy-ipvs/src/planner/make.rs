@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rank_resumes_after_the_virtual_server_that_ended_the_previous_plan() {
+    fn within_a_rank_a_plan_resumes_after_the_last_virtual_server_of_the_previous_plan() {
         let key = |host| -> VirtualServerKey {
             ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };

@@ -202,7 +202,7 @@ fn a_large_check_is_split_into_pieces() {
 }
 
 #[test]
-fn a_check_with_an_unreadable_part_compares_the_readable_parts() {
+fn a_check_compares_the_readable_parts_of_the_kernel_state() {
     let mut world = web();
     for &part in Part::ALL {
         let damaged = || {

@@ -176,7 +176,7 @@ fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
 
 /// The rules must not drop packets of a Service that has no source ranges any more.
 #[test]
-fn rules_wait_until_an_obsolete_firewall_is_removed() {
+fn rules_wait_until_the_set_members_of_former_source_ranges_are_removed() {
     let mut world = World::new();
     let mut other = service("default/other", "10.96.0.11", 80);
     other.ingress_ips = vec![ip("192.0.2.2")];
@@ -214,7 +214,7 @@ fn rules_wait_until_an_obsolete_firewall_is_removed() {
 }
 
 #[test]
-fn a_part_that_is_unreadable_at_the_start_blocks_only_dependent_entries() {
+fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() {
     for &part in Part::ALL {
         let left = web();
         {
@@ -273,7 +273,7 @@ fn a_part_that_is_unreadable_at_the_start_blocks_only_dependent_entries() {
 }
 
 #[test]
-fn a_part_that_can_no_longer_be_read_blocks_no_change() {
+fn kernel_state_that_becomes_unreadable_blocks_no_change() {
     for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());

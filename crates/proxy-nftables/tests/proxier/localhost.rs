@@ -95,7 +95,7 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
 /// The element that rejects TCP packets on localhost must not survive the restart that adds
 /// localhost to the served addresses (k/k#142183).
 #[test]
-fn a_restart_with_localhost_added_serves_node_ports_on_localhost() {
+fn a_restart_with_localhost_in_nodeport_addresses_serves_node_ports_there() {
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Refused);
         assert_eq!(listening(&world), []);
@@ -167,7 +167,7 @@ fn a_localhost_port_in_use_is_reported_and_other_ports_are_served() {
 /// * a map that leads to chains which count and reject packets;
 /// * a chain that looks up this map.
 #[test]
-fn upstreams_objects_for_localhost_are_removed_under_any_name() {
+fn upstreams_localhost_objects_are_removed_whatever_their_names() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Off);

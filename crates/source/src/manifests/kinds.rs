@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_edit_distance_counts_letters() {
+    fn the_edit_distance_is_the_number_of_edited_letters() {
         for (one, other, wanted) in [
             ("service", "service", 0),
             ("servise", "service", 1),

@@ -89,7 +89,7 @@ pub(crate) fn iptables_marks_are_adopted_repaired_and_removed(c: &mut Cluster) -
     Ok(())
 }
 
-pub(crate) fn a_missing_target_for_marks_is_reported(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_missing_iptables_extension_for_marks_is_reported(c: &mut Cluster) -> Outcome {
     let (bin, folder) = (c.folder().join("bin"), c.folder().join("xtables"));
     fs::create_dir_all(&bin)?;
     fs::create_dir_all(&folder)?;

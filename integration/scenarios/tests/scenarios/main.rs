@@ -41,7 +41,7 @@ fn main() {
         shim: upstreams_and_lean_shims_switch_under_traffic, nftables_and_iptables_shims_switch_under_traffic if has_nft(), the_shims_nftables_table_is_repaired if has_nft(), the_nftables_shim_needs_neither_iptables_nor_ipset if has_nft(), leftover_rules_without_iptables_are_logged_at_each_start if has_nft(), foreign_dnat_rules_do_not_affect_service_traffic if has_nft();
         foreign: foreign_kernel_state_stays;
         drift: a_resync_repairs_each_kind_of_damage;
-        vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_range_excludes_the_networks_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_on_request;
+        vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_range_excludes_the_networks_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
         addresses: node_ports_follow_the_node_addresses, added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
         drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_move_to_another_endpoint_at_once, endpoint_changes_lose_no_udp_query;
         conflicts: the_older_service_wins_a_shared_address;
@@ -50,7 +50,7 @@ fn main() {
         inspection: the_api_reports_the_kernels_state, explain_follows_a_sender_with_a_service_address, explain_names_an_address_taken_from_another_node;
         top: top_restores_the_terminal_at_each_exit;
         economy: endpoint_changes_start_no_program;
-        exact: iptables_marks_are_adopted_repaired_and_removed, a_missing_target_for_marks_is_reported;
+        exact: iptables_marks_are_adopted_repaired_and_removed, a_missing_iptables_extension_for_marks_is_reported;
         nft: iptables_nft_is_the_default_backend if has_nft(), the_kubelets_hint_switches_the_iptables_backend if has_both(), a_cleanup_covers_both_iptables_backends if has_both(), conntrack_flows_in_foreign_zones_stay if has_nft() && has_conntrack_zones(), native_nft_rules_stay_beside_iptables_rules if has_nft();
     };
     tell(&stories, LIMIT)

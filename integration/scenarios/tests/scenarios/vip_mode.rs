@@ -250,7 +250,7 @@ pub(crate) fn strict_arp_applies_to_device_addresses_and_to_routes(c: &mut Clust
 /// With each shim and each `--ipvs-vip-mode`, Service addresses reply to `ping` only with
 /// `--ipvs-answer-ping`. The node still rejects pings to unused addresses, other ICMP requests, and
 /// requests to unexposed ports.
-pub(crate) fn service_addresses_answer_ping_on_request(c: &mut Cluster) -> Outcome {
+pub(crate) fn service_addresses_answer_ping_only_with_the_flag(c: &mut Cluster) -> Outcome {
     const VIPS: [&str; 4] = ["10.96.0.10", "fd96::10", "192.0.2.20", "2001:db8::20"];
     const UNUSED: [&str; 2] = ["10.96.0.77", "fd96::77"];
     const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);

@@ -183,7 +183,7 @@ fn arrow_keys_scroll_the_list_that_the_tab_key_selects() {
 }
 
 #[test]
-fn q_escape_and_control_c_end_top_and_the_p_key_pauses() {
+fn the_q_escape_and_control_c_keys_end_top_and_the_p_key_pauses_it() {
     let mut view = View::new(Sort::Connections);
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
         assert_eq!(press(&mut view, code), KeyReaction::End);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_on_the_command_line_are_kept() {
+    fn a_command_line_with_daemon_flags_or_without_a_subcommand_is_kept() {
         for text in [
             "kube-proxy",
             "kube-proxy --cleanup",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_process_1_are_the_default() {
+    fn a_subcommand_without_daemon_flags_uses_the_flags_of_process_1() {
         let first = Some("/usr/local/bin/kube-proxy --config=/c --hostname-override=n");
         let completed = outcome("kube-proxy diff -o json", None, first).unwrap();
         let wanted = "kube-proxy diff -o json --config=/c --hostname-override=n";

@@ -328,7 +328,7 @@ async fn health_check_servers_follow_changed_node_port_addresses() {
 }
 
 #[test]
-fn a_network_of_all_addresses_means_listening_on_any_address() {
+fn node_port_networks_with_all_addresses_make_servers_listen_on_any_address() {
     let within = |nets: &[&str]| {
         NodePortAddresses::Within(nets.iter().map(|net| net.parse().unwrap()).collect())
     };
