@@ -10,10 +10,10 @@
 //! - All clients and endpoints are addresses of one network namespace.
 //! - Each figure counts real TCP connections by endpoint.
 //!
-//! The program prints the tables of docs/service-options.md. If the command names a folder, the
-//! program also writes the charts there: `lab run --keep docs/pictures --
-//! target/debug/examples/nodes docs/pictures`. Names after the folder select measurements: `spread
-//! slow-start`.
+//! The program prints the tables of docs/service-options.md. If the command names a directory, the
+//! program also writes the charts to this directory: `lab run --keep docs/pictures --
+//! target/debug/examples/nodes docs/pictures`. Names after the directory select measurements:
+//! `spread slow-start`.
 #![allow(clippy::restriction, reason = "a measurement")]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 #![allow(clippy::cast_precision_loss, reason = "the counts are small")]
@@ -42,11 +42,11 @@ use support::{World, ip, service, slice};
 const NODES: u8 = 100;
 /// Number of endpoints of the Service.
 const ENDPOINTS: u8 = 10;
-/// Numbers of connections per node after which the program measures the shares of the endpoints.
+/// Numbers of connections per node at which the program measures the endpoints' shares.
 const CONNECTIONS: [u8; 3] = [1, 2, 4];
 /// Number of clients that connect through every node.
 const CLIENTS: u8 = 200;
-/// Number of clients that connect again after an endpoint was added or removed.
+/// Number of clients that connect a second time after an endpoint was added or removed.
 const MANY_CLIENTS: u16 = 2_000;
 
 /// Last byte of the address of the endpoint that accepted a client's connection, or `None` if the
@@ -58,9 +58,9 @@ struct Lab {
     kernel: NetlinkKernel,
     endpoints: TcpListener,
     /// Number of finished cases. Each case has its own service addresses, because the kernel keeps
-    /// the counters of removed destinations for two to three minutes.
+    /// the statistics of removed destinations for two to three minutes.
     cases: u8,
-    /// Folder for charts, or `None` to write no charts.
+    /// Directory for the charts, or `None` to write no charts.
     charts: Option<PathBuf>,
 }
 
@@ -84,14 +84,15 @@ impl Lab {
         }
     }
 
-    /// Starts nodes with one Service each. The Service uses this scheduler and has no endpoints.
+    /// Starts nodes that all have one Service. The Service has this scheduler, these scheduler
+    /// flags and no endpoints.
     fn nodes(&mut self, count: u8, scheduler: &str, flags: &str) -> Vec<Node> {
         let annotations = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
         self.nodes_with(count, &annotations, None)
     }
 
-    /// Starts nodes with one Service each. The Service has these annotations and this affinity, but
-    /// no endpoints.
+    /// Starts nodes that all have one Service. The Service has these annotations and this session
+    /// affinity, but no endpoints.
     fn nodes_with(
         &mut self,
         count: u8,
@@ -140,7 +141,7 @@ impl Lab {
         self.open(client, node).map(|(endpoint, _)| endpoint)
     }
 
-    /// Returns the endpoint of each client at a node.
+    /// Connects each client once through a node, and returns the endpoint that each client reached.
     fn ask_all(&self, node: &Node) -> Vec<Reached> {
         let client = |number: u16| {
             let [high, low] = number.to_be_bytes();
@@ -152,8 +153,8 @@ impl Lab {
     }
 }
 
-/// A node: a proxier on a fake kernel. The example sends the proxier's writes to the real kernel,
-/// too.
+/// A node: a proxier on a fake kernel. The program also sends the proxier's writes to the real
+/// kernel.
 struct Node {
     at: Ipv4Addr,
     world: World,
@@ -172,7 +173,7 @@ impl Node {
         Self { at, world }
     }
 
-    /// Changes the endpoints. Returns the writes to the virtual server.
+    /// Changes the Service's endpoints. Returns the writes to the virtual server.
     fn endpoints(&mut self, hosts: &[u8]) -> Vec<Op> {
         let endpoints: Vec<String> = hosts
             .iter()
@@ -187,7 +188,8 @@ impl Node {
         self.writes()
     }
 
-    /// Ends the drains: the fake kernel has no connections, so no drain waits. Returns the writes.
+    /// Ends the drains. The fake kernel has no connections, so no drain has to wait. Returns the
+    /// writes.
     fn end_drains(&mut self) -> Vec<Op> {
         self.world.wait(Duration::from_secs(10));
         self.world.settle();
@@ -200,14 +202,14 @@ impl Node {
     }
 }
 
-/// Order in which the endpoints arrive at a node.
+/// Order in which the endpoints of the Service are added to a node.
 #[derive(Debug, Clone, Copy)]
 enum Arrival {
-    /// All endpoints at once, in the order of their addresses on all nodes.
+    /// All endpoints are added at once, in the order of their addresses on all nodes.
     Ascending,
-    /// All endpoints at once, in the order that the planner chooses.
+    /// All endpoints are added at once, in the order that the planner chooses.
     AtOnce,
-    /// One endpoint after another, in the same order on all nodes.
+    /// The endpoints are added one after another, in the same order on all nodes.
     OneByOne,
 }
 
@@ -248,7 +250,7 @@ fn percent(part: usize, of: usize) -> String {
     format!("{:.1} %", 100.0 * part as f64 / of as f64)
 }
 
-/// Prints the busiest endpoint's share of the connections of all nodes.
+/// Prints the share of all nodes' connections that the busiest endpoint gets.
 fn spread(lab: &mut Lab) {
     println!("| scheduler | endpoints come | 1 connection a node | 2 | 4 |\n|---|---|---|---|---|");
     let all = [Arrival::Ascending, Arrival::AtOnce, Arrival::OneByOne];
@@ -287,7 +289,7 @@ fn spread(lab: &mut Lab) {
     lab.draw("spread.svg", charts::bars(&title, &unit, &bars));
 }
 
-/// Prints whether all nodes choose the same endpoint for a client.
+/// Prints whether all nodes choose the same endpoint for the same client.
 fn agreement(lab: &mut Lab) {
     println!(
         "\n| scheduler | endpoints come | clients with one endpoint at all nodes | connections elsewhere |\n|---|---|---|---|"
@@ -326,7 +328,7 @@ fn agreement(lab: &mut Lab) {
     }
 }
 
-/// Prints how many clients a change of endpoints moves or refuses.
+/// Prints how many clients reach another endpoint, or none, after a change of the endpoints.
 fn moves(lab: &mut Lab) {
     println!(
         "\n| scheduler | flags | refused while one of {ENDPOINTS} drains | moved then | moved when it is gone | moved by an 11th |\n|---|---|---|---|---|---|"
@@ -375,10 +377,10 @@ fn moves(lab: &mut Lab) {
     );
 }
 
-/// Connection limit of each endpoint, in Services with a limit.
+/// Connection limit of each endpoint, in Services that have such a limit.
 const CEILING: u16 = 20;
 
-/// Prints how many connections are refused because endpoints have reached their limit.
+/// Prints how many connections the kernel refuses because endpoints have reached their limit.
 fn full(lab: &mut Lab) {
     let ceiling = CEILING.to_string();
     let limit = (MAX_CONNECTIONS, &*ceiling);
@@ -454,7 +456,7 @@ fn full(lab: &mut Lab) {
     );
 }
 
-/// Prints the share of connections that near endpoints get in a Service with weights.
+/// Prints the share of connections that near endpoints get in a Service with endpoint weights.
 fn weights(lab: &mut Lab) {
     const VALUE: &str = "local=4,zone=2";
     println!(
@@ -505,10 +507,10 @@ fn weights(lab: &mut Lab) {
     }
 }
 
-/// Prints a new endpoint's share of concurrent connections while the endpoint's weight grows.
+/// Prints a new endpoint's share of the open connections while the endpoint's weight grows.
 fn slow_start(lab: &mut Lab) {
     const MINUTES: u8 = 9;
-    /// Number of connections in each minute. All end before the next minute.
+    /// Number of connections in each minute. All of them end before the next minute.
     const OPEN: u8 = 200;
     println!(
         "\n| scheduler | minute 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 |\n|---|---|---|---|---|---|---|---|---|---|---|---|"

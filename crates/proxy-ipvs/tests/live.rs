@@ -1,4 +1,4 @@
-//! Tests of the proxier on the real kernel: netlink, ipset, iptables. The tests read the results
+//! Tests of the proxier on the real kernel: netlink, ipset and iptables. The tests read the results
 //! with `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
 //! Each test simulates a node in its own network namespace, with the single interface `eth0`
@@ -33,7 +33,7 @@ use support::{
     DumpableKernel as _, NODE, SyncSummary, ip, name, read_ahead, server, service, slice,
 };
 
-/// Runs a test in a separate thread with its own simulated node.
+/// Runs a test in a separate thread, in which it has its own simulated node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -58,12 +58,12 @@ struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<CountingKernel>>,
-    /// Number of netlink messages that the proxiers of both IP families sent for writes.
+    /// Number of netlink messages that the proxiers of both IP families have sent for writes.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
 
-/// Access to the kernel that counts the messages of all writes.
+/// Access to the kernel. Counts the messages of all writes.
 struct CountingKernel(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for CountingKernel {
@@ -123,7 +123,8 @@ impl Node {
         Self::with(|_| {})
     }
 
-    /// Starts a simulated daemon whose initial lists are complete and empty.
+    /// Starts a simulated daemon with a changed configuration. Its initial lists are complete and
+    /// empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
         Self::in_vip_mode(VipMode::Address, change)
     }
@@ -175,7 +176,7 @@ impl Node {
         self.model.apply(Event::ServiceApplied(service));
     }
 
-    /// Replaces the EndpointSlice of one IP family.
+    /// Replaces the EndpointSlice of the endpoints' IP family.
     fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
         let at = format!("{}/{}", of.name.namespace(), of.name.name());
         let mut slice = slice(&at, endpoints);
@@ -212,16 +213,15 @@ impl Node {
         all.iter().map(|synced| synced.written).sum()
     }
 
-    /// Syncs until no write is pending. Returns the number of netlink messages that the writes
-    /// sent.
+    /// Syncs until no write is pending. Returns the number of netlink messages for these writes.
     fn messages(&mut self) -> u32 {
         self.sent.store(0, Ordering::Relaxed);
         self.settle();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Compares the kernel's state, including rules, with the wanted state, and repairs it. Returns
-    /// the number of writes.
+    /// Compares the kernel's state, including rules, with the wanted state, and repairs the
+    /// differences. Returns the number of writes.
     fn resettle(&mut self) -> usize {
         self.now += Duration::from_secs(31);
         for proxier in &mut self.proxiers {
@@ -245,7 +245,7 @@ impl Node {
     }
 }
 
-/// Kernel state. Lists whose order has no meaning are sorted.
+/// State of the kernel. Lists whose order has no meaning are sorted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dump {
     servers: BTreeSet<String>,
@@ -256,8 +256,7 @@ struct Dump {
 }
 
 impl Dump {
-    /// Returns the destinations of a virtual server, each as `10.244.1.5:8080=1` (address and
-    /// weight).
+    /// Returns the destinations of a virtual server, each with its weight: `10.244.1.5:8080=1`.
     fn destinations(&self, at: &str) -> Vec<String> {
         let prefix = format!("-a {at} -r ");
         let lines = self.servers.iter();
@@ -276,8 +275,8 @@ fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(without_chance).collect()
 }
 
-/// Returns the rules in order, by table and chain (`TABLE CHAIN`). Omits empty chains unless they
-/// are ours.
+/// Returns the rules in order, by table and chain (`TABLE CHAIN`). Omits empty chains of other
+/// programs.
 fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
     let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
     for line in saved.lines() {
@@ -309,7 +308,7 @@ fn kubernetes() -> Service {
     service("default/kubernetes", "10.96.0.1", 443)
 }
 
-/// Returns the Service of the golden case: it has every kind of address, in both IP families.
+/// Returns the Service of the golden case, which has every kind of address in both IP families.
 fn web() -> Service {
     let mut web = service("default/web", "10.96.10.10", 80);
     web.cluster_ips.push(ip("fd00:96::10"));
@@ -366,7 +365,7 @@ fn each_changed_entry_costs_one_netlink_message() {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
         // A new endpoint costs one message for each virtual server of the golden case: cluster IP,
-        // external IP, load balancer, node port.
+        // external IP, load balancer and NodePort.
         pods.push("10.244.3.6@node2");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4, "an endpoint elsewhere");
@@ -381,7 +380,7 @@ fn each_changed_entry_costs_one_netlink_message() {
         let new = service("default/new", "10.96.10.20", 80);
         node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
         // A new Service costs seven messages: two set members, the virtual server, two
-        // destinations, the address, and a query of the address's link.
+        // destinations, the address, and a query of the link.
         assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
         assert_eq!(node.messages(), 0);
         node.resettle();
@@ -513,8 +512,8 @@ fn the_removal_of_all_services_keeps_entries_of_other_programs() {
              ip addr add 192.168.99.11/32 dev eth0"
         ));
         let before = node.dump();
-        // Ignores the state of duplicate address detection, which the kernel changes without a
-        // write.
+        // Ignores the state of duplicate address detection, because the kernel changes it by
+        // itself.
         let interfaces = || sh("ip -o addr show dev eth0").replace(" tentative", "");
         let interfaces_before = interfaces();
         let mut foreign = before.servers.clone();
@@ -548,7 +547,7 @@ fn the_removal_of_all_services_keeps_entries_of_other_programs() {
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
         // The proxier reads and counts fwmark virtual servers like all other virtual servers, and
-        // recognizes the ownership flag.
+        // recognizes their ownership flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -688,8 +687,8 @@ fn a_restart_changes_bound_addresses_to_local_routes_and_back() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // A route with another protocol number or on another link is not ours. Such a route does
-        // not prove that the proxy owns a virtual server.
+        // A route with another protocol number or on another link is not ours, so it does not prove
+        // that the proxy owns a virtual server.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
             ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
@@ -723,8 +722,8 @@ fn a_restart_changes_bound_addresses_to_local_routes_and_back() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_of_a_removed_endpoint_drain() {
     on_a_node(|| {
-        // The endpoints have addresses of the node instead of pods, because IPVS also forwards to
-        // node addresses.
+        // The endpoints have addresses of the node instead of pod addresses, because IPVS forwards
+        // to node addresses, too.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -812,7 +811,7 @@ fn two_thousand_services_are_programmed_in_one_sync() {
     });
 }
 
-/// Reports whether the kernel looks up the source of packets from eth0 in its routing table. If so,
+/// Returns true if the kernel looks up the source of packets from eth0 in its routing table. If so,
 /// the kernel rejects packets whose source is the broadcast address, because that address counts as
 /// local.
 fn looks_up_sources() -> bool {
@@ -826,7 +825,7 @@ fn looks_up_sources() -> bool {
 }
 
 /// On a node with many addresses, the proxier makes the kernel look up each packet's source in the
-/// routing table. The kernel's default search would take more steps with each address.
+/// routing table. The kernel's default search takes longer the more addresses exist.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
@@ -850,7 +849,7 @@ fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // Three messages: the query of the link, the address, and the landmark route.
+        // Three messages: a query of the link, the address, and the landmark route.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -885,7 +884,7 @@ fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
     });
 }
 
-/// Executes a plan of these writes, and returns their outcomes.
+/// Executes a plan with these writes, and returns their outcomes.
 fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
     let plan = Plan { ops: ops.into() };
     let outcomes = kernel.apply(&plan);
@@ -956,8 +955,8 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // These writes assume a wrong kernel state: they add existing entries, and change missing
-        // entries.
+        // These writes assume a wrong state of the kernel: they add existing entries, and change
+        // missing entries.
         let outcomes = apply(
             &mut kernel,
             [
@@ -979,10 +978,10 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // The link is missing, as if another program had just removed it. The outcome of the write
-        // is unknown, so the proxier reads the addresses again.
+        // The link is missing, as if another program had just removed it. The write's outcome is
+        // unknown, so the proxier reads the addresses again.
         assert_eq!(*without_link, Outcome::Unknown);
-        // The outcome of SetServer distinguishes a missing scheduler from a missing virtual server.
+        // The fault of SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
@@ -1141,8 +1140,8 @@ fn the_proxiers_of_both_ip_families_grow_their_sets_at_the_same_time() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // Each thread waits for the other thread at a barrier, so both grow their sets at
-                // the same time.
+                // The threads of both IP families wait for each other at a barrier, so both grow
+                // their sets at the same time.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1215,8 +1214,8 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                     timeout,
                 }
             };
-            // Sorts lines and ignores sizes, because the kernel may choose the order and size of
-            // its hash table, and rebuild it.
+            // Sorts lines and ignores sizes, because the kernel chooses the order and size of its
+            // hash table, and may rebuild it.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1244,8 +1243,8 @@ fn the_kernel_keeps_the_ownership_flag_and_ipvsadm_hides_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Changes by this proxy keep the ownership flag. A change by upstream removes only this
-            // flag, because upstream does not know it.
+            // Changes by this proxy keep the ownership flag. A change by upstream removes only the
+            // ownership flag, because upstream does not know the flag.
             let change = Op::SetServer(key(2), noted(2, Properties::OWNED));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1278,8 +1277,8 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // The probe removes the virtual server that a crashed process left, even if no new probe of
-        // the kernel is necessary.
+        // The probe removes a virtual server that a crashed process has left, even if the probe
+        // need not query the kernel again.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(
@@ -1289,7 +1288,7 @@ fn a_scheduler_probe_leaves_no_virtual_server() {
             probe_scheduler(wanted).unwrap();
             assert_eq!(servers(), there, "{wanted}");
         }
-        // Another program has a virtual server at the test address, so the probe changes nothing.
+        // Another program has a virtual server at the test's address, so the probe changes nothing.
         sh("ipvsadm -C; ipvsadm -A -t 198.51.100.0:20000 -s wlc
             ipvsadm -a -t 198.51.100.0:20000 -r 10.0.0.1:80 -m");
         let before = servers();
@@ -1366,8 +1365,8 @@ fn an_existing_link_of_another_type_is_used() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn packets_to_a_bound_address_stay_on_the_node() {
     on_a_node(|| {
-        // Keeps the CPU of the lab for this thread: the kernel's kworker threads run only while
-        // this thread waits.
+        // Keeps the only CPU of the lab for this thread. The kernel's kworker threads then run only
+        // while this thread waits.
         let thread = rustix::thread::gettid().as_raw_nonzero();
         sh(&format!("chrt --fifo --pid 1 {thread}"));
         let mut rtnetlink = Rtnetlink::open().unwrap();
@@ -1409,7 +1408,8 @@ fn the_link_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
             let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
             sh("ip link set kube-ipvs0 up");
             assert!(is_up() && !own().is_empty());
-            // Only the proxier of IPv6 sets the link down, so only it finds the link not ready.
+            // Only the IPv6 proxier sets the link down, so only the IPv6 proxier finds that the
+            // link is not ready.
             assert!(four.read_addresses().unwrap().has_link);
             assert!(!six.read_addresses().unwrap().has_link);
             assert_done(&apply(&mut six, [Op::CreateLink]));
@@ -1417,8 +1417,7 @@ fn the_link_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // A link that stayed up gets no link-local address when it is next set down and up
-            // again.
+            // A link that stayed up gets no link-local address when it is next set down and up.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });

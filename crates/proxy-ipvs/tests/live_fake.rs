@@ -1,5 +1,5 @@
 //! Compares the strict fake kernel of the tests with the real kernel. The same writes must have the
-//! same outcomes and result in the same state.
+//! same outcomes and lead to the same state.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// Number of random writes for each IP family, one after the other.
+/// Number of random writes for each IP family. The test runs one IP family after the other.
 const WRITES: u64 = 2_000;
 /// Capacity of each set, in members.
 const ROOM: u32 = 8;
@@ -27,13 +27,14 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// Generator of random writes.
+/// Generator of random writes for one IP family.
 struct Writes {
     family: IpFamily,
     chance: Chance,
 }
 
-/// Returns the address of a family with this number. Writes use only a few numbers.
+/// Returns an address of this IP family. Writes use only a few numbers, so the same entries occur
+/// often.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -137,7 +138,7 @@ impl Writes {
     }
 }
 
-/// Performs a write. Returns its outcome without the error text.
+/// Performs a write. Returns its outcome without the message.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],

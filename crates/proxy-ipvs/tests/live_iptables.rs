@@ -1,9 +1,9 @@
 //! Tests of iptables on the running kernel, each in its own network namespace. They check the
-//! choice of the backend, and that rules read back unchanged. The kernel determines which backends
-//! work: in Debian's User Mode Linux, backend nft does not work.
+//! choice of the backend, and that rules are read back unchanged. The kernel determines which
+//! backends work: in Debian's User Mode Linux, backend nft does not work.
 //!
-//! The tests need root, `iptables` and `ipset`, but not IPVS. Only `live.rs` tests the rule that
-//! matches IPVS connections.
+//! The tests need root, `iptables` and `ipset`, but not IPVS. The rule that matches IPVS
+//! connections is tested only by `live.rs`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;

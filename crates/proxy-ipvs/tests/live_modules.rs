@@ -1,6 +1,6 @@
-//! Tests of error messages on a real kernel that lacks modules. The test disables module loading by
-//! the kernel, and loads modules itself. So it needs a virtual machine of the test lab (lane A),
-//! whose kernel is discarded afterwards.
+//! Tests of error messages on a real kernel that lacks modules. Each test stops the kernel from
+//! loading modules, and loads modules itself. So the tests need a virtual machine of the test lab
+//! (lane A), whose kernel is discarded afterwards.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -18,7 +18,7 @@ use support::{DumpableKernel as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Guard that prevents the kernel from loading modules, until the guard is dropped.
+/// Guard that stops the kernel from loading modules until the guard is dropped.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -87,7 +87,7 @@ fn errors_name_the_missing_kernel_modules() {
     let error = Iptables::choose(Some(Backend::Nft))
         .unwrap_err()
         .to_string();
-    // Linux 7.2 has tables of the nft backend, but none of its extensions.
+    // Linux 7.2 has the tables of the nft backend, but none of its extensions.
     let reasons = [
         "Failed to initialize nft",
         "Extension addrtype revision 0 not supported",
@@ -125,7 +125,8 @@ fn errors_name_the_missing_kernel_modules() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // The kernel also refuses these writes, because they depend on entries that it refused.
+    // The kernel also refuses these writes, because they depend on entries that the kernel has
+    // refused.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

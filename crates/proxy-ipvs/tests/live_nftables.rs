@@ -21,8 +21,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the lines of our IPv4 table. Sorts them, because `nft` lists sets and chains in the
-/// order of their creation.
+/// Returns the lines of our IPv4 table, sorted, because `nft` lists sets and chains in the order of
+/// their creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -56,7 +56,7 @@ fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
     assert_eq!(outcomes.len(), plan.ops.len());
 }
 
-/// Returns a set and a member of each kind.
+/// Returns a set and a member of every kind.
 fn members(family: IpFamily) -> Vec<(Set, Member)> {
     let (vip, pod, nets) = match family {
         IpFamily::V4 => (
@@ -154,7 +154,8 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// Runs the test in a user namespace, where a socket's send buffer cannot exceed net.core.wmem_max.
+/// Runs the test in a user namespace, in which a socket's send buffer cannot exceed
+/// net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_beyond_the_send_buffer_are_written_in_several_messages() {
@@ -180,8 +181,8 @@ fn members_beyond_the_send_buffer_are_written_in_several_messages() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // Writes more members than fit into the buffer: a member takes 24 bytes, and the kernel doubles
-    // the requested size of the buffer.
+    // Writes more members than fit into the send buffer: each member takes 24 bytes, and the kernel
+    // doubles the requested size of the buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -228,7 +229,7 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
     );
 }
 
-/// Compares the listing by `nft` with a file, and the content that the proxier reads with the
+/// Compares the listing by `nft` with a file. Compares the content that the proxier reads with the
 /// content that it wrote.
 #[test]
 fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
@@ -252,7 +253,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             wanted.sort_unstable();
             assert_eq!(found, wanted);
         }
-        // Requests numeric output, because newer versions of `nft` have more names for priorities.
+        // Requests numeric output, because newer versions of `nft` print names for more priorities.
         let listed = nft(&["-y", "list", "ruleset"]);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
         if std::env::var_os("WRITE").is_some() {
@@ -260,7 +261,7 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
             fs::write(path, &listed).unwrap();
         }
         assert_eq!(listed, fs::read_to_string(path).unwrap());
-        // `nft` can load its own listing of the table again.
+        // `nft` can load the table from its own listing.
         nft(&["flush", "ruleset"]);
         nft(&["-f", path]);
         for family in IpFamily::ALL {
@@ -269,8 +270,8 @@ fn nft_lists_the_shim_and_a_read_returns_the_written_content() {
     });
 }
 
-/// Any number of added, changed and deleted chains costs one transaction. A changed set member also
-/// costs one transaction.
+/// Any number of added, changed and deleted chains costs one transaction. A changed set member
+/// costs one transaction, too.
 #[test]
 fn each_change_of_the_shim_is_one_transaction() {
     in_namespace(|| {
@@ -307,8 +308,8 @@ fn each_change_of_the_shim_is_one_transaction() {
     });
 }
 
-/// The kernel refuses only additions to the missing set. The removal of a missing member counts as
-/// done.
+/// The kernel refuses only additions to the missing set. Removing a member from the missing set
+/// counts as done.
 #[test]
 fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
     in_namespace(|| {
@@ -350,7 +351,7 @@ fn a_refused_write_to_a_missing_set_does_not_affect_other_sets() {
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
         // The write removes rules that the kernel does not have, so the kernel refuses the whole
-        // write.
+        // transaction.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
                 wanted: Arc::default(),
@@ -396,8 +397,8 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Chains of the kubelet and of other programs in iptables-nft are not leftovers. Chains of a
-/// kube-proxy are leftovers.
+/// Chains of a kube-proxy in iptables-nft are leftovers. Chains of the kubelet and of other
+/// programs are not.
 #[test]
 fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     in_namespace(|| {
@@ -426,8 +427,8 @@ fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     });
 }
 
-/// Another program has created a set with the name of one of our sets, but another type. The
-/// proxier replaces only that set.
+/// Another program has created a set with our name but another type. The proxier replaces only that
+/// set.
 #[test]
 fn a_foreign_nftables_set_that_has_our_name_but_another_type_is_replaced() {
     in_namespace(|| {
@@ -451,7 +452,7 @@ fn a_foreign_nftables_set_that_has_our_name_but_another_type_is_replaced() {
     });
 }
 
-/// Only rules in our table can match the set. When the proxier replaces the set, it writes our
+/// Only rules in our table can match the set. When the proxier replaces the set, it writes our own
 /// rules again and removes the other program's rule.
 #[test]
 fn a_foreign_nftables_set_is_replaced_even_if_rules_match_it() {

@@ -1,4 +1,4 @@
-//! Tests of the proxier's writes, their order and their number, on the strict fake kernel.
+//! Tests of the proxier's writes on the strict fake kernel: content, order and number.
 #![allow(clippy::restriction, reason = "a test stops at the first surprise")]
 
 #[path = "proxier/chaos.rs"]
@@ -88,7 +88,7 @@ fn the_first_sync_writes_the_rules_before_the_addresses() {
 }
 
 /// The external address moves to the second Service in one update. The virtual server at this
-/// address stays: it gets the second Service's endpoints before it loses the first Service's
+/// address stays: it first gets the second Service's endpoints, and then loses the first Service's
 /// endpoints.
 #[test]
 fn an_address_that_moves_to_another_service_is_always_served() {
@@ -222,7 +222,7 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// A changed endpoint costs the same with 10,000 other Services as with none.
+/// A changed endpoint costs as much with 10,000 other Services as with none.
 #[test]
 fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
@@ -241,7 +241,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     assert_eq!(world.sync().pending, 0);
     world.work();
 
-    // An added endpoint on another node costs one message, for its virtual server.
+    // An endpoint that is added on another node costs one message, for its virtual server.
     world.slice(slice(
         "default/s77",
         &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
@@ -258,7 +258,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
     // The first endpoint on this node also needs the rule that matches its loop-back member. The
-    // proxier writes this rule only once.
+    // proxier writes this rule only for the first endpoint.
     let local = [
         "10.244.1.5@node2",
         "10.244.2.5@node2",
@@ -308,8 +308,8 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     world.sync();
     world.work();
 
-    // Removes an endpoint without connections. The proxier sets its weight to 0, removes the
-    // destination, and removes its loop-back member.
+    // Removes an endpoint without connections. The proxier sets its weight to 0, and removes its
+    // destination and its loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
     assert_eq!(
@@ -338,7 +338,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     );
 
     // Adds a Service with a NodePort on a node with three addresses. The Service needs four virtual
-    // servers, with one message for each.
+    // servers: one for its cluster IP, and one for the NodePort at each address.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -368,7 +368,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // An event whose object equals the known object changes nothing.
+    // An event with an unchanged object changes nothing.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -376,7 +376,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A check without drift only reads. The proxier reads its rules once per sync period.
+    // A check that finds no drift only reads. The proxier reads its rules once per sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -545,7 +545,7 @@ fn node_ports_at_an_address_that_the_node_lost_during_downtime_are_removed() {
     {
         let snapshot = &mut world.kernel.state().snapshot;
         snapshot.interface_addresses.remove(&moved);
-        // Another program has a virtual server with the same port at a different address.
+        // Another program has a virtual server with the same port at another address.
         let foreign = VirtualServer {
             properties: Properties {
                 scheduler: "rr".into(),
@@ -588,7 +588,7 @@ fn node_ports_without_the_ownership_flag_are_adopted_without_a_write() {
     world.service(web.clone());
     let mut world = world.listed();
     world.sync();
-    // Removes the ownership flag of our virtual servers, as if upstream had created them.
+    // Removes the ownership flag from our virtual servers, as if upstream had created them.
     for server in world.kernel.state().snapshot.servers.values_mut() {
         server.properties.flags &= !Properties::OWNED;
     }
@@ -619,8 +619,8 @@ fn a_virtual_server_that_the_kernel_does_not_remove_keeps_its_set_members() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A member that must stay for its virtual server is not due for removal. Otherwise, the daemon's
-/// loop would never sleep.
+/// A set member that must stay for its virtual server does not count as due. Otherwise, the
+/// daemon's loop would never sleep.
 #[test]
 fn a_set_member_is_removed_only_after_its_virtual_server() {
     let mut world = web();
@@ -643,7 +643,7 @@ fn a_set_member_is_removed_only_after_its_virtual_server() {
     assert_eq!(world.sync().pending, 0);
 }
 
-/// A check decides by the same evidence as a restart whether a virtual server is ours.
+/// A check decides whether a virtual server is ours by the same evidence as a restart does.
 #[test]
 fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     let mut world = web();
@@ -665,9 +665,9 @@ fn a_check_adopts_virtual_servers_by_the_same_evidence_as_a_restart() {
     world.check();
     world.settle();
     // The proxier removes only the virtual server at 10.96.0.12, because this address is bound to
-    // the link. The proxier keeps two other virtual servers:
+    // the link. It keeps two other virtual servers:
     //
-    // - 192.168.99.99:30080, because the address is not on this node.
+    // - 192.168.99.99:30080, because this address is not on the node.
     // - 10.96.0.10:81, because the sets contain port 80 of this address, but not port 81.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
@@ -697,7 +697,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // If the kernel itself has a problem, the same refusal makes the node unhealthy.
+    // If the cause is a problem of the kernel itself, the same refusal makes the node unhealthy.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -711,7 +711,7 @@ fn one_refused_service_does_not_make_the_node_unhealthy() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // The proxier does not retry the write before its retry time, so the failure remains.
+    // The proxier does not retry the write before its back-off has ended, so the failure remains.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -770,7 +770,7 @@ fn lean() -> World {
     World::with(config, kernel)
 }
 
-/// Makes the kernel refuse all rules from now on.
+/// Makes the kernel refuse every write of rules from now on.
 fn refuse_rules(world: &World) {
     let all = (0..1_000).map(|count| (format!("write {count} iptables rules"), "no".to_owned()));
     world.kernel.state().refusals.extend(all);
@@ -806,7 +806,7 @@ fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
         assert_eq!(sets(&world), after);
         refuse_rules(&world);
     }
-    // The removal of a deleted Service's members does not wait for the rules.
+    // When a Service is deleted, the removal of its members does not wait for rules.
     world.service(exposed(true));
     world.sync();
     world.delete_service("default/web");
@@ -815,7 +815,7 @@ fn an_address_stays_in_its_old_set_until_rules_match_the_new_set() {
 }
 
 /// A load balancer gets its first source ranges while the kernel refuses rules. The load balancer
-/// stays closed, because a closed port is safer than an open port.
+/// stays closed to all clients, because a closed port is safer than an open port.
 #[test]
 fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     let mut world = lean();
@@ -828,7 +828,7 @@ fn a_load_balancer_stays_closed_while_the_kernel_refuses_its_rules() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // A removed source range is removed from its set, although the kernel refuses rules.
+    // A withdrawn source range is removed from its set, although the kernel refuses rules.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -954,8 +954,8 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // The endpoint returns to the slice. The destination gets its former weight, and the proxier
-    // deletes no entry.
+    // The endpoint returns to the slice. Its destination gets its former weight, without being
+    // deleted and added.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -963,7 +963,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
         world.written(),
         ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]
     );
-    // The endpoint is removed from the slice again. Its destination is deleted once its connections
+    // The endpoint is removed from the slice again. Its destination is deleted when its connections
     // have ended.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -974,7 +974,7 @@ fn a_draining_endpoint_that_returns_keeps_its_connections() {
         world.destinations("10.96.0.10:80").unwrap(),
         ["10.244.1.5:8080=1"]
     );
-    // No timer remains.
+    // The proxier has no timer left.
     assert!(!world.proxier_due_within(Duration::from_hours(1)));
 }
 
@@ -1028,8 +1028,8 @@ fn a_drain_ends_at_its_timeout() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // Each endpoint has a drain timeout of its own. The later removal of the second endpoint does
-    // not extend the timeout of the first.
+    // Each endpoint has its own drain timeout. The later removal of the second endpoint does not
+    // extend the timeout of the first endpoint.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1172,7 +1172,7 @@ fn the_older_of_two_services_keeps_a_shared_address() {
     );
 }
 
-/// For any order of events, sets and rules contain only entries of the Service that owns the
+/// After any order of events, sets and rules contain only entries of the Service that owns the
 /// address.
 #[test]
 fn only_the_owner_of_a_shared_address_defines_its_source_ranges() {
@@ -1354,8 +1354,8 @@ fn many_writes_are_divided_into_several_ordered_plans() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // Each destination needs one message for the drain and one message for its removal. One sync
-    // sends all these messages.
+    // Each destination costs one message for its drain and one message for its removal. A single
+    // sync sends all these messages.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

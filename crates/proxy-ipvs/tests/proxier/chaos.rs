@@ -1,9 +1,8 @@
 //! Tests on a slow fake kernel that loses replies, while Services change and another program
-//! damages entries. After any order of events, the final state equals the state after a fresh
+//! damages entries. After any order of events, the final state must equal the state after a fresh
 //! start.
 //!
-//! The seed determines only the events. Each run is different, because several threads run in
-//! parallel.
+//! The seed determines only the events. Each run differs, because several threads run in parallel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,9 +22,9 @@ use proxy_ipvs::{
 
 use super::*;
 
-/// Number of nodes, each with its own seed.
+/// Number of simulated nodes, each with its own seed.
 const SEEDS: u64 = 20;
-/// Number of events for each node.
+/// Number of events on each node.
 const MOMENTS: u32 = 150;
 
 /// Random number generator that several threads share.
@@ -50,7 +49,7 @@ impl Shared {
     }
 }
 
-/// Fake kernel whose calls take a random time.
+/// Fake kernel in which each call takes a random time.
 struct DelayedKernel(FakeKernel, Shared);
 
 impl DelayedKernel {
@@ -60,7 +59,7 @@ impl DelayedKernel {
         }
     }
 
-    /// Reads the kernel, with a pause before and after the read.
+    /// Reads from the kernel, with a pause before and after the read.
     fn slowly<T>(&mut self, read: impl FnOnce(&mut FakeKernel) -> T) -> T {
         self.rest();
         let found = read(&mut self.0);
@@ -94,7 +93,7 @@ impl Kernel for DelayedKernel {
         self.0.load_scheduler(name)
     }
 
-    /// Applies a plan in parts, so that other threads run between the parts.
+    /// Applies a plan in several parts, so that other threads run between the parts.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
@@ -156,8 +155,8 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would. Then sends the same notification as the kernel, if the
-/// kernel sends one.
+/// Changes entries as another program would. Then sends the notification that the kernel would
+/// send, if any.
 fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
@@ -196,8 +195,8 @@ fn damage(world: &mut World<DelayedKernel>, chance: &Shared) {
     }
 }
 
-/// Runs the daemon's loop without further events until no work is left. Advances the clock while no
-/// worker thread is busy.
+/// Runs the daemon's loop without new events until no work is left. Advances the clock only while
+/// no worker thread is busy.
 fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
@@ -212,12 +211,12 @@ fn calm_down(world: &mut World<DelayedKernel>, ahead: &mut Duration) {
     }
 }
 
-/// Runs one turn of the daemon's loop. The simulated clock is ahead of the real clock by `ahead`.
+/// Runs one turn of the daemon's loop. The simulated clock is `ahead` of the real clock.
 fn go_on(world: &mut World<DelayedKernel>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
 
-/// Returns the state that serves Services: bound addresses, virtual servers, and sets with members.
+/// Returns the state that serves packets: bound addresses, virtual servers, and sets with members.
 fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
     let sets = snapshot
         .sets
@@ -267,7 +266,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // Checks twice, because another program's changes of some entries cause no notification.
+        // Checks twice, because some changes by other programs cause no notification.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

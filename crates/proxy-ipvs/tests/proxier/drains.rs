@@ -1,5 +1,5 @@
 //! Tests of draining on the strict fake kernel: which destinations drain, when the proxier queries
-//! their connections, and events during a drain.
+//! their connections, and what happens if events occur during a drain.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -19,7 +19,7 @@ const WEB: &str = "10.96.0.10:80";
 /// External address and port that two Services claim.
 const SHARED: &str = "198.51.100.7:80";
 
-/// Gives a Service these endpoints, all on another node.
+/// Sets the endpoints of a Service. All endpoints are on another node.
 fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -59,7 +59,7 @@ fn web(pods: &[&str]) -> World {
     world
 }
 
-/// Creates a Service that claims the shared external address.
+/// Creates a Service that claims the shared external address (`SHARED`).
 fn claimant(world: &mut World, at: &str, cluster_ip: &str) {
     let mut claimant = service(at, cluster_ip, 80);
     claimant.external_ips = vec![ip("198.51.100.7")];
@@ -78,8 +78,8 @@ fn conflict() -> World {
     world
 }
 
-/// Advances the clock to each due time of the proxier, as the daemon does. After each step, calls
-/// `each` with the elapsed time and the number of failed writes.
+/// Advances the clock to each time at which the proxier is due, as the daemon does. After each
+/// step, calls `each` with the elapsed time and the number of failed writes.
 fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
     loop {
@@ -96,7 +96,7 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
 }
 
 /// Advances the clock. Returns each time, in milliseconds, at which the proxier queried
-/// connections, and the number of queried virtual servers.
+/// connections, with the number of queried virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -152,7 +152,8 @@ fn a_later_drain_of_the_same_service_is_also_queried_soon() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // If one of two draining endpoints returns, the queries of the other endpoint come no earlier.
+    // If one of two draining endpoints returns, the proxier does not query the other endpoint
+    // earlier.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -169,7 +170,7 @@ fn new_endpoints_cause_no_query() {
 #[test]
 fn a_service_that_lost_an_address_conflict_drains_no_endpoint() {
     let mut world = conflict();
-    // Changes of the losing Service's endpoints do not affect the shared address.
+    // Changes to the losing Service's endpoints do not affect the shared address.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -193,8 +194,8 @@ fn the_next_owner_of_an_address_drains_the_old_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older Service returns and owns the address again. The newer Service's endpoint drains.
-    // The older Service's endpoint gets its former weight.
+    // The older Service returns and owns the address again. The newer Service's endpoint drains,
+    // and the older Service's endpoint gets its former weight.
     world.open(SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -237,8 +238,8 @@ fn the_endpoints_of_a_deleted_service_do_not_drain() {
     world.wait(Duration::from_mins(1));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
-    // A new virtual server at the same address and port does not have the draining destinations of
-    // the deleted virtual server.
+    // A new virtual server at the same address and port does not inherit the draining destinations
+    // of the deleted virtual server.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -256,7 +257,7 @@ fn a_changed_service_keeps_its_drains() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Renames the port, so the entries get another owner.
+    // Renames the port, which gives the entries another owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -343,7 +344,7 @@ fn a_refused_destination_does_not_stop_drains_of_the_same_virtual_server() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // The proxier retries the refused destination less and less often, even while other
+    // The proxier retries the refused destination at growing intervals, even while other
     // destinations change.
     endpoints(
         &mut world,
@@ -454,8 +455,8 @@ fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // The connections have ended, and a second endpoint was removed. Both destinations keep
-    // draining, because a list is incomplete.
+    // The connections have ended, and a second endpoint was removed. Both destinations continue to
+    // drain, because one of the lists of objects is incomplete.
     world.kernel.state().connections.clear();
     world.work();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -476,34 +477,34 @@ fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
 // ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Name and cluster IP of two Services. The first Service is older. Both Services claim the
-/// external address `SHARED`.
+/// Names and cluster IPs of two Services, the older first. Both Services claim the external address
+/// `SHARED`.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets new endpoints. The position of each set bit in the second value is the number
-    /// of a pod.
+    /// A Service gets new endpoints. The values are the number of the Service, and a bit mask of
+    /// pods.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A pod gets connections: number of the virtual server, number of the pod, number of
-    /// connections.
+    /// A pod gets connections. The values are the numbers of the virtual server and of the pod, and
+    /// the number of connections.
     Connections(usize, usize, u32),
-    /// This number of milliseconds passes.
+    /// Time passes. The value is in milliseconds.
     Wait(u64),
     Resync,
-    /// Another program changes a destination: number of the virtual server, number of the pod, new
-    /// weight. A check finds the change.
+    /// Another program changes a destination, and a check finds the change. The values are the
+    /// numbers of the virtual server and of the pod, and the new weight.
     Weigh(usize, usize, u16),
-    /// Another program removes a destination: number of the virtual server, number of the pod. A
-    /// check finds the change.
+    /// Another program removes a destination, and a check finds the change. The values are the
+    /// numbers of the virtual server and of the pod.
     Remove(usize, usize),
     /// The daemon restarts. The value is true if the lists of objects are complete after the
     /// restart.
     Restart(bool),
-    /// The lists of objects become complete.
+    /// All lists of objects become complete.
     Whole,
     LoseAcknowledgements,
 }
@@ -525,7 +526,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// State during a random sequence of steps: the API objects, and a node that gets each change.
+/// State of a random sequence of steps: the API objects, and a node that gets each change.
 struct Story {
     world: World,
     exists: [bool; 2],
@@ -621,7 +622,7 @@ impl Story {
     /// Returns the endpoints of each wanted virtual server.
     fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
         let mut wanted = BTreeMap::new();
-        // Inserts the older Service last, so that it wins the shared address.
+        // Inserts the older Service last, because it wins the shared address.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
             let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(target).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
@@ -630,7 +631,7 @@ impl Story {
         wanted
     }
 
-    /// Syncs, and checks the writes and the kernel's state.
+    /// Syncs, and checks the writes and the resulting state of the kernel.
     fn sync(&mut self) -> Result<(), TestCaseError> {
         let connections = self.world.kernel.state().connections.clone();
         self.world.work();
@@ -683,7 +684,7 @@ proptest! {
     /// Checks three properties:
     ///
     /// - Endpoints get their weight immediately.
-    /// - Other destinations get no new connection and lose no open connection.
+    /// - Destinations without an endpoint get no new connection and lose no open connection.
     /// - At the end, no leftover destination and no timer remains.
     #[test]
     fn after_any_changes_endpoints_serve_and_removed_destinations_drain(steps in proptest::collection::vec(step(), 1..40)) {

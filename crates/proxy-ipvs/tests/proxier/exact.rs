@@ -1,5 +1,5 @@
-//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster. A virtual server
-//! for this mark sends the packets only to endpoints of this node.
+//! Tests of `--ipvs-semantics=exact`. Rules mark packets from outside the cluster, and an fwmark
+//! virtual server sends these packets only to endpoints on this node.
 
 use proxy_ipvs::{MarkBits, Semantics, ShimStyle, VirtualServerKey};
 
@@ -23,7 +23,8 @@ fn on_a_node(config: Config) -> World {
     World::with(config, kernel)
 }
 
-/// Returns a Service with a load-balancer address and this externalTrafficPolicy.
+/// Returns a Service with a load-balancer address. `is_local` selects `externalTrafficPolicy:
+/// Local`.
 pub(super) fn exposed(name: &str, number: u8, is_local: bool) -> Service {
     Service {
         kind: proxy::ServiceType::LoadBalancer,
@@ -62,8 +63,8 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
     of.into_iter().flatten().copied().collect()
 }
 
-/// Returns the number of destinations of two virtual servers: the virtual server at the load
-/// balancer's address, and the fwmark virtual server.
+/// Returns the number of destinations of two virtual servers: first at the load balancer's address,
+/// then of the fwmark virtual server.
 fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
@@ -166,8 +167,8 @@ fn without_a_local_endpoint_packets_from_outside_are_dropped() {
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
     synced(&mut world);
     assert_eq!(drops(&world), 1);
-    // Without any endpoint, the proxier writes no rule that drops packets, because IPVS rejects
-    // them.
+    // If the Service has no endpoint at all, the proxier writes no rule that drops packets, because
+    // IPVS rejects them.
     world.slice(slice("default/web", &[]));
     synced(&mut world);
     assert_eq!(drops(&world), 0);
@@ -265,8 +266,8 @@ fn a_change_to_upstreams_semantics_removes_the_sets_of_exact_semantics() {
     assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
 }
 
-/// Returns the scheduler, the flags without [`Properties::OWNED`], and the timeout of the fwmark
-/// virtual server.
+/// Returns scheduler, flags and timeout of the fwmark virtual server. The flags do not include
+/// [`Properties::OWNED`].
 fn balancing(world: &World) -> (String, u32, u32) {
     let family = IpFamily::V4;
     let key = VirtualServerKey::Mark { family, mark: 1 };
@@ -303,7 +304,7 @@ fn session_affinity_by_mark_uses_scheduler_sh_only_if_the_kernel_has_it() {
     }
 }
 
-/// Sets the number of active connections through the fwmark virtual server to the local endpoint.
+/// Sets the number of active connections to the local endpoint through the fwmark virtual server.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };
@@ -315,7 +316,7 @@ fn open_by_mark(world: &World, count: u32) {
     state.connections.insert((by_mark, target), count);
 }
 
-/// Panics unless writes that begin with these texts occur in this order.
+/// Panics unless the writes that begin with these texts occur in this order.
 fn assert_order(writes: &[String], wanted: &[&str]) {
     let at = |begin: &&str| {
         let found = writes.iter().position(|op| op.starts_with(*begin));
@@ -362,7 +363,7 @@ fn a_changed_policy_keeps_connections_through_the_fwmark_virtual_server() {
     assert_eq!(destinations(&world), [Some(2), Some(1)]);
     world.work();
     // The Service gets its former mark again, and its connections stay open. The weight rises
-    // before packets are marked, so clients from outside never find only endpoints with weight 0.
+    // before packets are marked. So clients from outside never find only endpoints with weight 0.
     world.service(exposed("default/web", 10, true));
     synced(&mut world);
     assert_order(
@@ -482,8 +483,8 @@ fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
     );
 }
 
-/// Until the mark of a lost address is removed, packets to this address still use the fwmark virtual
-/// server of the former Service.
+/// Packets to an address that another Service has won still use the former Service's fwmark virtual
+/// server, until the address's mark is removed.
 #[test]
 fn a_former_service_keeps_its_last_endpoint_until_its_lost_address_has_no_mark() {
     let mut world = on_a_node(config(MarkBits::DEFAULT));

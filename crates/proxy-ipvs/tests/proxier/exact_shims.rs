@@ -26,7 +26,7 @@ fn web(shim: ShimStyle) -> World {
     with_web(World::with(config(shim), kernel))
 }
 
-/// Applies the Services of [`web`], completes the lists, and syncs.
+/// Applies the Services of [`web`], completes all lists of objects, and syncs.
 fn with_web(mut world: World) -> World {
     world.service(exposed("default/web", 10, true));
     world.slice(slice("default/web", &PAIR));
@@ -82,7 +82,7 @@ fn a_mark_that_another_program_wrote_is_replaced_by_the_services_mark() {
 fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
         let mut world = web(shim);
-        // One rule marks packets, and the other rule exempts packets of the node itself.
+        // One rule marks packets, and another rule exempts the node's own packets.
         assert_eq!(early_rules(&world), 2);
         let order = world.written();
         let at = |begin: &str| order.iter().position(|op| op.starts_with(begin)).unwrap();
@@ -90,7 +90,8 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
         assert!(
             at("add 192.0.2.10,tcp:80,0x1 to set") < rules.unwrap() || rules == Some(at("write "))
         );
-        // If this node has no endpoint, a third rule drops packets from outside.
+        // If this node has no endpoint, a third rule drops packets from clients outside the
+        // cluster.
         world.slice(slice("default/web", &["10.244.2.5@node2"]));
         synced(&mut world);
         assert_eq!(early_rules(&world), 3);
@@ -100,7 +101,7 @@ fn rules_of_exact_semantics_exist_only_while_a_set_has_members() {
     }
 }
 
-/// Makes the present sets and rules the sets and rules of a former shim.
+/// Changes the shim of a node: its present sets and rules become those of a former shim.
 fn change_shim(world: &World, to: ShimStyle) {
     let mut state = world.kernel.state();
     state.shim = to;

@@ -1,4 +1,4 @@
-//! Tests of virtual servers that another program created with the keys of wanted virtual servers.
+//! Tests of virtual servers that other programs created with keys that Services want.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn external() -> Service {
     }
 }
 
-/// Starts a daemon on this kernel, with this Service.
+/// Starts a daemon on this kernel, with one Service.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -61,8 +61,8 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Reports whether the evidence shows that a kube-proxy created the virtual server. If so, a
-/// kube-proxy adopts the virtual server at its start, or removes it in a cleanup.
+/// Returns true if the evidence shows that a kube-proxy created the virtual server. A kube-proxy
+/// then adopts the virtual server at its start, and removes it in a cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
@@ -89,8 +89,8 @@ fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
         let mut sets = state.snapshot.sets.values();
         assert!(!sets.any(|members| members.contains(&named)));
     }
-    // Checks, a restart, and the deletion of the Service do not change the other program's virtual
-    // server.
+    // The other program's virtual server stays the same after checks, after a restart, and after
+    // the deletion of the Service.
     world.wait(Duration::from_secs(30));
     world.check();
     assert!(world.sync().foreign.is_empty(), "told once");
@@ -104,9 +104,8 @@ fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node stays healthy if it lacks virtual servers only because another program has virtual
-/// servers with their keys. The node becomes unhealthy if the kernel refuses any other virtual
-/// server.
+/// A node stays healthy if it lacks virtual servers only because other programs' virtual servers
+/// have their keys. The node becomes unhealthy if the kernel refuses any other virtual server.
 #[test]
 fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";
@@ -136,8 +135,8 @@ fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// If the kernel refuses the only destination, the virtual server refuses connections. The node
-/// still stays healthy.
+/// If the kernel refuses the only destination, the virtual server refuses connections.
+/// Nevertheless, the node stays healthy.
 #[test]
 fn refused_destinations_do_not_make_the_node_unhealthy() {
     let kernel = kernel();
@@ -249,8 +248,8 @@ fn a_virtual_server_of_a_kube_proxy_is_recognized_by_its_endpoints() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set contains fwmark virtual servers, so only the ownership flag shows the owner of such a
-/// virtual server.
+/// No set contains fwmark virtual servers, so only the ownership flag shows who owns such a virtual
+/// server.
 #[test]
 fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
     let kernel = kernel();
@@ -285,8 +284,8 @@ fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // The periodic count includes the other program's fwmark virtual server, so it shows no missing
-    // virtual server.
+    // The periodic count includes the other program's fwmark virtual server, so the count does not
+    // suggest that a virtual server is missing.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -294,7 +293,7 @@ fn an_fwmark_virtual_server_without_the_ownership_flag_is_foreign() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // An fwmark virtual server with the ownership flag appears. A check finds it.
+    // An fwmark virtual server with the ownership flag appears, and a check finds it.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

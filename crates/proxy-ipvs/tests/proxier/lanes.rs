@@ -1,5 +1,5 @@
 //! Tests of a part of the kernel that hangs, is slow, or cannot be read. Work that does not need
-//! this part must not wait for it.
+//! this part must not wait.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn kernel() -> FakeKernel {
     FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
 }
 
-/// Returns a node that serves `default/web`, with worker threads that a test can hold.
+/// Returns a node that serves `default/web`. The test can hold the node's worker threads.
 fn serving() -> (World<Slow>, HeldParts) {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -53,7 +53,7 @@ const SOON: Duration = Duration::from_millis(500);
 fn slow_rules_and_addresses_do_not_delay_endpoints() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
-    // This Service is the first with an external address, so the rules must change.
+    // This Service is the first with an external address, so the rules must change for it.
     world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
     world.slice(slice("default/out", &PAIR));
     world.until("the cluster's address", serves("10.96.0.11:80", 2));
@@ -75,7 +75,7 @@ fn slow_rules_and_addresses_do_not_delay_endpoints() {
     });
 }
 
-/// Removes the address of `default/web` from the link, as another program would. Also replaces the
+/// Removes the address of `default/web` from the link, as another program would, and replaces the
 /// Service's endpoints.
 fn lose_address_and_endpoint<K: Kernel>(world: &mut World<K>) {
     let address = ip("10.96.0.10");
@@ -95,14 +95,14 @@ fn an_address_is_bound_only_after_the_weights_of_removed_endpoints_are_0() {
     let (mut world, held) = serving();
     held.lock().unwrap().insert(WRITTEN);
     lose_address_and_endpoint(&mut world);
-    // The kernel has lowered the weights, but the daemon does not know this yet.
+    // The kernel has lowered the weights, but the daemon has not received the replies yet.
     world.until("the new endpoint", serves("10.96.0.10:80", 3));
     for _ in 0..50 {
         world.go_on();
         std::thread::sleep(Duration::from_millis(1));
     }
     let was_bound = is_bound(&world.kernel);
-    // Ends the wait of the worker threads before any failure.
+    // Releases the worker threads before the test can fail.
     hold(&held, &[]);
     assert!(!was_bound);
     world.until("the address", is_bound);
@@ -142,7 +142,7 @@ fn the_first_virtual_server_waits_for_rules_for_a_limited_time() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// Without the rules for its source ranges, any client could use the address.
+/// Without the rules for the Service's source ranges, any client could use the address.
 #[test]
 fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     let mut world = web();
@@ -174,7 +174,7 @@ fn an_address_is_not_served_before_the_rules_for_its_source_ranges() {
     assert!(world.destinations("203.0.113.10:80").is_some());
 }
 
-/// The rules must not drop packets of a Service that has no source ranges any more.
+/// The rules must not drop packets to a Service that no longer has source ranges.
 #[test]
 fn rules_wait_until_the_set_members_of_former_source_ranges_are_removed() {
     let mut world = World::new();
@@ -255,7 +255,7 @@ fn kernel_state_that_is_unreadable_at_the_start_blocks_only_dependent_entries() 
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // A second later, the proxier reads this part of the kernel again without any event, and
+        // One second later, the proxier reads this part of the kernel again without any event, and
         // the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
@@ -317,8 +317,8 @@ fn the_api_server_and_dns_are_reachable_first() {
     for address in ["10.96.0.1", "10.96.0.53"] {
         let bound = position(&Op::BindAddress(ip(address)));
         let before = ops[..bound].iter().filter(adds).count();
-        // On a machine with one processor, some destinations of other Services may be written
-        // earlier.
+        // On a machine with one processor, the kernel may get some destinations of other Services
+        // first.
         assert!(before <= 32_768 + 100, "{address} after {before}");
     }
     let binds = ops.iter().filter_map(|op| match op {
@@ -329,7 +329,8 @@ fn the_api_server_and_dns_are_reachable_first() {
     assert_eq!(first, [ip("10.96.0.1"), ip("10.96.0.53")]);
 }
 
-/// Returns the number of writes before the first destination of a virtual server at this address.
+/// Returns the number of writes that precede the first destination of the virtual server at this
+/// address.
 fn before_destination_of(address: &str, ops: &[Op]) -> usize {
     let is_it = |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address().unwrap().address == ip(address));
     ops.iter().position(is_it).unwrap()
@@ -389,7 +390,7 @@ fn a_change_does_not_wait_for_many_services_of_another_namespace() {
 
 // ---- a node whose addresses are not known yet ----
 
-/// Returns a node with two addresses that serves a NodePort at each of them.
+/// Returns a node with two addresses that serves a NodePort at both addresses.
 fn exposed() -> World {
     let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
     let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));
@@ -453,8 +454,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
     }
 }
 
-/// Upstream kube-proxy behaves in the same way, because it reads all addresses of the node in each
-/// sync.
+/// Upstream kube-proxy does the same, because it reads all addresses of the node in each sync.
 #[test]
 fn service_addresses_in_a_node_port_network_serve_node_ports() {
     let mut world = World::new();
@@ -494,7 +494,7 @@ fn service_addresses_in_a_node_port_network_serve_node_ports() {
 // ---- events between a call to the kernel and its reply ----
 
 /// Runs the daemon's loop long enough for a check or repair to start. Returns the reported drift
-/// and repaired Services.
+/// and the repaired Services.
 fn a_while(world: &mut World<Slow>) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..300 {
@@ -593,7 +593,7 @@ fn writes_during_a_check_are_not_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // The kernel already has the entry, but the test holds the outcome back from the proxier.
+    // The kernel already has the entry, but the test does not let the proxier receive the outcome.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -608,7 +608,7 @@ fn writes_during_a_check_are_not_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel lists virtual servers by position. If a virtual server is removed during the dump,
+/// The kernel dumps virtual servers by position. If a virtual server is removed during the dump,
 /// the kernel may skip the next virtual server.
 #[test]
 fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
@@ -623,8 +623,8 @@ fn a_virtual_server_that_the_kernels_dump_skipped_is_not_created_again() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an external address of the first Service. The proxier compiles this Service again
-/// before it knows the changes of the other Services.
+/// The node gets an external address of the first Service. The proxier recompiles this Service
+/// before it knows the changes to the other Services.
 #[test]
 fn a_released_address_moves_to_its_next_owner_without_removal() {
     const OF_THE_NODE: &str = "203.0.113.9";
@@ -636,15 +636,15 @@ fn a_released_address_moves_to_its_next_owner_without_removal() {
     let (shared, other) = ("203.0.113.1", "203.0.113.2");
     let now = [OF_THE_NODE];
     for (one, two, [two_then, three_then]) in [
-        // The first two Services release the shared address, and the third Service claims it at
-        // another port.
+        // The first two Services release the shared address, and the third Service claims the
+        // address at another port.
         (
             [OF_THE_NODE, shared],
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second Service gets the shared address from the first Service, and the second
-        // Service's own address moves to the third Service.
+        // The second Service gets the shared address from the first Service. The third Service gets
+        // the second Service's own address.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -1,5 +1,5 @@
-//! Measures turns of the daemon's loop with the largest Service that the limits allow. Meanwhile, a
-//! change of another Service waits for at most one turn and one plan.
+//! Measures turns of the daemon's loop with the largest Service that the limits allow. At the same
+//! time, a change to another Service must wait for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,8 +14,7 @@ use super::*;
 const PORTS: u16 = 99;
 const EXTERNAL_IPS: u8 = 40;
 const ENDPOINTS: u8 = 24;
-/// Longest time that a turn may take, because changes of other Services wait for the end of the
-/// turn.
+/// Maximum duration of a turn. Changes to other Services wait until the turn ends.
 const LONGEST: Duration = Duration::from_millis(100);
 
 fn port_name(number: u16) -> Arc<str> {
@@ -38,7 +37,7 @@ fn largest() -> Service {
     }
 }
 
-/// Returns the Service's endpoints. The last endpoint depends on `turn`.
+/// Returns the endpoints of the largest Service. The last endpoint differs in each `turn`.
 fn endpoints(turn: u8) -> EndpointSlice {
     let hosts = (1..ENDPOINTS).chain([100 + turn]);
     let all: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@node2")).collect();

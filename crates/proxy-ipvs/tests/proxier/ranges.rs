@@ -1,4 +1,5 @@
-//! Tests of `--ipvs-vip-mode=range`: each network of service addresses has a single local route.
+//! Tests of `--ipvs-vip-mode=range`, in which a single local route makes each network of service
+//! addresses local.
 
 use ipnet::IpNet;
 use proxy::ServiceCidr;
@@ -19,7 +20,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Lists these ServiceCIDRs.
+/// Gives the proxier a complete list of these ServiceCIDRs.
 fn list_cidrs(world: &mut World, nets: &[&str]) {
     let kind = Kind::ServiceCidr;
     world.model.apply(Event::ListStarted(kind));
@@ -33,8 +34,8 @@ fn list_cidrs(world: &mut World, nets: &[&str]) {
     });
 }
 
-/// Creates a node with two Services whose cluster IPs are in the range. One of them also has a load
-/// balancer's address.
+/// Creates a node with two Services whose cluster IPs are in the range. One of the Services also
+/// has a load balancer's address.
 fn world_on(kernel: FakeKernel) -> World {
     with_services(World::with(config(), kernel))
 }
@@ -109,7 +110,7 @@ fn a_restart_before_the_service_cidrs_are_known_writes_nothing() {
     let mut world = with_services(world.restarted(config()));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
-    // The ServiceCIDRs also cause no write once they are known.
+    // When the ServiceCIDRs become known, they cause no write, either.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written(), [""; 0]);
@@ -126,7 +127,7 @@ fn an_unwanted_range_stays_until_its_addresses_are_local_by_other_routes() {
     for address in ["10.96.0.10", "10.100.0.11"] {
         assert!(position(&written, &format!("bind {address}")) < removed);
     }
-    // The change back is also safe: the addresses stay until the range is local.
+    // The opposite change is also safe: the addresses stay until the range is local.
     list_cidrs(&mut world, &[NET]);
     assert_eq!(world.sync().pending, 0);
     let written = world.written();
@@ -177,7 +178,7 @@ fn a_change_of_the_vip_mode_keeps_each_address_local() {
         world.written()
     };
     {
-        // Simulates an earlier run with another `--ipvs-vip-mode`, which has bound addresses.
+        // Simulates an earlier run with another `--ipvs-vip-mode`, which bound addresses.
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
         std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
@@ -255,7 +256,7 @@ fn a_network_of_the_node_divides_the_range() {
     ];
     assert_eq!(ranges(&world), around);
     assert_eq!(bound(&world), ["10.100.0.11", "192.0.2.20"]);
-    // The route to the node's network is removed. The next check finds that it no longer exists.
+    // The route to the node's network is removed. The next check detects this.
     world.work();
     world.kernel.state().snapshot.networks.routed.clear();
     world.check();

@@ -1,4 +1,4 @@
-//! Tests of the slow start of endpoints that are added to a serving Service.
+//! Tests of slow start: endpoints that are added to a serving Service begin with a small weight.
 
 use proxy::ServiceOptions;
 use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
@@ -6,7 +6,7 @@ use proxy::options::{SCHEDULER, SLOW_START, WEIGHTS};
 use super::*;
 
 const AT: &str = "10.96.0.10:80";
-/// Three endpoints: the endpoints of `PAIR`, and the endpoint that the tests add.
+/// Three endpoints: both endpoints of `PAIR`, and the endpoint that the tests add.
 const THREE: [&str; 3] = [PAIR[0], PAIR[1], "10.244.3.5@node3"];
 /// Duration of one step in a slow start of 90 s.
 const STEP: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ fn slowly(scheduler: &str) -> Service {
     annotated(&[(SCHEDULER, scheduler), (SLOW_START, "90s")])
 }
 
-/// Starts a daemon on this kernel with a Service and its endpoints.
+/// Starts a daemon on this kernel, with one Service and its endpoints.
 fn on(kernel: FakeKernel, service: Service, endpoints: &[&str]) -> World {
     let mut world = World::with(Config::default(), kernel);
     world.service(service);
@@ -30,19 +30,20 @@ fn on(kernel: FakeKernel, service: Service, endpoints: &[&str]) -> World {
     world.listed()
 }
 
-/// Starts a node whose Service has slow start and serves two endpoints (`PAIR`).
+/// Starts a node that serves one Service with slow start and two endpoints (`PAIR`).
 fn serving(scheduler: &str) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     kernel.state().schedulers.extend(["sed", "nq"]);
     let mut world = on(kernel, slowly(scheduler), &PAIR);
     assert_eq!(world.sync().pending, 0);
-    // Syncs once more, because the proxier first queries the scheduler.
+    // Syncs a second time, because the proxier first queries the kernel for the scheduler.
     assert_eq!(world.sync().pending, 0);
     world.work();
     world
 }
 
-/// Adds a third endpoint to a serving Service, and waits for this number of steps.
+/// Adds a third endpoint to a serving Service, and waits until its weight has grown by this number
+/// of steps.
 fn growing(steps: u32) -> World {
     let mut world = serving("wrr");
     world.slice(slice("default/web", &THREE));
@@ -98,7 +99,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
         assert_eq!(weights(&world), [10, 10, 4]);
         let mut world = on(world.kernel, slowly("wrr"), &THREE);
         if is_told_early {
-            // Applies the objects before the proxier has read the kernel.
+            // Applies the objects before the proxier reads the kernel.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -119,7 +120,8 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 
 #[test]
 fn new_endpoints_get_full_weights_at_once_if_no_other_endpoint_serves() {
-    // All endpoints of a Service that begins to serve are new, so they get full weights at once.
+    // If a Service begins to serve, all its endpoints are new, so they get their full weights at
+    // once.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
     world.slice(slice("default/web", &[]));
@@ -128,7 +130,7 @@ fn new_endpoints_get_full_weights_at_once_if_no_other_endpoint_serves() {
     world.sync();
     assert_eq!(world.destinations(AT).unwrap(), ["10.244.3.5:8080=10"]);
 
-    // While the third endpoint grows, the test removes the two old endpoints.
+    // While the third endpoint's weight grows, the test removes both old endpoints.
     let mut world = growing(4);
     world.slice(slice("default/web", &THREE[2..]));
     world.sync();
@@ -145,7 +147,8 @@ fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
         (&plain[..], [4, 1]),
         (&slow, [40, 10]),
         (&plain[..1], [1, 1]),
-        // Scheduler `rr` has no weights. An invalid value has the same effect as no value.
+        // Scheduler `rr` ignores weights. An invalid value of the option has the same effect as no
+        // value.
         (&[(SLOW_START, "5m")], [1, 1]),
         (&[plain[0], (SLOW_START, "5s")], [1, 1]),
         (&slow, [40, 10]),
@@ -157,7 +160,7 @@ fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // A restart also changes the weights at once, if the previous daemon had no slow start.
+    // If the previous daemon had no slow start, a restart changes the weights at once.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);
@@ -243,7 +246,8 @@ fn many_slow_starts_share_one_timer() {
         writes += world.written().len();
     }
     assert_eq!(writes, usize::from(SERVICES) * 9);
-    // All endpoints are added within 4 s. So each step takes at most five rounds, one per second.
+    // All endpoints are added within 4 s, and rounds are one second apart. So each step takes at
+    // most five rounds.
     assert!(rounds <= 9 * 5, "{rounds}");
     assert!(world.now - began < Duration::from_secs(95));
 }

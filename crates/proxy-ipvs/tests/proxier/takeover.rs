@@ -1,5 +1,5 @@
-//! Tests of a node that another kube-proxy mode has programmed. The other mode's rules serve until
-//! the proxier has written all its entries. Then the proxier removes these rules.
+//! Tests of a node that another kube-proxy mode has programmed. The other mode's rules serve
+//! packets until the proxier has written all its entries. Then the proxier removes these rules.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn the_iptables_modes_rules_stay_while_lists_are_incomplete() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
-    // The proxier has not written its rules in time, but the node stays healthy, because a restart
+    // The proxier has not written its rules in time. The node stays healthy, because a restart
     // would not help.
     let standing = world.proxier.standing();
     assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
@@ -145,8 +145,8 @@ fn leftovers_that_packets_cannot_reach_do_not_delay_the_rules() {
     );
 }
 
-/// Packets pass the table of nftables mode before IPVS. Until its removal, the table serves
-/// Services that IPVS does not serve yet.
+/// Packets pass the table of nftables mode before they reach IPVS. Until its removal, this table
+/// serves Services that IPVS does not serve yet.
 #[test]
 fn the_nftables_modes_table_is_removed_after_the_first_sync() {
     let addresses = proxy_ipvs::Part::Addresses.name();
@@ -179,7 +179,7 @@ fn the_nftables_modes_table_is_removed_after_the_first_sync() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Releases the worker threads. Otherwise, they would never end.
+            // Releases the worker threads, because otherwise they would never end.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -223,8 +223,8 @@ fn an_address_is_bound_before_the_binding_of_another_vip_mode_is_removed() {
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // The virtual server is ours: its service address is on the link, as an address or as a
-            // route.
+            // The virtual server is ours, because its service address is on the link, as an address
+            // or as a route.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );
@@ -232,8 +232,8 @@ fn an_address_is_bound_before_the_binding_of_another_vip_mode_is_removed() {
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// The service address was a route before the change of `--ipvs-vip-mode`, and is now an address on
-/// the link. If another program removes the address, the kernel sends a notification, and the
+/// Before the change of `--ipvs-vip-mode`, the service address was a route. Now it is an address on
+/// the link. If another program removes this address, the kernel sends a notification, and the
 /// proxier binds the address again at once.
 #[test]
 fn an_address_that_is_lost_after_a_change_of_the_vip_mode_is_bound_again() {

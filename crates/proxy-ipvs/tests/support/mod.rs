@@ -23,30 +23,30 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// Shortest time between a notification and the read that it causes, and between two such reads.
+/// Minimum time between a notification and the read that it causes, and between two such reads.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sum of all reports from the start of a sync until no immediate work remains.
+/// Sum of all reports from the start of a sync until no work is immediately due.
 #[derive(Debug, Default)]
 pub(crate) struct SyncSummary {
     pub(crate) written: usize,
     pub(crate) failures: Vec<Failure>,
     pub(crate) failed_restores: usize,
     pub(crate) unreadable: Vec<Unreadable>,
-    /// Names of Services, sorted.
+    /// Sorted names of Services whose entries are all in the kernel.
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// Addresses of other programs' virtual servers, each with the Service port that wants the
-    /// address.
+    /// Addresses of other programs' virtual servers, each with the Service port that wants a
+    /// virtual server there.
     pub(crate) foreign: Vec<String>,
     /// Names of the Services that need a packet mark but have none.
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Time since which writes have failed and no write has succeeded.
+    /// Start of the period in which writes have failed and no write has succeeded.
     pub(crate) stuck: Option<Instant>,
-    /// Reason why a worker thread has ended, or `None` if no worker thread has ended.
+    /// Reason why a worker thread has ended, or `None` if all worker threads run.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -75,7 +75,7 @@ impl SyncSummary {
     }
 }
 
-/// Runs the daemon's loop until no immediate work remains.
+/// Runs the daemon's loop until no work is immediately due.
 pub(crate) fn settle<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -113,7 +113,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// Lets the proxier read the kernel's entries until it can plan. The proxier writes nothing.
+/// Lets the proxier read the kernel's state until it is ready to plan. The proxier writes nothing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -129,21 +129,21 @@ pub(crate) fn read_ahead<K: Kernel>(
     synced
 }
 
-/// A simulated node: model, proxier and fake kernel.
+/// A simulated node: a model, a proxier and a fake kernel.
 pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) model: Model,
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
-    /// Conflicts, each with its winner and its loser.
+    /// Conflicts between Services, each with its winner and its loser.
     pub(crate) conflicts: Vec<Conflict>,
     has_updated: bool,
 }
 
-/// A kernel that can be dumped completely.
+/// A kernel whose entries can all be dumped.
 pub(crate) trait DumpableKernel: Kernel {
-    /// Dumps all entries of the IP family. With `with_rules`, includes the shim and the leftovers
-    /// of other modes.
+    /// Dumps all entries of the IP family. If `with_rules` is true, includes the shim and the
+    /// leftovers of other modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
@@ -184,7 +184,7 @@ pub(crate) fn name(text: &str) -> NamespacedName {
     NamespacedName::new(namespace, name)
 }
 
-/// Parses the key of a virtual server, such as `10.0.0.1:80`. The default protocol is TCP.
+/// Parses the key of a virtual server for TCP, such as `10.0.0.1:80`.
 pub(crate) fn server(text: &str) -> VirtualServerKey {
     let address: std::net::SocketAddr = text.parse().unwrap();
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
@@ -205,8 +205,8 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     }
 }
 
-/// Returns an EndpointSlice for port 8080 with these ready endpoints, each in the format
-/// `ADDRESS@NODE`.
+/// Returns an EndpointSlice for port 8080 with these ready endpoints. The format of each endpoint
+/// is `ADDRESS@NODE`.
 pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
     let endpoints = endpoints.iter().map(|text| {
         let (address, node) = text.split_once('@').unwrap();
@@ -233,7 +233,7 @@ impl World {
         Self::on(config, kernel, Lanes::inline(|| handle.clone()))
     }
 
-    /// Replaces the proxier with a new proxier that has these facts about the node.
+    /// Replaces the proxier with a new one that has these facts about the node.
     pub(crate) fn restart_on(&mut self, node: NodeFacts) {
         let kernel = self.kernel.clone();
         let lanes = Lanes::inline(|| kernel.clone());
@@ -242,8 +242,8 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Creates a node whose proxier has worker threads. A thread waits before it reads or writes a
-    /// part in `held`.
+    /// Creates a node whose proxier has worker threads. Before a thread reads or writes a part, it
+    /// waits while `held` contains the part.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &HeldParts) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -253,7 +253,7 @@ impl World<Slow> {
         Self::on(config, kernel, lanes)
     }
 
-    /// Runs the loop in real time until the condition holds. Returns the duration.
+    /// Runs the daemon's loop in real time until the condition holds. Returns the elapsed time.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel) {
@@ -271,17 +271,15 @@ impl World<Slow> {
 }
 
 /// Names of the parts of the kernel that worker threads must not read or write yet. May also
-/// contain `READ` or `WRITTEN`: the proxier then does not get the results of reads or writes yet.
+/// contain `READ` or `WRITTEN`, which hold back results of reads or writes from the proxier.
 pub(crate) type HeldParts = Arc<Mutex<BTreeSet<&'static str>>>;
 
-/// Name for [`HeldParts`]: the proxier does not get the addresses yet that a worker thread has
-/// read.
+/// Entry of [`HeldParts`] that holds back the addresses that a worker thread has read.
 pub(crate) const READ: &str = "addresses have been read";
-/// Name for [`HeldParts`]: the proxier does not get the outcomes of writes yet, except the outcomes
-/// of rules.
+/// Entry of [`HeldParts`] that holds back the outcomes of all writes except those of rules.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
-/// Fake kernel of a worker thread. A test can hold the thread.
+/// Fake kernel of a worker thread that a test can hold.
 pub(crate) struct Slow(FakeKernel, HeldParts);
 
 impl Slow {
@@ -386,14 +384,14 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Applies these changes of the model and runs the loop until no immediate work remains.
+    /// Applies these changes to the model and runs the loop until no work is immediately due.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> SyncSummary {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
     }
 
-    /// Completes all lists of objects.
+    /// Marks all lists of objects as complete.
     pub(crate) fn listed(mut self) -> Self {
         fixtures::complete_lists(&mut self.model, &KINDS, true);
         self
@@ -420,13 +418,13 @@ impl<K: Kernel> World<K> {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs all events, as the daemon's loop does.
+    /// Syncs all pending events, as the daemon's loop does.
     pub(crate) fn sync(&mut self) -> SyncSummary {
         let changes = self.model.take_changes();
         self.take_over(&changes)
     }
 
-    /// Runs until no immediate work remains, without new events.
+    /// Runs the daemon's loop without new events until no work is immediately due.
     pub(crate) fn settle(&mut self) -> SyncSummary {
         self.settle_after(SyncSummary::default())
     }
@@ -462,7 +460,7 @@ impl<K: Kernel> World<K> {
         self.kernel.take_work()
     }
 
-    /// Sets the number of open connections of a pod at a virtual server.
+    /// Sets the number of a pod's open connections at a virtual server.
     pub(crate) fn open(&self, of: &str, pod: &str, count: u32) {
         let mut state = self.kernel.state();
         state.connections.insert((server(of), target(pod)), count);
@@ -488,7 +486,7 @@ impl<K: Kernel> World<K> {
 }
 
 impl<K: Kernel> World<K> {
-    /// Reports whether a timer of the proxier fires within this time.
+    /// Returns true if a timer of the proxier fires within this time.
     pub(crate) fn proxier_due_within(&self, duration: Duration) -> bool {
         self.proxier
             .next_due(self.now)
