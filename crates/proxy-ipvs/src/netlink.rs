@@ -1,5 +1,5 @@
-//! The real kernel, for one IP family: IPVS, rtnetlink, and the shim. The shim uses ipset and
-//! iptables, or nftables.
+//! The real kernel, for one IP family: IPVS over generic netlink, addresses over rtnetlink, and the
+//! shim. The shim uses ipset and iptables, or nftables.
 //!
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
@@ -13,9 +13,10 @@
 //!
 //! - **Threads**: calls block while the kernel works, so they run on a separate thread
 //!   ([`netlink_batch::Worker`]).
-//! - **Network namespace**: all sockets belong to the namespace of the thread that opened them.
-//! - **Dumps**: each dump opens new sockets. A reloaded module has another family number, and a
-//!   failed socket cannot be reused.
+//! - **Network namespace**: all sockets belong to the network namespace of the thread that opened
+//!   them.
+//! - **Dumps**: each dump opens new sockets, because a reloaded kernel module has another netlink
+//!   family number, and a failed socket cannot be reused.
 //! - **Batches**: adjacent writes of one kind are sent together.
 //! - **Refusals**: each refusal becomes a message with advice. The meaning of an error number
 //!   depends on the write. The meanings were observed on Linux 6.1.
@@ -63,9 +64,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of kernel modules that are loaded at the start ([`iptables::Iptables::choose_loading`]).
-/// Usually only IPVS mode uses these modules. Other code loads `ip_vs` and the scheduler. The
-/// kernel itself loads modules for rarer rules.
+/// Aliases of the kernel modules that are loaded at the start
+/// ([`iptables::Iptables::choose_loading`]). Usually only IPVS mode uses these modules. Other code
+/// loads `ip_vs` and the scheduler's module. The kernel itself loads the modules for rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -75,43 +76,45 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// Access to the kernel for one IP family. Each kernel interface is opened at its first use,
-/// because a worker thread (lane) uses only one or two interfaces.
+/// Access to the kernel for one IP family. Opens each kernel interface at its first use, because a
+/// worker thread (lane) uses only one or two interfaces.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
-    /// True if the node's own packets to service addresses get a node address as their source.
+    /// True if the node's own packets to service addresses must have a node address as their
+    /// source.
     has_node_source: bool,
     carrier: Carrier,
     /// Modes whose leftovers the proxy removes.
     modes: Footprints,
     servers: Option<Servers>,
-    /// Sets, if the shim is in iptables.
+    /// Access to the ipsets, if the shim is in iptables.
     sets: Option<Sets>,
-    /// Sets and rules, if the shim is in nftables.
+    /// Access to our nftables table, if the shim is in nftables.
     native: Option<Native>,
-    /// Sockets of this process. The process gets no notification of nftables changes that it makes
-    /// through these sockets.
+    /// Sockets of this process through which it changes nftables. The process gets no notification
+    /// of the changes that it makes through these sockets.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the backend in use, or `None` if some have not been read yet. The proxy
-    /// reads them only once, because no other kube-proxy runs on the node and adds leftovers.
+    /// Leftovers outside the iptables backend in use, or `None` if some have not been read yet. The
+    /// proxy reads them only once, because no other kube-proxy runs on the node that could add
+    /// leftovers.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
     /// True once the sets of the former shim were read.
     has_looked_for_former_sets: bool,
-    /// Length of the last output of `iptables-save` in characters. This length predicts the
-    /// duration of a restore.
+    /// Length, in characters, of the last output of `iptables-save`. This length predicts the
+    /// duration of a run of `iptables-restore`.
     saved: usize,
 }
 
 impl NetlinkKernel {
-    /// Opens the sockets and checks that the kernel has all required parts. The first request makes
-    /// the kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
+    /// Opens the sockets, and checks that the kernel has all required features. The first request
+    /// makes the kernel load IPVS. If the kernel fails to load IPVS, runs `modprobe ip_vs` once.
     ///
     /// # Errors
     ///
-    /// Names the missing part (IPVS, ipset, rtnetlink, iptables), the reason, and the next step.
+    /// Names the missing feature (IPVS, ipset, rtnetlink, iptables), the reason, and the next step.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);
@@ -123,8 +126,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets for reads only, and does not test iptables. A read may make the kernel
-    /// load a module.
+    /// Opens the sockets for reads only, without testing whether iptables can write. A read may
+    /// make the kernel load a module.
     ///
     /// # Errors
     ///
@@ -139,8 +142,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares the kernel access of one more worker thread (lane), after another worker thread has
-    /// opened all kernel interfaces. Opens no socket.
+    /// Prepares the kernel access of a further worker thread (lane), after another worker thread
+    /// has opened all kernel interfaces. Opens no socket yet.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -168,8 +171,8 @@ impl NetlinkKernel {
         Ok(())
     }
 
-    /// Sets the method that makes service addresses local. By default, the addresses are on the
-    /// link.
+    /// Sets the method that makes service addresses local. The default is to add them to the link
+    /// as addresses.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
         self.vip_mode = vip_mode;
@@ -179,8 +182,9 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets whether the node's own packets to service addresses have a node address as their
-    /// source. If so, the routes of the service addresses name this source. The default is no.
+    /// Sets whether the node's own packets to service addresses must have a node address as their
+    /// source. If so, our routes to service addresses contain this source address. The default is
+    /// no.
     #[must_use]
     pub fn with_node_source(mut self, has_node_source: bool) -> Self {
         self.has_node_source = has_node_source;
@@ -190,14 +194,14 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers the proxy removes. The default is only IPVS mode.
+    /// Sets the modes whose leftovers the proxy removes. The default is IPVS mode only.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
         self
     }
 
-    /// Adds this kernel's sockets to the list of this process's sockets. Changes of nftables
+    /// Adds this kernel's sockets to the list `own` of this process's sockets. Changes to nftables
     /// through a listed socket cause no notification.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
@@ -239,7 +243,7 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Returns other programs' sets that have the name of one of our sets.
+    /// Returns other programs' sets that have the name of one of our sets, but another type.
     ///
     /// # Errors
     ///
@@ -255,16 +259,17 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules in advance. If the rules do not change until the first regular read, that
-    /// read needs no process. If this read fails, the regular read reports the error.
+    /// Reads the rules before the first regular read. If the rules do not change until then, the
+    /// regular read starts no process. If this read fails, the regular read reports the error.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// Returns the number of netlink messages that this instance sent. For each part, counting
-    /// begins when the part is opened or read. The number wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages that this instance has sent. The count of each
+    /// interface restarts when the interface is opened or dumped again. The number wraps around
+    /// after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -278,17 +283,17 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Fails if the socket failed, or the kernel refused (`EPERM`).
+    /// Fails if the socket failed, or if the kernel refused the request (`EPERM`).
     pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
         self.servers()?.timeouts()
     }
 
-    /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both families of the
-    /// network namespace. The kernel counts in whole seconds. Zero leaves a timeout unchanged.
+    /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both IP families in the
+    /// network namespace. The kernel counts in whole seconds. A zero leaves its timeout unchanged.
     ///
     /// # Errors
     ///
-    /// Returns `EINVAL` if a timeout is too large for the kernel. Otherwise see
+    /// Returns `EINVAL` if a timeout is too large for the kernel. For all other errors, see
     /// [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,
@@ -402,7 +407,7 @@ impl NetlinkKernel {
         leftovers
     }
 
-    /// Returns the sets of the former shim, as an earlier run filled them.
+    /// Returns the members of the former shim's sets, as an earlier run left them.
     fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
         if self.has_looked_for_former_sets {
             return Ok(BTreeMap::new());
@@ -414,7 +419,7 @@ impl NetlinkKernel {
     }
 }
 
-/// Kind of a write. Writes of one kind can be sent together.
+/// Kind of a write. Adjacent writes of one kind can be sent together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Link,

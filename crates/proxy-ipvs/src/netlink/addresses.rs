@@ -1,17 +1,17 @@
-//! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
+//! The link `kube-ipvs0`, the service addresses on it, and this node's other addresses, over
 //! rtnetlink.
 //!
 //! - The link is a dummy that stays down. An address on it is still local to this node, and the
 //!   node does not announce it to other hosts. Like upstream, this proxy accepts a link of that
 //!   name with another type.
 //! - The kernel makes an address local by a route of type local. With [`VipMode::Route`], the proxy
-//!   adds only that route, in the same table. With [`VipMode::Range`], one route makes a whole
-//!   network local. The protocol number distinguishes our routes from the kernel's routes.
-//! - IPv6 routes need a link that is up. The kernel removes IPv4 routes together with the link's
-//!   last IPv4 address. So the link keeps one address for this purpose ([`ANCHOR`]).
-//! - The kernel acknowledges an IPv6 address before it creates the address's route. A bound address
-//!   counts as done only with its route. Until then, the address is tentative, so the kernel does
-//!   not use it as the source of packets. (Replies to these packets would not arrive.)
+//!   adds only that route, to the same routing table. With [`VipMode::Range`], one route makes a
+//!   whole network local. The protocol number distinguishes our routes from the kernel's routes.
+//! - IPv6 routes need a link that is up. The kernel removes a link's IPv4 routes together with its
+//!   last IPv4 address. So the link always keeps one IPv4 address ([`ANCHOR`]).
+//! - The kernel acknowledges an IPv6 address before it creates the address's route. The proxy
+//!   treats an address as bound only when it has its route. Until then, the address is tentative,
+//!   so the kernel does not use it as a source address. (Replies to such packets would not arrive.)
 //! - With very many addresses, the link gets one more local route ([`LANDMARK`]). The route spares
 //!   the kernel a search through a long chain of addresses for each incoming packet.
 //!
@@ -47,42 +47,42 @@ use crate::ranges::RangeSource;
 /// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000, the search is cheaper.
-/// With 5,000, the costs are equal. With 10,000, the route is cheaper (docs/operating.md).
+/// Number of addresses from which the proxy adds [`LANDMARK`]. With 2,000 addresses, the search is
+/// cheaper. With 5,000, the costs are equal. With 10,000, the route is cheaper (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
 /// Number of IPv6 addresses that the kernel can bind within some hundredths of a second. The time
 /// grows with the square of this number (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// Timeout of the wait for routes that the kernel creates. Each new route restarts the timeout.
+/// Timeout of the wait for routes that the kernel creates. Each created route restarts the timeout.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Access to the links and addresses of one family.
+/// Access to the links, addresses and routes of one IP family.
 #[derive(Debug)]
 pub(super) struct Addresses {
     rtnetlink: Rtnetlink,
     family: IpFamily,
     /// Method that makes service addresses local: addresses, routes or ranges.
     pub(super) vip_mode: VipMode,
-    /// True if the node's own packets to service addresses get a node address as their source.
+    /// True if the node's own packets to service addresses must have a node address as source.
     pub(super) has_node_source: bool,
     /// Source address in our routes, or `None` if our routes have no source address.
     route_source: Option<IpAddr>,
-    /// Source by destination, for our routes to single addresses whose source is not
+    /// Source addresses of our routes to single addresses, by destination, if they are not
     /// `route_source`. An entry stays until the proxy replaces or removes the route.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
-    /// Ranges whose route has a source other than `route_source`.
+    /// Ranges whose route has a source address other than `route_source`.
     ranges_of_other_source: BTreeSet<IpNet>,
     /// Addresses on the link that another program bound with its own prefix length. A request to
     /// remove such an address must contain that prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
-    /// True if the last dump contained [`ANCHOR`].
+    /// True if the last dump found [`ANCHOR`] on the link.
     is_anchored: bool,
     /// Number of addresses on the link, according to the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be created or configured, so all writes of its addresses fail.
+    /// True if the link could not be created or configured. All writes of its addresses then fail.
     is_link_refused: bool,
 }
 
@@ -95,7 +95,7 @@ enum Landmark {
     Refused,
 }
 
-/// IPv6 addresses of the link.
+/// IPv6 addresses of the link: number of service addresses, and link-local addresses.
 #[derive(Default)]
 struct OnLink {
     of_services: usize,
@@ -163,8 +163,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // If a program sets the link down, the kernel removes the link's IPv6 addresses. So
-                // only the IPv6 worker sets the link down: it binds these addresses again.
+                // A link that is set down loses its IPv6 addresses. So only the IPv6 worker sets
+                // the link down, because this worker binds these addresses again.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -201,7 +201,7 @@ impl Addresses {
         self.route_source = self.has_node_source.then(source).flatten();
     }
 
-    /// Reads our routes. Sorts them into routes to single addresses and routes of ranges.
+    /// Reads our routes, and stores them in `found` as single addresses and as ranges.
     fn sort_routes(&mut self, link: u32, found: &mut FoundAddresses) -> Result<(), Error> {
         self.of_other_source.clear();
         self.ranges_of_other_source.clear();
@@ -225,7 +225,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Returns the link's local routes that have this protocol number.
+    /// Returns the local routes on the link that have this protocol number.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<Vec<LocalRoute>, Error> {
         let mut routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         routes.retain(|route| route.link == link);
@@ -234,7 +234,7 @@ impl Addresses {
 
     /// Returns the route that makes a network local. With upstream's semantics, the route has no
     /// source address. The kernel then chooses the source of the node's own packets as if the link
-    /// had the destination's address: over IPv4, the source is the destination itself.
+    /// had the destination's address: over IPv4, the destination itself.
     fn route(&self, link: u32, destination: IpNet) -> LocalRoute {
         LocalRoute {
             link,
@@ -256,8 +256,8 @@ impl Addresses {
         subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN)
     }
 
-    /// Waits until new IPv6 addresses have their routes. Until an address has its route, the node
-    /// forwards packets to this address, unless rules of another mode still handle them.
+    /// Waits until new IPv6 addresses have their routes. Until then, the node forwards packets to
+    /// these addresses, unless rules of another mode still handle them.
     fn await_routes(&mut self, subscription: &KernelRoutes, mut missing: BTreeSet<IpAddr>) {
         let waited = subscription.wait(&mut self.rtnetlink, &mut missing, ROUTED_WITHIN);
         let reason = match waited {
@@ -328,7 +328,7 @@ impl Addresses {
     /// Sets the link down if it is up. Service addresses stay local while the link is down.
     ///
     /// - A link that is up gets its own IPv6 address and takes part in neighbour discovery.
-    /// - The kernel removes the IPv6 addresses of a link that is set down, and this proxy must bind
+    /// - When a link is set down, the kernel removes its IPv6 addresses, and this proxy must bind
     ///   them again. If that would take too long, the link stays up and loses only its own address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
@@ -337,8 +337,8 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // Leaves the link up: service addresses were routes before, and the kernel would remove
-            // the routes of a link that is set down.
+            // Leaves the link up, because service addresses were routes before. The kernel would
+            // remove these routes if the link were set down.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -356,8 +356,8 @@ impl Addresses {
         }
     }
 
-    /// Makes the kernel give the link no link-local address when a program sets the link up. A
-    /// kernel without this option adds such an address, which is harmless.
+    /// Makes the kernel assign no link-local address when a program sets the link up. A kernel
+    /// without this option assigns such an address, which is harmless.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -374,13 +374,13 @@ impl Addresses {
         })
     }
 
-    /// Sends a batch, and returns the reply to its last message.
+    /// Sends a batch, and returns the kernel's reply to the last message of the batch.
     fn last_of(&mut self, batch: &Batch) -> Result<Reply, Error> {
         let last = self.rtnetlink.execute(batch)?.pop();
         Ok(last.unwrap_or(Reply::Unknown))
     }
 
-    /// Binds and unbinds addresses and ranges.
+    /// Binds and unbinds addresses and ranges, as these writes demand.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let link = match self.rtnetlink.link(LINK) {
             Ok(Some(link)) => link,
@@ -418,8 +418,8 @@ impl Addresses {
                 Op::BindAddress(address) if is_route && self.replaces_route(address) => {
                     route(*address).push_replace(&mut batch)
                 }
-                // Service addresses are routes. If the address is also on the link, the kernel has
-                // created a second route to this destination.
+                // Adds the route. If the address is also on the link, the kernel has created
+                // another route to this destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => LocalRoute {
@@ -506,8 +506,8 @@ impl Addresses {
         }
     }
 
-    /// Adds bound addresses to `bound`, and subtracts unbound addresses. The number is wrong after
-    /// a refused write until the next dump corrects it.
+    /// Adds bound addresses to `bound`, and subtracts unbound addresses. After a refused write,
+    /// `bound` is wrong until the next dump.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -552,7 +552,7 @@ fn landmark(reply: Option<Reply>) -> Landmark {
     }
 }
 
-/// Returns the network that contains an address and has this prefix length.
+/// Returns the network with this prefix length that contains an address.
 fn network(address: IpAddr, prefix: u8) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
@@ -561,7 +561,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Returns true if upstream treats this address as a node address.
+/// Returns true if upstream counts this address as a node address.
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),

@@ -1,11 +1,11 @@
-//! Kernel interface that carries the shim's rules and sets: iptables with ipset, or nftables.
+//! Kernel interface for the shim's rules and sets: iptables with ipset, or nftables.
 
 use iptables::Iptables;
 
-/// Kernel interface for the shim's sets and rules. The shim is the set of rules beside IPVS.
+/// Kernel interface for the rules and sets of the shim. The shim is the set of rules beside IPVS.
 #[derive(Debug, Clone)]
 pub enum Carrier {
-    /// ipset and iptables.
+    /// iptables, with sets in ipset.
     Iptables(Iptables),
     /// An nftables table, which needs no external program.
     Nftables,

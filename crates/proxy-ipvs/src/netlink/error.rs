@@ -2,7 +2,8 @@
 
 use iptables::IptablesError;
 
-/// Reason why this node cannot run IPVS mode. Messages name the missing feature and the next step.
+/// Reason why this node cannot run IPVS mode. The message names the missing feature and the next
+/// step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -11,22 +12,22 @@ pub enum OpenError {
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
     NoIpvs {
-        /// Result of `modprobe ip_vs`.
+        /// Result of running `modprobe ip_vs`, in words.
         tried: String,
     },
-    /// IPVS cannot be used.
+    /// The process cannot use IPVS, for example because it lacks `CAP_NET_ADMIN`.
     #[error("cannot use IPVS: {0}")]
     Ipvs(#[source] ipvs_netlink::Error),
-    /// ipset cannot be used: the kernel lacks it, or the process lacks `CAP_NET_ADMIN`.
+    /// The process cannot use ipset: the kernel lacks ipset, or the process lacks `CAP_NET_ADMIN`.
     #[error("cannot use ipset: {0}")]
     Ipset(#[source] ipset_netlink::Error),
-    /// nftables cannot be used, or lacks a feature that the shim needs.
+    /// The process cannot use nftables, or nftables lacks a feature that the shim needs.
     #[error("cannot use nftables: {0}")]
     Nftables(String),
-    /// The kernel has no nftables at all.
+    /// The kernel lacks nftables.
     #[error("cannot use nftables: {0}")]
     NoNftables(String),
-    /// The process cannot read links and addresses.
+    /// The process cannot read links and addresses over rtnetlink.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
     /// The kernel lacks the scheduler, and loading its module failed.
@@ -34,33 +35,33 @@ pub enum OpenError {
         "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
     )]
     Scheduler {
-        /// Scheduler from `--ipvs-scheduler`.
+        /// Name of the missing scheduler (`--ipvs-scheduler`).
         name: String,
-        /// Message of the kernel.
+        /// The kernel's message about the missing scheduler.
         reason: String,
     },
     /// iptables cannot write rules of this family.
     #[error("cannot use iptables: {0}")]
     Iptables(#[from] IptablesError),
-    /// The process cannot start a thread.
+    /// The process could not start a thread.
     #[error(
         "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
     )]
     Thread(#[from] std::io::Error),
 }
 
-/// Another program's set that has the name of one of our sets, but another type.
+/// A set of another program that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write replaces the set. False if the set stays and our set cannot be
-    /// created.
+    /// True if the proxy's next write replaces the set. False if the set stays, and our set cannot
+    /// be created.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.
     pub message: String,
 }
 
 impl OpenError {
-    /// Returns true if the kernel lacks ipset or nftables, so that a retry would also fail.
+    /// Returns true if the kernel lacks ipset or nftables. A retry would then also fail.
     pub fn is_absence(&self) -> bool {
         matches!(
             self,

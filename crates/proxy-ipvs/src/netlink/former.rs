@@ -1,8 +1,8 @@
-//! Leftovers that no write of this proxy overwrites: leftovers of other modes, of the iptables
-//! backend that is not in use, and of another shim.
+//! Leftovers that no other write of this proxy overwrites: leftovers of other modes, of the
+//! iptables backend that is not in use, and of another shim.
 //!
-//! If the shim is in nftables, the proxy starts iptables programs only to remove chains of a
-//! kube-proxy. So it starts no program on a kernel without such chains.
+//! If the shim is in nftables, the proxy runs iptables programs only to remove chains of a
+//! kube-proxy. So it runs no program if the kernel has no such chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,34 +24,34 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Longest wait until the nft backend releases a set, after the proxy removed the rules that match
-/// it.
+/// Maximum wait until the nft backend releases a set, after the proxy has removed the rules that
+/// match the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// File that exists if ipset is built in or loaded. A check for this file does not load the module,
-/// unlike a request to ipset.
+/// Path that exists if ipset is built in or loaded. Unlike a request to ipset, a check of this path
+/// does not load the module.
 const IPSET: &str = "/sys/module/ip_set";
 
-/// Search for leftovers of one IP family: the shim in use, and the modes to search for.
+/// Search for leftovers in one IP family. Depends on the shim in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftoverSearch<'a> {
     pub(super) family: IpFamily,
-    /// Place of the rules in use (the shim): iptables or nftables.
+    /// Kernel interface of the shim in use: iptables or nftables.
     pub(super) carrier: &'a Carrier,
     pub(super) modes: Footprints,
 }
 
-/// Completeness of a search.
+/// Completeness of a search for leftovers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// The search may have missed leftovers, because it could not read a part of the kernel's
+    /// The search may have missed some leftovers, because it could not read a part of the kernel's
     /// state. The next search may find them.
     Some,
 }
 
-/// Returns the cached result of a search, or searches if no result is cached. Caches only a
-/// complete result.
+/// Returns the cached result of a search, or searches if there is none. Caches only a complete
+/// result.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -66,16 +66,16 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of an iptables backend if this process cannot read the backend's rules over netlink.
+/// Treatment of an iptables backend whose rules this process cannot read over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend may have leftovers, so the search starts the backend's program.
+    /// The backend may have leftovers, so runs the backend's program to search for them.
     Counts,
     LeftOut,
 }
 
 impl LeftoverSearch<'_> {
-    /// Returns all leftovers that the search could find, and whether the result is complete.
+    /// Returns all leftovers that the search could find, and whether the search was complete.
     pub(super) fn find(self) -> (BTreeMap<LeftoverPlace, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
         let mut found = BTreeMap::new();
@@ -106,8 +106,8 @@ impl LeftoverSearch<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // Ignores a permanent read error, because packets cannot reach the rules of such a
-                // backend.
+                // Ignores a permanent read error: no packet reaches the rules of a backend that can
+                // never be read.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -179,7 +179,7 @@ impl LeftoverSearch<'_> {
         }
     }
 
-    /// Returns the set members of the former shim.
+    /// Returns the members of the former shim's sets.
     pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
         match self.carrier {
             Carrier::Iptables(_) => {
@@ -210,7 +210,7 @@ impl LeftoverSearch<'_> {
     }
 
     /// Returns the iptables backends that have a kube-proxy's chains, but whose programs are not
-    /// installed. Without a backend's programs, the proxy cannot remove its chains.
+    /// installed. The proxy cannot remove these chains.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -223,8 +223,8 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the iptables backends that have a kube-proxy's chains. Starts only the programs of
-    /// these backends.
+    /// Returns the iptables backends that have a kube-proxy's chains and whose programs are
+    /// installed. Runs only programs of these backends.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -247,7 +247,7 @@ impl LeftoverSearch<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// Returns the names of other modes' nftables tables, each with its place.
+    /// Returns the names of other modes' nftables tables, each with the place to which it belongs.
     fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
@@ -304,7 +304,8 @@ mod tests {
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Searches without CAP_NET_ADMIN, which the kernel requires for reading nftables tables.
+    /// Runs the search without CAP_NET_ADMIN, which the kernel requires for reading nftables
+    /// tables.
     #[test]
     fn leftovers_without_read_permission_are_unknown() {
         const MODES: Footprints = &[&footprint::NFTABLES];

@@ -2,8 +2,8 @@
 //!
 //! - The kernel applies a transaction as a whole or not at all. If the kernel refuses a
 //!   transaction, this module retries its changes set by set.
-//! - Unlike ipset, nftables refuses to remove a missing element. So a retry adds each element
-//!   before it removes it. Adding an existing element changes nothing.
+//! - Unlike ipset, nftables refuses to remove a missing element. So before a retry removes an
+//!   element, it adds the element. Adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,22 +26,22 @@ use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
 use crate::shim::native::everything;
 
-/// Largest number of members in one transaction. An encoded member needs about 100 bytes.
+/// Maximum number of members in one transaction. Each encoded member takes about 100 bytes.
 const MEMBERS_AT_ONCE: usize = 8_192;
 
-/// Our nftables table of one family.
+/// Access to our nftables table of one IP family.
 #[derive(Debug)]
 pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// Content at the last read, and the generation number of the ruleset at that time. `None`
-    /// before the first read.
+    /// Content of the table at the last read, and the ruleset's generation number at that time.
+    /// `None` before the first read.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
 
-/// Elements to add to one set, or to remove from one set.
+/// Consecutive writes to one set: elements to add, or elements to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -71,7 +71,7 @@ impl Native {
         self.sent
     }
 
-    /// Returns our sets and their members. Omits a set that has our name but another type.
+    /// Returns our sets and their members. Skips a set that has our name but another type.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -97,9 +97,9 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // The set of source ranges counts as existing, even if no nftables set for a prefix
-            // length exists yet. The write that adds the first members of a prefix length creates
-            // its nftables set.
+            // The set of source ranges counts as existing even if no nftables set for a prefix
+            // length exists yet. A prefix length's nftables set is created by the write that adds
+            // its first members.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -150,7 +150,7 @@ impl Native {
         }
     }
 
-    /// Returns the definitions of the sets that these writes create.
+    /// Returns the definitions of the nftables sets that these writes create.
     fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
         let family = self.family;
         run.iter().filter_map(move |op| match op {
@@ -159,7 +159,7 @@ impl Native {
         })
     }
 
-    /// Returns sets that have our names but another type.
+    /// Returns the nftables sets that have our names but another type.
     pub(super) fn strangers(&mut self) -> Result<Vec<KernelSet>, Error> {
         let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
         there.retain(|found| {
@@ -169,8 +169,8 @@ impl Native {
         Ok(there)
     }
 
-    /// Returns sets with our names but another type, described for the operator. The next write
-    /// replaces these sets.
+    /// Returns the nftables sets that have our names but another type, described for the operator.
+    /// The next write replaces these sets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |KernelSet { set, .. }: KernelSet| {
@@ -189,7 +189,7 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers): sets that cannot contain our members and block the
+    /// Removes [`strangers`](Self::strangers), which cannot contain our members and block the
     /// creation of our sets. Returns the sets that the kernel refused to remove, each with the
     /// reason.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
@@ -214,12 +214,13 @@ impl Native {
     }
 
     /// Replaces sets that rules match. nftables rules can match only sets of their own table, so
-    /// all these rules are in our table. The same transaction changes the rules:
+    /// all these rules are in our table. The same transaction also changes the rules:
     ///
     /// - It writes the rules of our chains again.
-    /// - It removes the rules of all other chains, which are drift.
-    /// - If the kernel refuses this transaction, a second transaction omits the rules that match a
-    ///   replaced set.
+    /// - It removes the rules of all other chains in our table, which are drift.
+    ///
+    /// If the kernel refuses this transaction, a second transaction omits the rules that match a
+    /// replaced set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -246,14 +247,14 @@ impl Native {
         }
     }
 
-    /// Adds and removes members. Divides very many writes into several transactions, which need
-    /// less memory. This is safe, because no packet needs all these members at the same time.
+    /// Adds and removes members. Divides very many writes into several transactions, because these
+    /// need less memory. This is safe, because no packet needs all these members at the same time.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let parts = run.chunks(MEMBERS_AT_ONCE);
         parts.flat_map(|part| self.apply_together(part)).collect()
     }
 
-    /// Adds and removes members in one transaction.
+    /// Adds and removes these members in a single transaction.
     fn apply_together(&mut self, run: &[Op]) -> Vec<Outcome> {
         let changes = self.changes(self.runs(run));
         match self.commit(changes) {
@@ -270,7 +271,7 @@ impl Native {
                 }
                 outcomes
             }
-            // The socket's buffer is smaller than the transaction.
+            // The transaction does not fit into the socket's buffer.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply_together(first);
@@ -323,16 +324,16 @@ impl Native {
         changes
     }
 
-    /// Returns the change that creates a set for one prefix length. The transaction that adds
-    /// members to such a set must contain this change. Returns `None` for all other sets, which
-    /// exist already.
+    /// Returns the change that creates the set for one prefix length of source ranges. A
+    /// transaction that adds members to such a set must contain this change. Returns `None` for all
+    /// other sets, because they exist already.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
         definition.map(Change::AddSet)
     }
 
-    /// Adds or removes the elements of one set, in a transaction of its own.
+    /// Adds or removes the elements of one kernel set, in a separate transaction.
     fn try_alone(&mut self, run: Run) -> Outcome {
         let (name, direction) = (run.set.clone(), run.direction);
         let runs = match direction {
@@ -401,17 +402,17 @@ impl Native {
                     .collect();
             }
         }
-        // Stores the generation number of the ruleset. A later change of the ruleset changes this
-        // number, so the next read detects the change.
+        // Stores the ruleset's generation number with the content. A later change to the ruleset
+        // changes this number, so the next read detects it.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
 
-    /// Changes chains and rules from `installed` to `wanted`.
+    /// Changes the chains and rules in the kernel from `installed` to `wanted`.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // Activates a dormant table in a transaction of its own: the kernel refuses new base
-            // chains in a transaction that activates the table. If the kernel refuses the
+            // Activates a dormant table in a separate transaction, because the kernel refuses new
+            // base chains in the transaction that activates the table. If the kernel refuses the
             // activation, the next transaction reports the same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
@@ -459,13 +460,13 @@ impl Native {
 /// Reason why a transaction failed, or why its result is unknown.
 #[derive(Debug)]
 enum Failure {
-    /// The kernel refused some changes.
+    /// The kernel refused some changes of the transaction.
     Refused(Refusal),
-    /// The kernel refused the transaction, but its reply names no change.
+    /// The kernel refused the whole transaction, without naming a change.
     Whole(Refusal),
-    /// The transaction exceeds the socket's largest buffer, so it was not sent.
+    /// The transaction does not fit into the socket's largest buffer, so it was not sent.
     TooLarge(String),
-    /// The reply was lost. The kernel may have applied the transaction.
+    /// The kernel's reply was lost. The kernel may have applied the transaction.
     Unknown,
     /// The process could not send the transaction or receive the reply.
     Unsent(String),
@@ -502,8 +503,9 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// Returns true if a foreign set that has our name but another type may have caused the refusal.
-/// With such a set, the kernel refuses our definition of the set, or later our elements.
+/// Returns true if another program's set with our name but another type may have caused the
+/// refusal. If such a set exists, the kernel refuses our definition of the set, or later our
+/// elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -521,8 +523,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members that an earlier run left in our nftables table, if the shim now uses ipsets.
-/// Returns no members if the table does not exist.
+/// Returns the members that an earlier run left in our nftables table, for a shim that now uses
+/// ipsets. Returns no members if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -532,7 +534,7 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
 }
 
 /// Returns true if this kernel's nf_tables does not support the IP family. Such a kernel refuses
-/// every change of a table of the family.
+/// every change to tables of this family.
 pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     let transaction = Transaction {
         family: family.into(),
@@ -548,8 +550,8 @@ pub(super) fn lacks_tables(nftables: &mut Nftables, family: IpFamily) -> bool {
     }
 }
 
-/// Tests whether the kernel supports our nftables table with the rules beside IPVS (the shim). The
-/// test sends a transaction with every kind of chain and every expression, but never commits it.
+/// Tests whether the kernel supports our nftables table with the shim (the rules beside IPVS).
+/// Sends a transaction with every kind of chain and every expression, but never commits it.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

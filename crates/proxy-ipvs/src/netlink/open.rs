@@ -1,5 +1,5 @@
-//! Opens the kernel for IPVS mode: loads IPVS, and checks that the kernel and this node have all
-//! required features.
+//! Opens the kernel interfaces for IPVS mode: loads IPVS, and checks that the kernel and this node
+//! have all required features.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::error::OpenError;
 use super::native;
 use super::servers::Servers;
 
-/// Timeout of `modprobe ip_vs`.
+/// Timeout for running `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
@@ -25,17 +25,17 @@ pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks ipset, or the process cannot use it.
+/// Fails if the kernel lacks ipset, or if the process may not use it.
 pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
 /// Checks that the kernel has nftables, with tables for IPv4 or IPv6. The check may make the kernel
-/// load the module, but creates no object.
+/// load the module, but it creates no object.
 ///
 /// # Errors
 ///
-/// Fails if the kernel lacks nftables, or the process cannot use it.
+/// Fails if the kernel lacks nftables, or if the process may not use it.
 pub fn check_nftables() -> Result<(), OpenError> {
     let opened = nftables_netlink::Nftables::open();
     let mut nftables = opened.map_err(|error| nftables_missing(&error))?;
@@ -46,7 +46,7 @@ pub fn check_nftables() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Tests whether the kernel's nftables supports the rules beside IPVS (the shim) of an IP family,
+/// Tests whether the kernel's nftables supports the shim (the rules beside IPVS) of an IP family,
 /// in the network namespace of the calling thread. Leaves no object in the kernel.
 ///
 /// # Errors
@@ -56,8 +56,9 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
     native::probe(family).map_err(OpenError::Nftables)
 }
 
-/// Loads IPVS like [`open`](super::NetlinkKernel::open), and sets the timeouts of idle connections
-/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables and writes no rule.
+/// Loads IPVS as [`open`](super::NetlinkKernel::open) does, and sets the timeouts of idle
+/// connections as [`set_timeouts`](super::NetlinkKernel::set_timeouts) does. Needs no iptables and
+/// writes no rule.
 ///
 /// # Errors
 ///
@@ -71,7 +72,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS. If the kernel has not loaded the module by itself, runs `modprobe ip_vs` once.
+/// Opens IPVS. If the kernel does not load the module by itself, runs `modprobe ip_vs` once.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {
@@ -85,7 +86,7 @@ pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     }
 }
 
-/// Runs `modprobe ip_vs` and describes the result.
+/// Runs `modprobe ip_vs`, and describes the result in words.
 fn modprobe_ip_vs() -> String {
     let Some(modprobe) = Program::find("modprobe") else {
         return "there is no `modprobe` here".to_owned();

@@ -1,8 +1,8 @@
-//! Tests whether a kernel supports all sets and rules of IPVS mode, before the node depends on them
+//! Tests whether a kernel supports all sets and rules of IPVS mode, before the node depends on it
 //! (`--init-only`).
 //!
-//! 1. The test creates a set of each type. It creates rules that match a set, in a chain that no
-//!    packet reaches.
+//! 1. The test creates a set of each type, and rules that match a set. These rules are in a chain
+//!    that no packet reaches.
 //! 2. The kernel loads the modules that these objects need.
 //! 3. The test removes all objects that it created.
 
@@ -15,11 +15,11 @@ use iptables::{
 };
 use proxy::IpFamily;
 
-/// Longest wait until the nft backend releases a set, after the test removed the rules that match
-/// it.
+/// Maximum wait until the nft backend releases a set, after the test has removed the rules that
+/// match the set.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Types of sets that the rules beside IPVS (the shim) match.
+/// Types of the sets that the shim (the rules beside IPVS) matches.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,
@@ -29,7 +29,7 @@ const TYPES: [SetType; 5] = [
     SetType::HashIp,
 ];
 
-/// Returns rules that match an existing set. Together, these rules use all matches and targets that
+/// Returns test rules that match this existing set. Together, they use all matches and targets that
 /// every cluster needs.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
@@ -49,7 +49,7 @@ fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
 /// Name of a set that does not exist.
 const NO_SET: &str = "KUBE-PROXY-NO-SET";
 
-/// A feature of IPVS mode that this node lacks.
+/// Reason why this node cannot run IPVS mode: a missing feature of the kernel or of iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The test could not create a set.
@@ -58,13 +58,13 @@ pub enum ProbeError {
     /// The test could not write a rule.
     #[error("cannot write the rules of ipvs mode: {0}")]
     Rule(#[from] IptablesError),
-    /// The kernel's sets cannot store a packet mark for each member.
+    /// The kernel's ipset cannot store a packet mark for each member.
     #[error(
         "--ipvs-semantics=exact needs sets with marks, or --ipvs-shim=nftables (Linux 5.2 or newer): {0}"
     )]
     Marks(ipset_netlink::Error),
-    /// The kernel or the iptables program lacks the target that copies a set member's mark to a
-    /// packet.
+    /// The kernel or the `iptables` program lacks the target that copies the mark of a set member
+    /// to a packet.
     #[error(
         "--ipvs-semantics=exact needs rules with the target `SET --map-mark` in table mangle (iptables 1.6 and Linux 3.18, modules \
          xt_set and iptable_mangle, or newer), or --ipvs-shim=nftables: {0}"
@@ -72,8 +72,8 @@ pub enum ProbeError {
     MarkTarget(IptablesError),
 }
 
-/// Checks that sets and iptables rules can set packet marks. Writes nothing: the test's rule names
-/// a set that does not exist, so `iptables-restore` rejects the whole input.
+/// Checks that ipsets and iptables rules can set packet marks. Writes nothing: the test's rule
+/// names a set that does not exist, so `iptables-restore` rejects the whole input.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     };
     let mut ipset = Ipset::open()?;
     // Rules of an earlier, interrupted test may still match the set. Writing and removing a rule in
-    // the test's chain also removes those rules, so the set can be destroyed.
+    // the test's chain also removes these earlier rules, so the set can be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

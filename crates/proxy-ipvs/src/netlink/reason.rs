@@ -1,10 +1,10 @@
-//! Descriptions of writes that the kernel refused.
+//! Outcomes and messages for writes that the kernel refused.
 
 use netlink_batch::{Error, Refusal};
 
 use crate::plan::{Fault, Outcome};
 
-/// Names of error numbers, as in manual pages.
+/// Names of error numbers, as manual pages write them.
 const NAMES: [(i32, &str); 19] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -27,8 +27,8 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// Returns the outcome of a refusal whose cause is the kernel or this node, so other writes may
-/// fail too.
+/// Returns the outcome of a refusal that is caused by the kernel or this node. Other writes may
+/// then fail, too.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -36,8 +36,8 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal whose cause is the entry: the entry is invalid, or this kernel
-/// does not support it.
+/// Returns the outcome of a refusal that is caused by the entry: the entry is invalid, or this
+/// kernel does not support it.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -45,8 +45,8 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal that shows a difference between the proxy's tables and the
-/// kernel's state.
+/// Returns the outcome of a refusal that shows that the proxy's tables differ from the kernel's
+/// state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -54,8 +54,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Returns the outcome of a refusal. The cause is the entry if the error is about invalid values or
-/// unsupported features. Otherwise, the cause is the node.
+/// Returns the outcome of a refusal. Attributes the refusal to the entry if the error is about
+/// invalid values or unsupported features, and otherwise to the node.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -69,7 +69,7 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
 }
 
 /// Formats the kernel's error with its name and the next step. Errors about permissions or memory
-/// have a fixed next step. For all other errors, the next step is `next`.
+/// have a fixed next step. For all other errors, `next` is the next step.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",

@@ -1,13 +1,13 @@
 //! Tests whether the kernel has a scheduler.
 //!
-//! - At its start, the proxy tests the node's scheduler (`--ipvs-scheduler`), because every virtual
-//!   server needs it.
+//! - At its start, the proxy tests the node's scheduler (`--ipvs-scheduler`), because most virtual
+//!   servers need it.
 //! - The proxy's read-only worker thread tests another scheduler when a Service first names it.
 //! - A scheduler that an existing virtual server uses needs no test.
 //!
-//! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
-//! the scheduler. So, like upstream, the test creates and removes a virtual server. Its address is
-//! reserved for documentation (RFC 5737): 198.51.100.0:20000.
+//! The kernel has no list of schedulers. It loads a scheduler's module when a new virtual server
+//! names the scheduler. So, like upstream, the test creates and removes a virtual server. The
+//! address of this virtual server is reserved for documentation (RFC 5737): 198.51.100.0:20000.
 
 use std::fs;
 use std::path::Path;
@@ -22,14 +22,14 @@ use crate::server::VirtualServerKey;
 
 /// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
 /// calling thread. During the test, the kernel loads the scheduler's module if it can. Also removes
-/// the virtual server that an interrupted test left.
+/// a virtual server that an interrupted test left.
 ///
 /// # Errors
 ///
-/// [`OpenError::Scheduler`] if the kernel lacks the scheduler.
+/// Returns [`OpenError::Scheduler`] if the kernel lacks the scheduler.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock that prevents two tests at the same time. The tests of both IP families use the same
-    /// address.
+    /// Lock that prevents two tests at the same time, because the tests of both IP families use the
+    /// same address.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -79,8 +79,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// Returns true if an existing virtual server has this scheduler. Ignores the virtual server that
-/// an interrupted test left.
+/// Returns true if an existing virtual server uses this scheduler. Ignores a virtual server that an
+/// interrupted test left.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -88,9 +88,9 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Checks whether the kernel has a scheduler, without a write to the kernel. If the scheduler is
-/// missing, returns a clause with the reason. Returns `None` if the kernel has the scheduler or the
-/// result is unclear, as in a container without `/lib/modules`.
+/// Checks whether the kernel has a scheduler, without writing to the kernel. If the kernel lacks
+/// the scheduler, returns the reason as a clause. Returns `None` if the kernel has the scheduler,
+/// or if the result is unclear, for example in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

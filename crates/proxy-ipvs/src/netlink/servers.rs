@@ -17,14 +17,15 @@ use crate::plan::{Op, Outcome};
 use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
 use write::Writing;
 
-/// Access to the virtual servers of one family.
+/// Access to the virtual servers of one IP family.
 #[derive(Debug)]
 pub(super) struct Servers {
     ipvs: Ipvs,
     family: IpFamily,
     /// True if the kernel accepts the flag [`Properties::OWNED`], as all known kernels do.
     takes_notes: bool,
-    /// Kernel's counter of virtual servers. `None` for IPv6, for which the kernel has no counter.
+    /// The kernel's counter of virtual servers. `None` for IPv6, for which the kernel has no
+    /// counter.
     counter: Option<ServiceCounter>,
 }
 
@@ -41,8 +42,8 @@ impl Servers {
         })
     }
 
-    /// Returns the number of virtual servers in the kernel. If the kernel has no counter of virtual
-    /// servers, reports whether the virtual server `one` exists.
+    /// Returns the number of virtual servers in the kernel. If the kernel does not count them,
+    /// returns whether the virtual server `one` exists.
     pub(super) fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Error> {
         if let Some(counter) = &self.counter
             && let Ok(count) = counter.count()
@@ -57,7 +58,8 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// Reads all virtual servers of this family. Skips protocols that a Service cannot have.
+    /// Reads all virtual servers of this IP family. Skips those with a protocol that no Service can
+    /// have.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -72,7 +74,7 @@ impl Servers {
             };
             let mut destinations: Vec<_> = destinations.iter().map(real_server).collect();
             destinations.sort_unstable();
-            // Removes duplicates. If another program changes the list during the read, a
+            // Removes duplicates: if another program changes the list during the read, a
             // destination may occur twice.
             destinations.dedup_by_key(|real| real.target);
             let name = service.scheduler.as_str();
@@ -87,8 +89,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns each destination's number of active and inactive connections, without persistence
-    /// templates. Upstream kube-proxy also drains a destination until this number is 0.
+    /// Returns the number of active and inactive connections of each destination. Does not count
+    /// persistence templates. Upstream kube-proxy also drains a destination until this number is 0.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -126,7 +128,7 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations. Sends as many messages as necessary.
+    /// Writes virtual servers and destinations, with as many netlink messages as necessary.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let (family, ipvs) = (self.ipvs.family(), &mut self.ipvs);
         let execute = |batch: &Batch| ipvs.execute(batch);

@@ -1,4 +1,4 @@
-//! The `KUBE-*` sets of one family, over nfnetlink.
+//! The `KUBE-*` ipsets of one IP family, over nfnetlink.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
-/// Access to the sets of one IP family.
+/// Access to our ipsets of one IP family.
 #[derive(Debug)]
 pub(super) struct Sets {
     ipset: Ipset,
@@ -38,9 +38,9 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads only our sets, one by one, because other programs' sets may be huge. Omits another
-    /// program's set that has our name but another type: the later attempt to create our set
-    /// reports the reason.
+    /// Reads our sets one by one instead of all sets at once, because other programs' sets may be
+    /// huge. Skips another program's set that has our name but another type: the later attempt to
+    /// create our set reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -54,7 +54,7 @@ impl Sets {
             };
             if serves_as(&found.header, set, self.family) {
                 dump.sizes.insert(set, size(&found.header));
-                // Skips entries that this proxy cannot have written.
+                // Skips members that this proxy cannot have written.
                 let members = found.entries.iter().filter_map(member).collect();
                 dump.members.insert(set, members);
             }
@@ -63,7 +63,7 @@ impl Sets {
     }
 
     /// Returns other programs' sets that have our names but another type. This proxy does not
-    /// remove such ipsets.
+    /// remove such sets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -141,8 +141,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set with a larger set of the same entries, because the kernel cannot resize a
-    /// set. The kernel swaps the two sets atomically, so rules see every member at all times.
+    /// Replaces a set with a larger set that has the same members, because the kernel cannot resize
+    /// a set. The kernel swaps the two sets atomically, so rules see every member at all times.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -162,8 +162,8 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Merges consecutive writes to the same set into one change, if all of them add or all of
-        // them remove.
+        // Combines consecutive writes to the same set into one request, if all of them add or all
+        // of them remove members.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -227,7 +227,7 @@ impl Sets {
 }
 
 /// Returns advice for removing another program's set that has our name. The advice depends on
-/// whether rules match the set. Rules match sets by name, so even our own rules may match this set.
+/// whether rules match the set. Rules match sets by name, so our own rules may match this set, too.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -338,8 +338,8 @@ fn member(entry: &Entry) -> Option<Member> {
         } if mark == Mark::whole(mark.value) => {
             Member::AddressPortMark(ip, known(protocol)?, port, mark.value)
         }
-        // Treats an entry with a wrong mark mask as a member without a mark. No Service wants such
-        // a member, so the proxy removes it. The kernel ignores the mark in this removal.
+        // Treats an entry with an unexpected mark mask as a member without a mark. No Service wants
+        // such a member, so the proxy removes it. The kernel ignores the mark in a removal.
         Entry::IpPort { ip, protocol, port }
         | Entry::IpPortMark {
             ip, protocol, port, ..

@@ -1,4 +1,4 @@
-//! Converts the kernel's replies to requests about the link and its addresses to outcomes.
+//! Converts the kernel's replies about the link and its addresses to outcomes.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use route_netlink::{Error, Refusal, Reply};
 use crate::netlink::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::plan::{Op, Outcome};
 
-/// Converts the reply to a request about the link to an outcome.
+/// Converts the reply to a request about the link.
 pub(super) fn judged(
     result: Result<(), Error>,
     refused: impl FnOnce(&Refusal) -> Outcome,
@@ -20,7 +20,7 @@ pub(super) fn judged(
     }
 }
 
-/// Converts the reply to a request about an address or a range to an outcome.
+/// Converts the reply to a request about an address or a range.
 pub(super) fn outcome(op: &Op, reply: Reply) -> Outcome {
     let refusal = match reply {
         Reply::Done => return Outcome::Done,

@@ -13,7 +13,7 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// Writes in progress, and the function that sends a batch and returns the replies.
+/// Writer of virtual servers and destinations. `execute` sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
@@ -21,8 +21,8 @@ pub(super) struct Writing<'a, E> {
     /// Virtual servers that the kernel refused. Writes of their destinations fail for the same
     /// reason.
     missing: BTreeSet<VirtualServerKey>,
-    /// Other programs' virtual servers with keys that Services want. They get none of our
-    /// destinations.
+    /// Other programs' virtual servers with keys that Services want. The writer adds no
+    /// destinations to these virtual servers.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -54,13 +54,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Performs writes that fit into one send.
+    /// Performs writes that fit into one batch.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // Repeats the refused writes without the optional flag that marks our virtual servers.
+        // Repeats the refused writes without the optional ownership flag of our virtual servers.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -82,7 +82,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // Skips writes that no netlink message can express.
+        // Leaves out writes that no netlink message can express.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -134,8 +134,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Removes the destinations that these writes have just added to another program's virtual
-    /// servers. The kernel's replies show that these virtual servers are not ours.
+    /// Removes the destinations that these writes have just added to other programs' virtual
+    /// servers. The kernel's replies have shown that these virtual servers are not ours.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -188,16 +188,16 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
 }
 
 /// Sorts consecutive removals by virtual server, in the reverse order of additions. The plan has
-/// already sorted the destinations of each virtual server in that order.
+/// already sorted the destinations of each virtual server in that reverse order.
 ///
 /// **Faster additions.** The kernel keeps a removed destination for two to three minutes in a trash
-/// list, with the latest at the head. For each added destination, it searches this list from the
-/// head. So destinations that return after an outage should be near the head: 20,000 additions then
-/// take 0.03 s instead of 0.6 s, and the difference grows with the square of their number. New
-/// destinations gain nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
+/// list, with the latest at the head. For each added destination, the kernel searches this list
+/// from the head. So destinations that return after an outage should be near the head: 20,000
+/// additions then take 0.03 s instead of 0.6 s. The difference grows with the square of their
+/// number. New destinations gain nothing from any order (`ipvs-netlink/examples/trash_cost.rs`).
 ///
-/// **Faster removals.** The kernel searches a virtual server's destinations from the youngest, and
-/// this order removes the youngest first.
+/// **Faster removals.** The kernel searches a virtual server's destinations from the youngest to
+/// the oldest, and this order removes the youngest first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) | Op::RemoveDestination(key, _) => Some(key),
@@ -224,7 +224,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// Returns true if this error may mean that the kernel does not know the ownership flag.
+/// Returns true if this error may mean that the kernel rejects the ownership flag.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -301,7 +301,8 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination with this proxy's attributes, such as network address translation.
+/// Encodes a destination with the attributes that this proxy sets, such as network address
+/// translation.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
@@ -326,7 +327,7 @@ mod tests {
     /// Fake kernel that accepts only the flags in `known`.
     struct Strict {
         known: u32,
-        /// Virtual servers: encoded attributes and flags.
+        /// Virtual servers that the fake kernel has: encoded attributes and flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -397,7 +398,7 @@ mod tests {
         ServiceAddress::new([192, 0, 2, 1].into(), port, Protocol::Tcp).into()
     }
 
-    /// Returns the writes that create three virtual servers with one destination each. The second
+    /// Returns the writes that create three virtual servers, each with one destination. The second
     /// virtual server serves a NodePort.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
@@ -427,7 +428,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // The proxy no longer sends the refused flag, so the next writes need only one send.
+        // The writer no longer sends the refused flag, so the next writes need only one send.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -492,7 +493,7 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// Encoded attributes of a virtual server and of one of its destinations.
+    /// Encoded attributes of a virtual server, and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
     /// Fake lists of destinations. Like the kernel, inserts at the head and searches from the head.
