@@ -1,9 +1,9 @@
-//! A strict fake kernel for tests. It refuses the same writes as the real kernel, and a refused
-//! write changes nothing.
+//! A strict fake kernel for tests. It refuses the same writes as the real kernel. A refused write
+//! changes nothing.
 //!
-//! The fake kernel also counts processes and netlink messages. One message can contain many members
-//! of one set. The fake kernel handles no packets: the tests in the lab (a test virtual machine)
-//! check IPVS with real packets.
+//! The fake kernel also counts started processes and netlink messages. One message can contain many
+//! members of one set. The fake kernel handles no packets: the tests in the lab (a test virtual
+//! machine) check IPVS with real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// Handle of a fake kernel. Clones share the kernel.
+/// Handle of a fake kernel. All clones of a handle share one kernel.
 #[derive(Debug)]
 pub struct FakeKernel {
     state: Arc<Mutex<State>>,
@@ -76,7 +76,7 @@ impl FakeKernel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the state, or an error if this part of the state is unreadable.
+    /// Returns the state, or an error if the test has made this part of the state unreadable.
     fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {
@@ -85,7 +85,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the work and the successful writes since the last call.
+    /// Returns the work and the successful writes since the last call of this function.
     pub fn take_work(&self) -> (Work, Vec<Op>) {
         let mut state = self.state();
         (

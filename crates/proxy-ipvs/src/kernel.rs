@@ -15,11 +15,11 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Access to the kernel for one IP family. There are two implementations: netlink, and a strict
-/// fake for tests. Each lane (worker thread) has its own instance.
+/// Access to the kernel for one IP family. The two implementations are netlink, and a strict fake
+/// for tests. Each lane (worker thread) has its own instance.
 pub trait Kernel: Send + 'static {
-    /// Returns the current time, with which callers measure writes. A fake kernel may have its own
-    /// clock.
+    /// Returns the current time, with which callers measure how long writes take. A fake kernel may
+    /// have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -45,8 +45,8 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and advice for the operator.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
-    /// Returns the rules of the shim, and leftovers of other modes. Starts a process only if a rule
-    /// in the kernel changed since the last read. The first read starts one process for each
+    /// Returns the rules of the shim, and leftovers of other modes. Starts a process only if rules
+    /// in the kernel have changed since the last read. The first read starts one process for each
     /// iptables backend that has rules.
     ///
     /// # Errors
@@ -54,20 +54,20 @@ pub trait Kernel: Send + 'static {
     /// Returns the reason and advice for the operator.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
-    /// Returns the number of virtual servers if the kernel reports the number. Otherwise reports
-    /// whether the virtual server `one` exists. Needs one or two system calls for any number of
-    /// virtual servers.
+    /// Returns the number of virtual servers if the kernel counts them. Otherwise returns whether
+    /// the virtual server `one` exists. Needs one or two system calls, however many virtual servers
+    /// exist.
     ///
     /// # Errors
     ///
     /// Returns the reason and advice for the operator.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
-    /// Makes the kernel load a scheduler. Blocks until the kernel has loaded the module.
+    /// Makes the kernel load a scheduler's module. Blocks until the module is loaded.
     ///
     /// # Errors
     ///
-    /// Returns the reason and advice for the operator if the kernel has no such scheduler.
+    /// Returns the reason and advice for the operator if the kernel lacks the scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
     /// Performs the writes of a plan in order, and continues after a failed write. Returns one
@@ -75,7 +75,7 @@ pub trait Kernel: Send + 'static {
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
     /// Returns the number of connections, active and inactive, of each destination of these virtual
-    /// servers. Skips virtual servers that no longer exist.
+    /// servers. Skips virtual servers that do not exist.
     ///
     /// # Errors
     ///
@@ -89,11 +89,11 @@ pub trait Kernel: Send + 'static {
 /// Content of our sets in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundSets {
-    /// Members of each set.
+    /// Members of each of our sets.
     pub members: BTreeMap<Set, BTreeSet<Member>>,
-    /// Capacity of each set, in members.
+    /// Capacity of each of our sets, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// Members of the sets of the former shim, from an earlier run. Only the first read returns
+    /// Members that an earlier run left in the sets of the former shim. Only the first read returns
     /// these members. Until the proxy removes them, they prove ownership of virtual servers.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
@@ -103,62 +103,65 @@ pub struct FoundSets {
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link, as addresses or routes according to `--ipvs-vip-mode`.
+    /// Service addresses on the link, as addresses or routes depending on `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks with one local route each, and whether that route has the current source address.
+    /// Networks that a single local route makes local. The value tells whether that route has the
+    /// current source address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
-    /// Addresses of all other interfaces.
+    /// Addresses of all interfaces except `kube-ipvs0`.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Networks that no range may make local. Empty unless `--ipvs-vip-mode=range`.
     pub networks: Networks,
 }
 
-/// Rules of the shim, and leftovers of other modes.
+/// Content of the shim, and leftovers of other modes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundRules {
-    /// Rules of the shim.
+    /// Rules of the shim (the rules beside IPVS).
     pub rules: Rules,
-    /// Leftovers of other modes, by their place in the kernel. Places without leftovers are absent.
+    /// Leftovers of other modes, by their place in the kernel. Contains only places that have
+    /// leftovers.
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
-/// Response to a glance: the cheap check of virtual servers.
+/// Response to a glance, the cheap check that virtual servers still exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
-    /// Number of virtual servers in the family, including other programs' virtual servers.
+    /// Number of virtual servers of the IP family, including other programs' virtual servers.
     Count(u32),
     /// True if the queried virtual server exists.
     IsThere(bool),
 }
 
-/// The kernel's state for one family, including other programs' entries.
+/// The kernel's state for one IP family, including other programs' entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on the link, as addresses or routes according to `--ipvs-vip-mode`. IPv6
-    /// link-local addresses are not included.
+    /// Service addresses on the link, as addresses or routes depending on `--ipvs-vip-mode`. Does
+    /// not contain IPv6 link-local addresses.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on the link that an earlier run with another `--ipvs-vip-mode` bound.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// Networks with one local route each, and whether that route has the current source address.
+    /// Networks that a single local route makes local. The value tells whether that route has the
+    /// current source address.
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,
-    /// Addresses on every other interface, except loopback addresses and IPv6 link-local addresses.
+    /// Addresses of all other interfaces, except loopback addresses and IPv6 link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
-    /// Our existing sets, with their members.
+    /// Our sets that exist, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,
-    /// Capacity of each set, in members.
+    /// Capacity of each of our sets, in members.
     pub set_sizes: BTreeMap<Set, u32>,
     /// All virtual servers, each with its destinations.
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Rules of the shim, or `None` if not read.
+    /// Rules of the shim, or `None` if the rules were not read.
     pub rules: Option<Rules>,
-    /// Leftovers of other modes, by their place in the kernel, or `None` if not read. Places
-    /// without leftovers are absent.
+    /// Leftovers of other modes, by their place in the kernel. Contains only places that have
+    /// leftovers. `None` if the leftovers were not read.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 
@@ -184,7 +187,7 @@ const NAMING: [Set; 5] = [
     Set::NodePortSctp,
 ];
 
-/// Evidence that shows who created a virtual server.
+/// Evidence in the kernel that shows who created a virtual server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evidence<'a> {
     pub(crate) bound: &'a BTreeSet<IpAddr>,
@@ -220,9 +223,9 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// Returns true if a set contains this address with a port. The sets then contain every virtual
-    /// server that a kube-proxy created at this address. All other virtual servers at the address
-    /// are foreign.
+    /// Returns true if a set contains this address together with any port. If so, the sets contain
+    /// every virtual server that a kube-proxy created at this address, and all other virtual
+    /// servers at the address are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);
@@ -234,5 +237,5 @@ impl Evidence<'_> {
     }
 }
 
-/// Name of the data that [`Kernel::connections`] reads, for [`Unreadable`].
+/// Name, in error messages, of the data that [`Kernel::connections`] reads.
 pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";

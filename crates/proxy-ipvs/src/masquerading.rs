@@ -5,13 +5,13 @@
 //!
 //! 1. Before a virtual server gets endpoints on other nodes, the proxy ends the virtual server's
 //!    exemption from masquerading.
-//! 2. After the virtual server has lost its endpoints on other nodes, it becomes exempt again.
+//! 2. The virtual server becomes exempt again only after it has lost its endpoints on other nodes.
 //! 3. With `--ipvs-semantics=exact`, packets are exempt only while they have a mark: the exemption
 //!    begins after the mark is added, and ends before the mark is removed.
-//! 4. If another Service takes over the virtual server, masquerading and the firewall of source
-//!    ranges end after the virtual server has lost the former Service's endpoints.
+//! 4. If the virtual server moves to another Service, masquerading and the firewall of source
+//!    ranges end only after the virtual server has lost the former Service's endpoints.
 //!
-//! It does no harm to masquerade packets a little too long.
+//! Masquerading packets a little too long does no harm.
 
 use std::time::Instant;
 
@@ -34,8 +34,8 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that a plan will create or change. The `bool` is true if the virtual server has
-/// destinations.
+/// Virtual servers that a plan will create or change. The `bool` is true if the kernel's virtual
+/// server has destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
@@ -59,8 +59,9 @@ impl ChangingServers {
         Self { keys, ports }
     }
 
-    /// Returns true if the member exempts a virtual server with destinations, and false if that
-    /// virtual server has none. Returns `None` if the member exempts no virtual server.
+    /// Returns true if this member exempts a virtual server that has destinations, and false if it
+    /// exempts a virtual server without destinations. Returns `None` if it exempts none of these
+    /// virtual servers.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -78,7 +79,7 @@ impl ChangingServers {
     }
 }
 
-/// Returns the writes that remove unwanted exemptions from masquerading, before a plan changes the
+/// Returns the writes that remove unwanted exemptions from masquerading before a plan changes the
 /// exempt virtual servers.
 pub(crate) fn end_exemptions(
     tables: &Tables,
@@ -101,7 +102,7 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Sets for packets from outside the cluster. Their members mark packets for a fwmark virtual
+/// Sets for packets from outside the cluster. Their members mark packets for an fwmark virtual
 /// server, or exempt packets from masquerading.
 const OF_OUTSIDE: [Set; 6] = [
     Set::LoadBalancerLocal,
@@ -113,9 +114,9 @@ const OF_OUTSIDE: [Set; 6] = [
 ];
 
 /// Returns true if a set member must wait until its fwmark virtual server accepts new connections.
-/// Meanwhile, packets from outside use the virtual server at their destination address, and rules
-/// masquerade these packets. If neither virtual server exists, nothing waits: the member must come
-/// before the virtual servers.
+/// Until then, packets from outside use the virtual server at their destination address, and rules
+/// masquerade these packets. If neither virtual server exists, nothing waits, because the kernel
+/// must get the member before the virtual servers.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -131,7 +132,7 @@ pub(crate) fn awaits_outside_server(
     };
     let servers = &tables.servers;
     let at = set.service_address(member);
-    // The set of a protocol's node ports names no address.
+    // A NodePort's set contains only ports, so compares the port and the protocol.
     let is_at = |own: ServiceAddress| match *member {
         Member::Port(port) => own.port == port && set == Set::node_port_local(own.protocol),
         _ => Some(own) == at,
@@ -145,17 +146,17 @@ pub(crate) fn awaits_outside_server(
     !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
 }
 
-/// Returns true if a virtual server sends new connections to any endpoint.
+/// Returns true if a virtual server sends new connections to at least one endpoint.
 fn serves(server: &VirtualServer) -> bool {
     server.destinations.iter().any(|real| real.weight > 0)
 }
 
-/// Returns true if a virtual server is ready for new connections, so that other entries need not
-/// wait for it. One of these conditions suffices:
+/// Returns true if entries that depend on a virtual server may be written now. One of these
+/// conditions suffices:
 ///
-/// - The virtual server exists, and sends new connections only to wanted endpoints. If any endpoint
-///   is wanted, at least one has a weight above 0. (During a drain, weights are 0. After a change
-///   of the Service, the former endpoints stay for a while.)
+/// - The virtual server exists, and sends new connections only to wanted endpoints. If the Service
+///   wants any endpoint, at least one endpoint has a weight above 0. (During a drain, weights are
+///   0. After a change of the Service, the former endpoints stay for a while.)
 /// - The write of the virtual server fails. No entry waits for a failing virtual server.
 fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
@@ -166,7 +167,7 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
-/// that adds the new mark removes the old mark first. If an address gets no other mark, the old
+/// that adds the new mark first removes the old mark. If an address gets no other mark, its old
 /// mark stays while the virtual server at the address still serves unwanted endpoints.
 pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Member> {
     let table = tables.members(Set::LocalMark);
@@ -190,9 +191,9 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Mem
     sorted(unwanted.into_iter().filter(is_free))
 }
 
-/// Returns true if an fwmark virtual server must keep its last endpoints for now: another Service
-/// took over an address whose packets still get the mark. These packets would be dropped until the
-/// mark is removed.
+/// Returns true if an fwmark virtual server must keep its last endpoints for now: one of its
+/// addresses has moved to another Service, but packets to this address still get the mark. Without
+/// endpoints, the kernel would drop these packets until the mark is removed.
 pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bool {
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
@@ -214,8 +215,8 @@ pub(crate) fn waits_for_new_owner(tables: &Tables, key: &VirtualServerKey) -> bo
 
 /// Returns true if a virtual server still sends new connections to unwanted endpoints. Returns
 /// false if the kernel has refused the write of the virtual server. While the result is true, no
-/// further packets may reach the virtual server: packets from outside keep their mark, and its
-/// address does not become local.
+/// additional packets may reach the virtual server: packets from outside keep their mark, and the
+/// virtual server's address does not become local.
 pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     let servers = &tables.servers;
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
@@ -226,14 +227,14 @@ pub(crate) fn loses_endpoints(tables: &Tables, key: &VirtualServerKey) -> bool {
     !servers.is_failing(key) && pairs.any(|(there, wanted)| serves(there) && !serves(wanted))
 }
 
-/// Sets whose members masquerade packets to all endpoints of a virtual server.
+/// Sets whose members make rules masquerade packets to a virtual server's endpoints.
 const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalancer];
 
-/// Sets of the clients that a load balancer's firewall admits.
+/// Sets that contain the clients that a load balancer's firewall admits.
 pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// Returns true if a set member must stay because another Service took over its virtual server,
-/// which still sends new connections to the former Service's endpoints. The member masquerades
+/// Returns true if a set member must stay because its virtual server has moved to another Service,
+/// but still sends new connections to the former Service's endpoints. The member masquerades
 /// packets to these endpoints, or belongs to the firewall that protects them. `losing` contains the
 /// result of [`losing_endpoints`].
 pub(crate) fn protects_removed_endpoints(
@@ -247,8 +248,8 @@ pub(crate) fn protects_removed_endpoints(
 }
 
 /// Returns the writes that remove unwanted clients from the firewall of virtual servers without
-/// endpoints, before these virtual servers get endpoints. A former Service may have admitted these
-/// clients.
+/// endpoints. A former Service may have admitted these clients, so they are removed before the
+/// virtual servers get endpoints.
 pub(crate) fn end_guards(tables: &Tables, now: Instant) -> Vec<Op> {
     let is_idle = |at: ServiceAddress| {
         let server = tables.servers.actual(&at.into());
@@ -275,7 +276,7 @@ pub(crate) fn losing_endpoints(tables: &Tables) -> impl Iterator<Item = ServiceA
 }
 
 /// Returns true if an unwanted mark must stay, together with the rules that set marks. While the
-/// virtual servers are unknown, every mark stays.
+/// virtual servers are unknown, every unwanted mark stays.
 pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let mut there = table.iter_actual().map(|(member, ())| member);
@@ -286,17 +287,17 @@ pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
     })
 }
 
-/// Sets whose rules drop packets to their members: the two sets of addresses without an endpoint,
-/// and the firewall of source ranges.
+/// Sets whose rules drop packets to their members: the two sets of service addresses without an
+/// endpoint, and the set of load balancers with a firewall (source ranges).
 const DROPS: [Set; 3] = [
     Set::Unserved,
     Set::UnservedOutside,
     Set::LoadBalancerFirewall,
 ];
 
-/// Returns true if an unwanted member of one of [`DROPS`] only harms: its rule would drop packets
-/// that the Service's clients may send. The firewall also protects a virtual server that is removed
-/// or still has the endpoints of a former Service.
+/// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
+/// that the Service's clients may send. A member of the firewall set is still useful while its
+/// virtual server is unwanted or still has the endpoints of a former Service.
 fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member) -> bool {
     let is_open = || {
         let at = set.service_address(member).map(VirtualServerKey::from);
@@ -320,8 +321,9 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) ->
     ended.collect()
 }
 
-/// Returns true if new rules would drop packets to obsolete members of a set. `new` returns true
-/// for each set that only the new rules match. Ignores members that the kernel refuses to remove.
+/// Returns true if new rules would drop packets because of obsolete members of a set. `new` returns
+/// true for each set that only the new rules match. Ignores members that the kernel refuses to
+/// remove.
 pub(crate) fn would_drop(tables: &Tables, new: impl Fn(Set) -> bool) -> bool {
     let mut sets = DROPS.into_iter().filter(|set| new(*set));
     sets.any(|set| {
@@ -352,7 +354,8 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     let VirtualServerKey::Mark { mark, .. } = key else {
         return false;
     };
-    // The shim of an earlier run marks packets until its table or its rules are removed.
+    // An earlier run's shim marks packets until its nftables table or its iptables rules are
+    // removed.
     let mut leftovers = tables.leftovers.iter_actual();
     let marks_packets = |place| matches!(place, LeftoverPlace::OwnTable | LeftoverPlace::Other(_));
     if leftovers.any(|(place, _)| marks_packets(*place)) {
@@ -366,8 +369,8 @@ pub(crate) fn is_marked(tables: &Tables, marks: &Marks, key: &VirtualServerKey) 
     there.any(|(member, ())| matches!(member, Member::AddressPortMark(.., of) if of == mark))
 }
 
-/// Returns removed endpoints that may still receive packets. Their removal is pending, or the
-/// kernel's reply to the removal was lost.
+/// Returns removed endpoints that may still receive packets, because their removal is pending or
+/// the kernel's reply to the removal was lost.
 pub(crate) fn still_served(tables: &Tables, marks: &Marks) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

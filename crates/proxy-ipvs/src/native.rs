@@ -1,6 +1,6 @@
 //! `--ipvs-shim=nftables`: rules and sets in this proxy's own nftables table, for nodes without
-//! iptables and ipset. This module contains only data; [`netlink`](crate::netlink) writes the table
-//! to the kernel.
+//! iptables and ipset. This module contains only data. The module [`netlink`](crate::netlink)
+//! writes the table to the kernel.
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
@@ -8,7 +8,7 @@
 //!     chains   nat-prerouting, …: with the verdicts of the iptables shims (`shim::native`)
 //! ```
 //!
-//! One worker thread writes the sets together with the virtual servers, and another worker thread
+//! One worker thread writes the sets together with the virtual servers. Another worker thread
 //! writes the chains.
 
 mod content;
@@ -22,5 +22,5 @@ pub(crate) use sets::{
 };
 
 /// Name of the table with which the daemon tests whether the kernel supports the shim. The daemon
-/// never commits the transaction with this table.
+/// never commits the transaction that contains this table.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

@@ -1,8 +1,8 @@
-//! The installed shim: chains of iptables with their rules and jumps, or the content of an nftables
+//! The installed shim: iptables chains with their rules and jumps, or the content of an nftables
 //! table.
 //!
-//! Rules of iptables have the format of `iptables-save`. So the proxy can compare wanted rules with
-//! the kernel's rules as text.
+//! Rules of iptables are stored in the format of `iptables-save`. So the proxy can compare wanted
+//! rules with the kernel's rules as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// Tables of the shim (the rules beside IPVS), in the order of writing. The kernel replaces each
-/// table separately, so the order matters. Table mangle comes first: packets must have their mark
-/// before rules in table nat let them pass to IPVS.
+/// Iptables tables of the shim (the rules beside IPVS), in the order of writing. The order matters,
+/// because the kernel replaces each table separately. Table mangle comes first: packets must have
+/// their mark before rules in table nat let them pass to IPVS.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 
 /// Chains of `--ipvs-semantics=exact` that packets pass before IPVS. The chains are in table
@@ -45,7 +45,7 @@ pub(crate) const ALL_CHAINS: [(Table, &str); 13] = {
     all
 };
 
-/// Our chains, in the order in which upstream creates them.
+/// Our chains that upstream also has, in the order in which upstream creates them.
 pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Nat, "KUBE-SERVICES"),
     (Table::Nat, "KUBE-POSTROUTING"),
@@ -61,8 +61,8 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
 ];
 
 /// Jumps from the built-in chains to our chains. Some jumps exist only when needed. The proxy
-/// inserts each missing jump at the head of its built-in chain, in this order. So in an empty
-/// chain, the last jump of this list becomes the first rule.
+/// inserts each missing jump at the head of its built-in chain, in the order of this list. So in an
+/// empty chain, the last jump of this list becomes the first rule.
 pub(crate) const JUMPS: [Jump; 11] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -86,15 +86,15 @@ pub(crate) const JUMPS: [Jump; 11] = {
     ]
 };
 
-/// Content of the shim for one IP family: chains with rules, and jumps, as lines of
+/// Content of the shim for one IP family. For iptables: chains with rules, and jumps, as lines of
 /// `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Our chains, each with its rules in order. A rule begins with `-A`.
+    /// Our iptables chains, each with its rules in order. Each rule begins with `-A`.
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
-    /// Jumps from built-in chains into our chains.
+    /// Jumps from built-in chains to our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// Content of the nftables table. Empty if the shim is in iptables.
+    /// Content of our nftables table. Empty if the shim is in iptables.
     native: Content,
 }
 
@@ -119,7 +119,7 @@ impl Rules {
         }
     }
 
-    /// Returns the rules of a shim in nftables with this content.
+    /// Creates the rules of a shim in nftables from this content.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
             native,
@@ -127,7 +127,7 @@ impl Rules {
         }
     }
 
-    /// Returns the name of the kernel interface of the rules: iptables or nftables.
+    /// Returns the name of the rules' kernel interface: iptables or nftables.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -136,12 +136,12 @@ impl Rules {
         }
     }
 
-    /// Returns the nftables content.
+    /// Returns the content of our nftables table.
     pub(crate) fn native(&self) -> &Content {
         &self.native
     }
 
-    /// Returns the sets that these wanted rules match but the installed rules do not match.
+    /// Returns the sets that these wanted rules match, but the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -193,7 +193,8 @@ impl Rules {
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
-                // Writes table mangle only if the wanted or the installed shim has chains there.
+                // Writes table mangle only if the wanted or the installed shim has chains in this
+                // table.
                 let is_on_demand = table == Table::Mangle;
                 if is_on_demand && !self.has_chain_in(table) && !installed.has_chain_in(table) {
                     continue;
@@ -203,7 +204,8 @@ impl Rules {
                     chains.any(|(of, chain)| *of == table && chain == name)
                 };
                 restore.begin(table)?;
-                // Declares each chain, which empties it. The same transaction adds its rules again.
+                // Declares each chain, which empties the chain. The same transaction adds the
+                // chain's rules again.
                 let chains = ALL_CHAINS.iter().filter(|chain| chain.0 == table);
                 for (_, name) in chains.clone() {
                     if !is_on_demand || is_in(self, name) || is_in(installed, name) {
@@ -243,7 +245,7 @@ impl Rules {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists the changes that another program made since `before`, one per line.
+    /// Lists the changes that another program has made since `before`, one per line.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -284,14 +286,14 @@ impl Rules {
             .flat_map(|((table, _), lines)| lines.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// Returns the number of rules, for reports.
+    /// Returns the number of rules in iptables or nftables, for reports.
     pub fn len(&self) -> usize {
         let chains = self.chains.values().map(Vec::len);
         chains.sum::<usize>() + self.jumps.len() + self.native.len()
     }
 }
 
-/// Verbs for a list of differences, such as planned writes or another program's changes.
+/// Verbs for a list of differences. The list describes planned writes or another program's changes.
 struct Verbs {
     add: &'static str,
     remove: &'static str,

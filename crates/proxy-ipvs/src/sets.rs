@@ -1,8 +1,8 @@
-//! The `KUBE-*` sets: a table with upstream's name, type and comment of each set.
+//! The `KUBE-*` sets, with upstream's name, type and comment of each set.
 //!
 //! - Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`.
-//! - The comment is not stored in the set. It appears in the iptables rules that match the set.
-//! - Names of IPv6 sets begin with `KUBE-6-`. They are cut to the kernel's limit of 31 characters
+//! - The comment is not stored in the set. It is part of the iptables rules that match the set.
+//! - Names of IPv6 sets begin with `KUBE-6-`. A name is cut to the kernel's limit of 31 characters
 //!   (`IPSET_MAXNAMELEN` without the final NUL).
 
 use std::fmt;
@@ -13,7 +13,7 @@ use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
-/// A set that our rules beside IPVS (the shim) match.
+/// A set that the shim (our rules beside IPVS) matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "each is described by its row in ROWS")]
@@ -40,20 +40,20 @@ pub enum Set {
     UnservedOutside,
 }
 
-/// Type of a set's members.
+/// Type of a set, which determines its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetKind {
-    /// Addresses (`hash:ip`).
+    /// Addresses only (`hash:ip`).
     Address,
-    /// Addresses with a port (`hash:ip,port`).
+    /// Addresses, each with a protocol and port (`hash:ip,port`).
     AddressPort,
-    /// Pairs of an address with a port and a source address (`hash:ip,port,ip`).
+    /// Addresses with a protocol and port, each paired with a source address (`hash:ip,port,ip`).
     AddressPortAddress,
-    /// Pairs of an address with a port and a source network (`hash:ip,port,net`).
+    /// Addresses with a protocol and port, each paired with a source network (`hash:ip,port,net`).
     AddressPortNet,
-    /// Ports (`bitmap:port` with range 0-65535).
+    /// Ports only (`bitmap:port` with the range 0-65535).
     Port,
-    /// Addresses with a port, each with the mark for packets to this address and port
+    /// Addresses with a protocol and port, each with the mark for packets to this destination
     /// (`hash:ip,port` with `skbinfo`).
     AddressPortMark,
 }
@@ -74,7 +74,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// Table of all sets, in the order of [`Set`]. A set's number is the index of its row.
+/// Table of all sets, in the order of [`Set`]. The number of a set is the index of its row.
 const ROWS: [SetRow; 20] = [
     row(
         Set::LoopBack,
@@ -201,7 +201,7 @@ const ROWS: [SetRow; 20] = [
 /// Number of upstream's sets, which are the first rows of [`ROWS`].
 const UPSTREAM: usize = 17;
 
-/// Longest set name in the kernel, in bytes.
+/// Maximum length of a set name in the kernel, in bytes.
 const MAX_NAME: usize = 31;
 
 impl Set {
@@ -222,7 +222,7 @@ impl Set {
 
     /// Number of upstream's sets.
     pub const COUNT: usize = UPSTREAM;
-    /// Number of all sets.
+    /// Number of all sets, including the sets that only `--ipvs-semantics=exact` uses.
     pub(crate) const EVERY: usize = ROWS.len();
 
     fn row(self) -> &'static SetRow {
@@ -244,7 +244,7 @@ impl Set {
         name
     }
 
-    /// Returns the set's name in the kernel as a static string, for targets of iptables.
+    /// Returns the set's name in the kernel as a static string, for iptables targets.
     pub(crate) fn static_name(self, family: IpFamily) -> &'static str {
         static NAMES: LazyLock<[[String; Set::EVERY]; 2]> = LazyLock::new(|| {
             IpFamily::ALL.map(|family| ROWS.each_ref().map(|row| row.set.name(family)))
@@ -287,15 +287,15 @@ impl Set {
         }
     }
 
-    /// Returns true if the set's members prove ownership of virtual servers. So the proxy removes a
-    /// virtual server before the members that prove its ownership.
+    /// Returns true if the set's members prove ownership of virtual servers. If so, the proxy
+    /// removes a virtual server before the members that prove its ownership.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. Returns `None` for two kinds of members: a
-    /// loop-back member, which contains an endpoint, and a NodePort, which is served at several
-    /// addresses.
+    /// Returns the service address that a member contains. Returns `None` for addresses without a
+    /// port, for NodePorts, which are served at several addresses, and for loop-back members, which
+    /// contain an endpoint.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -328,20 +328,20 @@ impl Set {
     }
 }
 
-/// A member of a set, displayed in the format of `ipset`.
+/// A member of a set. Displayed in the format of `ipset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
-    /// Address (`ADDRESS`).
+    /// An address (`ADDRESS`).
     Address(IpAddr),
-    /// Address and port (`ADDRESS,PROTOCOL:PORT`).
+    /// An address with protocol and port (`ADDRESS,PROTOCOL:PORT`).
     AddressPort(IpAddr, Protocol, u16),
-    /// Address, port and source address (`ADDRESS,PROTOCOL:PORT,ADDRESS`).
+    /// An address with protocol and port, and a source address (`ADDRESS,PROTOCOL:PORT,ADDRESS`).
     AddressPortAddress(IpAddr, Protocol, u16, IpAddr),
-    /// Address, port and source network (`ADDRESS,PROTOCOL:PORT,NETWORK`).
+    /// An address with protocol and port, and a source network (`ADDRESS,PROTOCOL:PORT,NETWORK`).
     AddressPortNet(IpAddr, Protocol, u16, IpNet),
-    /// Port (`PORT`).
+    /// A port (`PORT`).
     Port(u16),
-    /// Address and port with a mark (`ADDRESS,PROTOCOL:PORT,MARK`).
+    /// An address with protocol and port, and a packet mark (`ADDRESS,PROTOCOL:PORT,MARK`).
     AddressPortMark(IpAddr, Protocol, u16, u32),
 }
 
@@ -352,7 +352,8 @@ impl From<ServiceAddress> for Member {
 }
 
 impl Member {
-    /// Returns the prefix length of the member's network, or `None` for a member without a network.
+    /// Returns the prefix length of the member's source network, or `None` for a member without a
+    /// network.
     pub(crate) fn prefix_len(&self) -> Option<u8> {
         match self {
             Self::AddressPortNet(.., net) => Some(net.prefix_len()),
@@ -360,8 +361,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint of a loop-back member. Rules masquerade packets that this endpoint
-    /// sends to itself. Returns `None` for any other member.
+    /// Returns the endpoint that a loop-back member contains. Rules masquerade the packets that
+    /// this endpoint sends to itself. Returns `None` for any other member.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

@@ -1,5 +1,5 @@
 //! The shim: the few rules beside IPVS that masquerade packets and filter them by sets.
-//! `--ipvs-shim` chooses one of three implementations with the same verdicts:
+//! `--ipvs-shim` selects one of three implementations with the same verdicts:
 //!
 //! ```text
 //!   upstream  upstream's chains and rules ╮ of iptables
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The number of rules depends on which sets have members, not on the number of Services. The only
-//! exception is KUBE-IPVS-OUT-FILTER in iptables: it has one rule for each load-balancer address
-//! whose source ranges exclude this node.
+//! exception is the iptables chain KUBE-IPVS-OUT-FILTER. It has one rule for each load-balancer
+//! address whose source ranges exclude this node.
 
 mod early;
 mod lean;
@@ -36,15 +36,15 @@ const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
 const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
-/// Inputs from which the rules are computed.
+/// Inputs from which the shim's rules are computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
     /// IP family of the rules.
     pub family: IpFamily,
-    /// Sets with members.
+    /// Sets that the rules must match, because they have members.
     pub filled: BTreeSet<Set>,
     /// Load-balancer addresses to which this node must not connect, because their source ranges
-    /// exclude it. See
+    /// exclude the node. See
     /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
     /// Ranges of service addresses: networks that local routes make local.
@@ -52,13 +52,14 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// Returns the rules of this shim.
+    /// Returns the rules of the shim that `config` selects, without source ranges in nftables.
     pub fn rules(&self, config: &Config) -> Rules {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules if the source ranges have these prefix lengths. Only nftables needs the
-    /// lengths: in iptables, one set contains source ranges of all prefix lengths.
+    /// Returns the rules of the shim that `config` selects. `prefixes` contains the prefix lengths
+    /// of source ranges. Only nftables needs them: in iptables, one set contains source ranges of
+    /// all prefix lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -94,8 +95,8 @@ impl Shim {
     }
 
     /// Returns the rule that accepts `ping` requests to service addresses (`--ipvs-answer-ping`),
-    /// or `None` if no such rule is needed. The kernel replies to pings at every local address.
-    /// Later rules still reject pings to unused addresses of a range.
+    /// or `None` if no such rule is needed. The kernel itself replies to `ping` at every local
+    /// address. Later rules still reject `ping` requests to unused addresses of a range.
     fn ping_rule(&self, config: &Config) -> Option<Rule> {
         let matches = [
             Match::Icmp(self.family),
@@ -110,10 +111,10 @@ impl Shim {
         config.answers_ping && self.is_filled(Set::IpvsIps)
     }
 
-    /// Returns the last rules of a chain that filters access to the node. These rules match whole
-    /// ranges, because no set contains all addresses of a range. They reject packets to ports
-    /// without a Service. `exposed` contains the matches for such packets, and is empty if earlier
-    /// rules have handled all packets to ports with a Service.
+    /// Returns the last rules of a chain that protects the node's own processes. These rules match
+    /// whole ranges, because no set contains all addresses of a range. They reject packets to ports
+    /// without a Service. `exposed` contains matches that select such packets. It is empty if
+    /// earlier rules have handled all packets to ports with a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
         let except = except.iter();
@@ -127,7 +128,7 @@ impl Shim {
     }
 
     /// Returns matches for the node's own packets to the members of a set, if a rule must
-    /// masquerade these packets. Such a rule exists with `--ipvs-semantics=exact`, which lets the
+    /// masquerade these packets. Only `--ipvs-semantics=exact` has such a rule, because it lets the
     /// node use all endpoints under any traffic policy. Otherwise returns `None`.
     fn own_packets_to(
         &self,
@@ -145,7 +146,7 @@ impl Shim {
     }
 }
 
-/// Returns the loopback network.
+/// Returns the loopback network of this IP family.
 pub(crate) fn loopback(family: IpFamily) -> IpNet {
     match family {
         IpFamily::V4 => LOCALHOST,
@@ -153,10 +154,10 @@ pub(crate) fn loopback(family: IpFamily) -> IpNet {
     }
 }
 
-/// Match for the first packet of a flow.
+/// Match for the first packet of each flow.
 const NEW: Match = Match::State(&[FlowState::New]);
 
-/// Returns the packet fields for a look-up in the set of a protocol's NodePorts.
+/// Returns the packet fields that a rule looks up in the set of a protocol's NodePorts.
 fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     match protocol {
         Protocol::Sctp => DST_DST,
@@ -164,8 +165,8 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Returns the condition for masquerading packets to a cluster IP: a match, and the packet fields
-/// that the rule looks up in the set. Returns `None` if no rule is needed.
+/// Returns the condition under which packets to a cluster IP are masqueraded: a match, and the
+/// packet fields that the rule looks up in the set. Returns `None` if no rule is needed.
 ///
 /// Without a detector of local traffic, rules masquerade only packets whose source is a service
 /// address. With `--ipvs-semantics=exact`, no packet has such a source.

@@ -1,4 +1,4 @@
-//! State of the fake kernel, and the reasons for which it refuses writes.
+//! State of the fake kernel, and the conditions under which it refuses writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,56 +17,58 @@ use crate::sets::{Member, Set, SetKind};
 
 const NO_FIT: &str = "the member does not fit the set's type or family";
 
-/// Largest number of set members in one netlink message.
+/// Maximum number of set members in one netlink message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
-/// Work of the fake kernel since the last `take_work`.
+/// Amount of work of the fake kernel since the last call of `take_work`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Number of netlink messages that write.
+    /// Number of netlink messages for writes.
     pub messages: usize,
-    /// Number of started processes: `iptables-restore` and `iptables-save`.
+    /// Number of started processes (`iptables-restore` and `iptables-save`).
     pub processes: usize,
-    /// Number of reads of the virtual servers.
+    /// Number of dumps of all virtual servers.
     pub dumps: usize,
     /// Number of virtual servers whose connections were queried.
     pub looks: usize,
-    /// Number of glances at the virtual servers.
+    /// Number of glances: cheap checks that the virtual servers still exist.
     pub glances: usize,
-    /// Number of reads of the addresses.
+    /// Number of dumps of all addresses.
     pub address_reads: usize,
-    /// Number of queries for a scheduler.
+    /// Number of queries whether the kernel has a scheduler.
     pub scheduler_questions: usize,
 }
 
 /// State of the fake kernel.
 #[derive(Debug)]
 pub struct State {
-    /// IP family of the fake.
+    /// IP family of the fake kernel.
     pub family: IpFamily,
-    /// Implementation of the shim.
+    /// Implementation of the shim that the proxy uses.
     pub shim: ShimStyle,
-    /// Set members of the former shim. The first read returns them.
+    /// Set members of the former shim, from an earlier run. Only the first read of each handle
+    /// returns them.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
-    /// Content of the kernel: the entries that a dump returns.
+    /// Content of the kernel: all entries that a dump returns.
     pub snapshot: Snapshot,
-    /// Schedulers of this kernel.
+    /// Schedulers that this kernel has.
     pub schedulers: BTreeSet<&'static str>,
-    /// Open connections of destinations.
+    /// Number of open connections of each destination.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Writes that the kernel refuses: the text of each write, with the reason.
+    /// Writes that the kernel refuses: the text of each write, with the reason of the refusal.
     pub refusals: BTreeMap<String, String>,
     /// Addresses that the kernel refuses as destinations, for example the broadcast address of a
     /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// Cause of `refusals`: true for a fault of the kernel, false for invalid entries.
+    /// Fault that the kernel reports for each write in `refusals`: true for a problem of the
+    /// kernel, false for an invalid entry.
     pub is_kernel_ill: bool,
-    /// True if the acknowledgements of the next plan are lost. The plan still takes effect.
+    /// True if the replies to the next plan are lost. The plan's writes still take effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump omits. The real kernel may omit a virtual server if
+    /// Virtual server that the next dump omits. The real kernel may skip a virtual server if
     /// another virtual server is removed during the dump.
     pub passed_over: Option<VirtualServerKey>,
-    /// Parts of the kernel's state that cannot be read, each with the reason.
+    /// Parts of the kernel's state that the proxy cannot read, each with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
     /// Successful writes since the last `take_work`, in order.
     pub done: Vec<Op>,
@@ -188,14 +190,14 @@ impl State {
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                // Skips the member if its set is missing, as the kernel does.
+                // Ignores the write if its set is missing, as the kernel does.
                 if let Some(members) = self.snapshot.sets.get_mut(set) {
                     if !fits(*set, member, self.family) {
                         return Err((NO_FIT, Fault::Belief));
                     }
                     members.remove(member);
                     if let Member::AddressPortMark(..) = member {
-                        // Compares only the address and the port, as the kernel does.
+                        // Matches the entry by address and port only, as the kernel does.
                         members.retain(|there| {
                             set.service_address(there) != set.service_address(member)
                         });
@@ -294,7 +296,7 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                // Skips the destination if its virtual server is missing, as the kernel does.
+                // Ignores the write if its virtual server is missing, as the kernel does.
                 if let Ok(server) = self.server(key) {
                     server.destinations = server
                         .destinations

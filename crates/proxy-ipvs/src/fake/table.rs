@@ -1,4 +1,4 @@
-//! The shim's nftables table in the fake kernel. The fake kernel applies a transaction as a whole
+//! The shim's nftables table in the fake kernel. The fake kernel either applies a whole transaction
 //! or refuses it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +15,11 @@ use crate::sets::{Member, Set};
 /// The shim's nftables table with its sets, as the kernel stores it.
 #[derive(Debug)]
 pub struct NativeTable {
-    /// Name of the table.
+    /// Name of the nftables table.
     pub name: &'static str,
-    /// Sets with their elements.
+    /// Sets of the table, each with its elements.
     pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,
-    /// Chains with their rules.
+    /// Chains of the table, each with its rules in order.
     pub chains: Vec<(Chain, Vec<Rule>)>,
 }
 
@@ -61,7 +61,7 @@ impl NativeTable {
     }
 }
 
-/// Applies a transaction to the table, and returns the new content.
+/// Applies a transaction to the content `there`, and returns the new content.
 pub(super) fn apply(
     there: &Content,
     changes: &[Change],

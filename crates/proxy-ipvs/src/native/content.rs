@@ -11,10 +11,11 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// Content of the nftables table, except its sets. The worker thread for rules writes this content.
+/// Content of the shim's nftables table, except its sets. The worker thread for rules writes this
+/// content.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
-    /// Chains of the table, with their rules.
+    /// Chains of the table, by name.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// Service addresses to which this node must not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
@@ -22,17 +23,17 @@ pub(crate) struct Content {
     pub(crate) activity: Activity,
 }
 
-/// A chain with its rules.
+/// An nftables chain with its rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldChain {
     pub(crate) base: Option<BaseChain>,
     pub(crate) rules: Vec<Rule>,
 }
 
-/// Name of the table, in the families `ip` and `ip6`.
+/// Name of the shim's table in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-ipvs";
 
-/// Comment of the table.
+/// Comment of the shim's table in the kernel.
 const COMMENT: &str = "rules for kube-proxy";
 
 /// Returns the change that creates the table if it is missing.
@@ -51,18 +52,18 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
 }
 
 impl Content {
-    /// Returns true if there are no chains and no forbidden addresses. Ignores sets.
+    /// Returns true if the content has no chains and no forbidden addresses. Ignores sets.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.forbidden.is_empty()
     }
 
-    /// Returns the number of rules, for reports.
+    /// Returns the number of rules in all chains, for reports.
     pub(crate) fn len(&self) -> usize {
         self.chains.values().map(|chain| chain.rules.len()).sum()
     }
 
-    /// Returns the changes from `installed` to this content, as one transaction. Skips unchanged
-    /// chains.
+    /// Returns the changes that turn `installed` into this content, as one transaction. Skips
+    /// unchanged chains.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
         // Adds sets first, because rules can match only existing sets. Adding an existing set
@@ -120,13 +121,13 @@ impl Content {
         changes
     }
 
-    /// Returns the sets that the rules match.
+    /// Returns the names of the sets that the rules match.
     pub(crate) fn sets_named(&self) -> BTreeSet<Name> {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.flat_map(sets_of).cloned().collect()
     }
 
-    /// Returns the sets that these rules match but the installed rules do not.
+    /// Returns the sets that the rules of this content match, but the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
@@ -139,7 +140,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Describes chains, rules and flags for operators, one per line.
+    /// Describes chains, rules and flags for operators, one object per line.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -156,7 +157,7 @@ impl Content {
     }
 }
 
-/// Returns the sets that a rule matches.
+/// Returns the names of the sets that a rule matches.
 pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     rule.expressions.iter().filter_map(|part| match part {
         Expression::Lookup {
@@ -167,8 +168,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family in whose syntax a rule is printed. The syntax differs only in the code of
-/// a reject.
+/// Returns the IP family in whose syntax a rule must be printed. The syntax differs only in the
+/// ICMP code of a reject.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -178,7 +179,7 @@ fn family_of(rule: &Rule) -> Family {
     }
 }
 
-/// Returns the key of an element of [`FORBIDDEN`].
+/// Returns the key of a service address in the set [`FORBIDDEN`].
 pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     let from_itself = Concatenation::new()
         .address(key.address)
@@ -187,7 +188,7 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     to.into_key()
 }
 
-/// Parses a key of [`FORBIDDEN`]. Returns `None` for any other key.
+/// Parses a key of the set [`FORBIDDEN`]. Returns `None` if the key cannot belong to this set.
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;

@@ -1,13 +1,13 @@
-//! The nftables sets: their types, and their members as elements.
+//! The shim's nftables sets: their types, and the encoding of members as elements.
 //!
 //! Each set has the name of the ipset that it replaces. The exception is the ipset of source
 //! ranges, which has the type `hash:ip,port,net`:
 //!
-//! - In nftables, source ranges would need a set with intervals. The kernel copies such a set
-//!   completely in each commit (`nft_set_pipapo`).
-//! - So each prefix length in use has its own set. Rules look up that many bits of the source
-//!   address, as ipset does internally.
-//! - Ranges may overlap, and a changed range changes one element.
+//! - In nftables, source ranges would need a set with intervals. On each commit, the kernel copies
+//!   such a set completely (`nft_set_pipapo`).
+//! - So each prefix length in use has a set of its own. Rules look up as many bits of the source
+//!   address as the prefix length, as ipset does internally.
+//! - Source ranges may overlap. A change of a source range changes one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,14 +18,14 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// Set of addresses to which this node must not open connections.
+/// Set of service addresses to which this node must not open connections.
 ///
-/// nftables cannot match IPVS connections, so rules compare the packet's source address with this
-/// set. If the node sends to a load-balancer address, this same address is the packet's source
-/// until IPVS handles the packet.
+/// nftables cannot match IPVS connections. So each element also contains a source address, which
+/// equals the destination address: when the node connects to a load-balancer address, that address
+/// is also the packet's source until IPVS handles the packet.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
-/// Returns the length of an address in bytes.
+/// Returns the length, in bytes, of an address of this family.
 pub(super) const fn address_len(family: IpFamily) -> u32 {
     match family {
         IpFamily::V4 => 4,
@@ -33,14 +33,14 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// A member as the kernel stores it: an element, and the name of its set.
+/// A member as the kernel stores it: the name of an nftables set, and an element of this set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetElement {
     pub(crate) set: Name,
     pub(crate) element: Element,
 }
 
-/// Returns the kernel's set and element for a member.
+/// Returns the nftables set and the element that represent a member.
 pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetElement {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
@@ -72,13 +72,13 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
     key.address(address).protocol(protocol.number()).port(port)
 }
 
-/// Returns the name of the set for ranges with this prefix length.
+/// Returns the name of the nftables set for source ranges with this prefix length.
 pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
 /// Returns our set to which the nftables set with this name belongs, if any. The nftables set
-/// contains all members of our set, or only the members with one prefix length.
+/// contains all members of our set, or only the members with a certain prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
@@ -86,7 +86,8 @@ pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
 /// The set that is split by prefix length in nftables.
 const PREFIXED: Set = Set::LoadBalancerSourceCidr;
 
-/// Returns the prefix length of a set's members, or `None` for a set without prefix lengths.
+/// Returns the prefix length that is part of a set's name, or `None` for a set without prefix
+/// lengths.
 fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     let number = name
         .strip_prefix(&*PREFIXED.name(family))?
@@ -95,13 +96,13 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
 }
 
-/// Returns the definition of an empty set with upstream's name. Returns `None` for source ranges,
-/// whose sets are created together with their members.
+/// Returns the definition of an empty nftables set that represents `set`. Returns `None` for source
+/// ranges, whose sets are created together with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made_for(set, set.name(family).into(), family))
 }
 
-/// Returns the definition of this proxy's set with this name, or `None` if the proxy has no such
+/// Returns the definition of our nftables set with this name, or `None` if this proxy has no such
 /// set.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
@@ -124,7 +125,7 @@ fn made_for(set: Set, name: Name, family: IpFamily) -> nftables_netlink::Set {
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // Sets no size, so the kernel grows the set as needed.
+        // Sets no size limit, so the kernel grows the set as needed.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
@@ -174,7 +175,7 @@ pub(crate) fn member(name: &str, element: &Element, family: IpFamily) -> Option<
     Some((set, member))
 }
 
-/// Key of an element, parsed part by part.
+/// Key of an element, which is parsed field by field.
 struct Key<'a> {
     rest: &'a [u8],
     family: IpFamily,

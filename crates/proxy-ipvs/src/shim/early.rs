@@ -8,44 +8,45 @@ use crate::config::Config;
 use crate::rules::EARLY_CHAINS;
 use crate::sets::{Set, SetKind};
 
-/// Hook at which the rules run before IPVS.
+/// Hook at which early rules apply, before IPVS handles the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyHook {
-    /// Hook input: packets from pods and from other hosts.
+    /// Hook input, for packets from pods and from other hosts.
     In,
-    /// Hook output: the node's own packets.
+    /// Hook output, for packets that the node itself sends.
     Out,
 }
 
-/// Loopback interface. At hook input, packets from this interface are the node's own.
+/// Name of the loopback interface. At hook input, packets from this interface are the node's own.
 pub(super) const LOOPBACK: &str = "lo";
 
-/// Clients whose packets a rule handles.
+/// Clients to whose packets an early rule applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clients {
     All,
-    /// Clients that are not pods of this node. The node itself is also excluded, by
-    /// [`EarlyRule::SkipNode`].
+    /// Clients that are neither pods of this node nor the node itself. [`EarlyRule::SkipNode`]
+    /// excludes the node.
     Outside,
 }
 
-/// Action on packets whose destination is a member of the rule's set.
+/// Action on a packet whose destination is a member of the rule's set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyAction {
     Drop,
-    /// Replaces the packet's whole mark with the member's mark, because IPVS compares the whole
-    /// mark.
+    /// Replaces the packet's whole mark with the mark of the set member, because IPVS compares the
+    /// whole mark.
     Mark,
 }
 
-/// A rule before IPVS.
+/// A rule that applies before IPVS handles the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EarlyRule {
     /// Exempts the node's own packets from the rules for clients outside the cluster. Usually, IPVS
-    /// handles the node's packets at hook output. Such a packet reaches hook input only if its
-    /// virtual server is missing.
+    /// handles the node's own packets already at hook output. Such a packet reaches hook input only
+    /// if its virtual server is missing.
     SkipNode,
-    /// Applies an action to the first packet of each flow whose destination is a member of a set.
+    /// Applies an action to the first packet of each flow whose destination is a member of this
+    /// set.
     To {
         clients: Clients,
         set: Set,
@@ -54,7 +55,7 @@ pub(super) enum EarlyRule {
 }
 
 impl Shim {
-    /// Returns the rules of a hook in order. Omits rules whose set is empty.
+    /// Returns the early rules of a hook, in order. Omits rules whose set is empty.
     pub(super) fn early_rules(&self, hook: EarlyHook, config: &Config) -> Vec<EarlyRule> {
         use EarlyAction::{Drop, Mark};
         if !config.semantics.is_exact() {
@@ -83,9 +84,9 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules as chains of iptables, without empty chains. The chain for the node's own
-    /// packets begins with the rules for source ranges. The chains are in table mangle, which comes
-    /// before IPVS at both hooks. Table filter comes after IPVS at hook output.
+    /// Renders the early rules as iptables chains, without empty chains. The chain for the node's
+    /// own packets begins with the rules for source ranges. The chains are in table mangle, which
+    /// comes before IPVS at both hooks. (At hook output, table filter comes after IPVS.)
     pub(super) fn early_chains(
         &self,
         config: &Config,

@@ -3,12 +3,12 @@
 //!
 //! - Jumps lead only to chains that have rules.
 //! - Rules for cluster IPs come first and need a single look-up, because most packets to Services
-//!   have such a destination.
-//! - Upstream has chains of several RETURN rules. Here, one rule with all conditions replaces each
-//!   such chain. The most selective condition comes first.
-//! - Packets of established flows leave the chain KUBE-IPVS-FILTER at its first condition.
-//! - Rules do not look up empty sets. They use the routing table (`addrtype`) only for possible
-//!   NodePorts, and never use bridges (`physdev`).
+//!   have a cluster IP as their destination.
+//! - Upstream has chains of several RETURN rules. Here, a single rule with all conditions replaces
+//!   each such chain. The most selective condition comes first.
+//! - Packets of established flows leave the chain KUBE-IPVS-FILTER at the first condition.
+//! - Rules do not look up empty sets. They query the routing table (`addrtype`) only for possible
+//!   NodePorts, and never check bridges (`physdev`).
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules, and the two kinds of packets that only
 //! upstream's rules always masquerade.
@@ -53,8 +53,8 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Creates this chain even without our jumps, because network plug-ins also jump into
-            // it.
+            // Creates this chain even without a jump from our chains, because network plug-ins also
+            // jump to it.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -113,9 +113,9 @@ impl Shim {
         chain
     }
 
-    /// Returns the rules for NodePorts. Their conditions are ordered by cost. The look-up of the
-    /// port is first, because it is cheapest. The look-up of the address in the routing table is
-    /// last.
+    /// Returns the rules for NodePorts, with their conditions in the order of cost. The look-up of
+    /// the port comes first, because it is cheapest. The look-up of the address in the routing
+    /// table comes last.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -141,7 +141,8 @@ impl Shim {
     }
 
     /// Returns the firewall rules for source ranges of load balancers. These rules also match
-    /// packets of established flows, so the withdrawal of a source range ends its flows.
+    /// packets of established flows, so the withdrawal of a source range also ends its established
+    /// flows.
     pub(super) fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -182,8 +183,8 @@ impl Shim {
         chain
     }
 
-    /// Returns a match for packets whose fields are not in a set. Returns `None` for an empty set,
-    /// which needs no look-up.
+    /// Returns a match for packets whose fields are not in a set. Returns `None` if the set is
+    /// empty, because then no look-up is needed.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }

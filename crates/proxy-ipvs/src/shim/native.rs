@@ -10,12 +10,12 @@
 //!
 //! - **Hook input**: IPVS handles its packets here. Rules that reject packets, for example to a
 //!   port without a Service, come after IPVS. Packets that IPVS forwards never reach these rules.
-//! - **nat**: in nftables, other programs' chains can still translate a packet that our chains
-//!   accepted. If our rule translates a destination to itself, later rules cannot translate it. So
-//!   our nat chains come just before other programs' chains: their priority is one less than the
-//!   usual priority.
-//! - **FORWARD**: upstream's rules in this chain have no counterpart here, because our accept could
-//!   not overrule another program's drop.
+//! - **nat**: in nftables, other programs' chains can still translate the destination of a packet
+//!   that our chains accepted. If our rule translates a destination to itself, no later rule can
+//!   translate it. So our nat chains come just before other programs' chains: their priority is one
+//!   less than the usual priority.
+//! - **FORWARD**: upstream's rules in this chain have no counterpart here, because an accept in our
+//!   table cannot overrule another program's drop.
 //! - **Omitted**: chains without rules, and look-ups in empty sets.
 //!
 //! For operators, `docs/ipvs-shim.md` shows the rules, and the packets that they handle differently
@@ -48,7 +48,7 @@ const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
 /// Priorities just before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
-/// The priority at which the kernel translates addresses stays the same.
+/// These values do not change the priority at which the kernel translates addresses.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// Priority of the filter chains (`NF_IP_PRI_FILTER`).
@@ -56,13 +56,13 @@ const FILTER: i32 = 0;
 /// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's address
 /// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook input, but after other programs' filters. So these filters see the
-/// packet's original mark.
+/// Priority before IPVS at hook input, but after other programs' filters, so that these filters see
+/// the packet's original mark.
 const JUST_BEFORE_IPVS: i32 = 97;
 /// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
 
-/// Hook of a nat chain.
+/// Hook of a nat chain that handles packets to service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NatHook {
     In,
@@ -119,8 +119,8 @@ impl Shim {
                 chain(ACCESS, self.native_access_filter(config)),
             ]
             .into(),
-            // With `--ipvs-semantics=exact`, the source ranges decide about the node's own packets.
-            // So no separate list of forbidden addresses is needed.
+            // With `--ipvs-semantics=exact`, the source ranges themselves apply to the node's own
+            // packets. So no separate list of forbidden addresses is needed.
             forbidden: match config.semantics {
                 Semantics::Upstream => self.forbidden_to_node.clone(),
                 Semantics::Exact(_) => BTreeSet::new(),
@@ -139,7 +139,7 @@ impl Shim {
         set.name(self.family).into()
     }
 
-    /// Matches packets to the members of a set.
+    /// Matches packets whose destination is a member of a set.
     fn packet_to(&self, set: Set) -> Clause {
         in_set(self.family, TO, self.set_name(set), Sense::Is)
     }
@@ -149,7 +149,7 @@ impl Shim {
     }
 
     /// Returns the nat rules of a hook. They mark packets to service addresses for masquerading,
-    /// and exempt these packets from other programs' nat rules.
+    /// and exempt packets to service addresses from other programs' nat rules.
     fn nat(&self, way: NatHook, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -159,8 +159,8 @@ impl Shim {
             let why = "IPVS has it: no DNAT rule of others may";
             rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
         }
-        // With `--ipvs-semantics=exact`, the node's own packets may use all endpoints under any
-        // traffic policy. So rules mark all these packets for masquerading.
+        // With `--ipvs-semantics=exact`, the node may use all endpoints under any traffic policy.
+        // So rules mark all its packets for masquerading.
         let marks_all = way == NatHook::Out && config.semantics.is_exact();
         if self.has(Set::LoadBalancer) {
             let why = Set::LoadBalancer.comment();
@@ -187,8 +187,8 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // Skips the node's packets from localhost: this rule is in hook output, which only the
-        // node's own packets pass.
+        // Exempts packets whose source is a localhost address. Only hook output has this rule,
+        // because only the node itself sends such packets.
         if way == NatHook::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -197,14 +197,14 @@ impl Shim {
         rules
     }
 
-    /// Returns the rule that marks packets to cluster IPs for masquerading, unless a local pod sent
-    /// them. A detector by interface cannot match the node's own packets, because they have no
-    /// input interface.
+    /// Returns the rule that marks packets to cluster IPs for masquerading, unless they come from a
+    /// local pod. A detector by interface cannot match the node's own packets, because these
+    /// packets have no input interface.
     fn mark_cluster_ips(&self, way: NatHook, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // No rule is needed: only the node itself sends packets whose source is a service
+            // Needs no rule, because only the node itself sends packets whose source is a service
             // address.
             LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
                 return None;
@@ -214,8 +214,8 @@ impl Shim {
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // No rule is needed: this network contains every source address, so all packets count
-            // as local.
+            // Needs no rule, because this network contains every source address, so all packets
+            // count as local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == NatHook::Out => {
                 (Vec::new(), all())
@@ -248,9 +248,9 @@ impl Shim {
         ]
     }
 
-    /// Returns the rules for NodePorts. Their conditions are ordered by cost. The look-up of the
-    /// port is first, because it is cheapest. The look-up of the address in the routing table is
-    /// last.
+    /// Returns the rules for NodePorts, with their conditions in the order of cost. The look-up of
+    /// the port comes first, because it is cheapest. The look-up of the address in the routing
+    /// table comes last.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         self.node_port_rules(config, true)
     }
@@ -279,7 +279,7 @@ impl Shim {
     }
 
     /// Returns the rules that masquerade marked packets, and packets of pods that connect to
-    /// themselves.
+    /// themselves through a Service.
     fn nat_postrouting(&self, config: &Config) -> Vec<Rule> {
         let mut rules = Vec::new();
         if self.has(Set::LoopBack) {
@@ -302,7 +302,8 @@ impl Shim {
     }
 
     /// Returns the firewall rules for source ranges of load balancers. These rules also match
-    /// packets of established flows, so the withdrawal of a source range ends its flows.
+    /// packets of established flows, so the withdrawal of a source range also ends its established
+    /// flows.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -359,7 +360,7 @@ impl Shim {
     }
 
     /// Returns the rules that protect the node's own processes. Service addresses are local, so
-    /// packets to a port without a Service would reach these processes (k/k#72236).
+    /// packets to a port without a Service would otherwise reach these processes (k/k#72236).
     fn native_access_filter(&self, config: &Config) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();
@@ -398,7 +399,7 @@ impl Shim {
         rules
     }
 
-    /// Renders the rules that apply before IPVS (`--ipvs-semantics=exact`).
+    /// Renders the rules that apply before IPVS handles a packet (`--ipvs-semantics=exact`).
     fn native_early(&self, hook: EarlyHook, config: &Config) -> Vec<Rule> {
         let rules = self.early_rules(hook, config).into_iter();
         let render = |of: EarlyRule| {
@@ -427,15 +428,15 @@ impl Shim {
     }
 
     /// Returns the rules that filter the node's own packets. With `--ipvs-semantics=exact`, the
-    /// source of these packets is a node address, so the source ranges alone decide.
+    /// source of these packets is a node address, so only the source ranges decide.
     fn filter_output(&self, config: &Config) -> Vec<Rule> {
         if !config.semantics.is_exact() {
             return self.forbid();
         }
         let mut rules = self.firewall();
         rules.extend(self.native_early(EarlyHook::Out, config));
-        // Restores other programs' marks after IPVS has used our mark. Calico's rules choose
-        // network policies by such marks.
+        // After IPVS has used our mark, restores the packet's earlier mark, which another program
+        // may need. Calico's rules choose network policies by such marks.
         let bits = config.semantics.mark_bits();
         if let Some(MarkBits(bits)) = bits.filter(|_| self.has(Set::LocalMark)) {
             let why = "IPVS has used our mark, so the former one returns";
@@ -466,7 +467,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
-/// Returns content with every chain and set that the shim can have.
+/// Returns content that has every chain and set that the shim can have.
 pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {

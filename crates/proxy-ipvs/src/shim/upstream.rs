@@ -11,7 +11,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// Returns all chains with their rules, and all jumps.
+    /// Returns all chains with their rules, and all jumps to these chains.
     pub(super) fn upstream(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.chain(table, name, config));
         let chains = CHAINS.map(chain).into_iter();
@@ -82,8 +82,8 @@ impl Shim {
         chain
     }
 
-    /// Returns two rules that accept packets to external IPs. The first rule is for packets whose
-    /// sender is neither a bridged pod nor the node. The second rule is for packets whose
+    /// Returns two rules that accept packets to external IPs. The first rule matches packets whose
+    /// sender is neither a bridged pod nor the node. The second rule matches packets whose
     /// destination is local.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
@@ -150,7 +150,7 @@ impl Shim {
     }
 
     /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to a port
-    /// without a Service would reach the node's own processes (k/k#72236).
+    /// without a Service would otherwise reach the node's own processes (k/k#72236).
     fn access_filter(&self, config: &Config) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),

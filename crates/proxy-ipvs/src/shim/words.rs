@@ -6,13 +6,13 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Key fields for look-ups in sets. `TO`: destination, protocol and port. `FROM_TO`: source, then
-/// the fields of `TO`.
+/// Key fields for look-ups in sets. `TO` is destination, protocol and port. `FROM_TO` is the
+/// source, followed by the fields of `TO`.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
-/// Key fields: source, protocol and destination port.
+/// Key fields for look-ups in sets: source, protocol and destination port.
 pub(super) const BY_SOURCE: &[Field] = &[SOURCE, Field::Protocol, Field::Port];
-/// Key fields: destination, protocol, port and source.
+/// Key fields for look-ups in sets: destination, protocol, port and source.
 pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port, SOURCE];
 
 pub(super) type Clause = Vec<Expression>;
@@ -21,29 +21,29 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Returns a clause that is the same for IPv4 and IPv6.
+/// Returns a clause that is written in the same way for IPv4 and IPv6.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
 
-/// Matches packets whose fields are in a set, or are not in the set (`sense`), such as `ip daddr .
-/// meta l4proto . th dport @SET`.
+/// Matches packets whose fields are in a set, or are not in the set, depending on `sense`. Example:
+/// `ip daddr . meta l4proto . th dport @SET`.
 pub(super) fn in_set(family: IpFamily, fields: &[Field], set: Name, sense: Sense) -> Clause {
     clause(family, |line| line.in_set(fields, sense, set))
 }
 
-/// Matches the destination address: `ip daddr @SET`.
+/// Matches packets whose destination address is in a set: `ip daddr @SET`.
 pub(super) fn address_in_set(family: IpFamily, set: Name) -> Clause {
     in_set(family, &[DESTINATION], set, Sense::Is)
 }
 
-/// Matches destination and source prefix: `… . ip saddr & 255.255.0.0 @SET`. Compares only the
-/// first `prefix` bits of the source address.
+/// Matches packets whose destination and source prefix are in a set: `… . ip saddr & 255.255.0.0
+/// @SET`. Looks up only the first `prefix` bits of the source address.
 pub(super) fn in_set_by_prefix(family: IpFamily, prefix: u8, set: Name) -> Clause {
     clause(family, |line| line.in_set_of_nets(TO_FROM, prefix, set))
 }
 
-/// Matches the destination port: `tcp dport @SET`.
+/// Matches packets whose destination port is in a set: `tcp dport @SET`.
 pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     any(|line| {
         line.protocol(protocol)
@@ -51,25 +51,26 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// Matches destination ports that are not in a set: `th dport != @SET`. An earlier clause of the
-/// rule must match the protocol.
+/// Matches packets whose destination port is not in a set: `th dport != @SET`. An earlier clause of
+/// the rule must match the protocol.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
 
-/// Matches source addresses inside or outside a network: `ip saddr NET`, or `ip saddr != NET`.
+/// Matches packets whose source is inside or outside a network: `ip saddr NET`, or `ip saddr !=
+/// NET`.
 pub(super) fn source(family: IpFamily, sense: Sense, net: &IpNet) -> Clause {
     clause(family, |line| line.in_net(Side::Source, sense, *net))
 }
 
-/// Matches destination addresses in a network: `ip daddr NET`.
+/// Matches packets to a network: `ip daddr NET`.
 pub(super) fn destination(family: IpFamily, net: &IpNet) -> Clause {
     clause(family, |line| {
         line.in_net(Side::Destination, Sense::Is, *net)
     })
 }
 
-/// Matches requests of `ping`: `meta l4proto icmp icmp type echo-request`.
+/// Matches `ping` requests: `meta l4proto icmp icmp type echo-request`.
 pub(super) fn echo_request(family: IpFamily) -> Clause {
     clause(family, Line::echo_request)
 }
@@ -90,23 +91,23 @@ pub(super) fn new_flow() -> Clause {
     any(Line::new_connection)
 }
 
-/// Matches local destination addresses: `fib daddr type local`.
+/// Matches packets to local addresses: `fib daddr type local`.
 pub(super) fn to_local() -> Clause {
     any(|line| line.of_this_node(Side::Destination))
 }
 
-/// Matches packets with a mark: `meta mark & MARK == MARK`.
+/// Matches packets that have all bits of a mark: `meta mark & MARK == MARK`.
 pub(super) fn marked(mark: u32) -> Clause {
     any(|line| line.marked_whole(mark))
 }
 
-/// Sets bits of the packet mark: `meta mark set meta mark | MARK`.
+/// Sets these bits of the packet mark: `meta mark set meta mark | MARK`.
 pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
-/// Sets the packet's mark to the mark for its destination in a map, if the map has an entry: `meta
-/// mark set ip daddr . meta l4proto . th dport map @MAP`.
+/// Sets the packet's mark to the value that a map has for its destination, if any: `meta mark set
+/// ip daddr . meta l4proto . th dport map @MAP`.
 pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
@@ -117,7 +118,7 @@ pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }
 
-/// Inverts bits of the packet mark: `meta mark set meta mark ^ MARK`.
+/// Inverts these bits of the packet mark: `meta mark set meta mark ^ MARK`.
 pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))
 }
@@ -127,7 +128,7 @@ pub(super) fn masquerade(port: SourcePort) -> Clause {
     any(|line| line.masquerade(port))
 }
 
-/// Translates a destination to itself, so that no later rule changes it: `dnat to ip daddr`.
+/// Translates a destination to itself, so that no later rule translates it: `dnat to ip daddr`.
 pub(super) fn keep_destination(family: IpFamily) -> Clause {
     clause(family, Line::keep_destination)
 }

@@ -9,7 +9,7 @@ use crate::config::{MarkBits, Semantics, ShimStyle};
 use crate::ranges::Ranges;
 use crate::rules::Rules;
 
-/// Packet, with the properties that rules match.
+/// A simulated packet, with the properties that rules match.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -29,7 +29,7 @@ struct Packet {
     sets: BTreeSet<Set>,
     through: Option<ServiceAddress>,
     is_marked: bool,
-    /// True if a rule has given the packet the mark of a set member.
+    /// True if a rule has given the packet the mark of a set member, for an fwmark virtual server.
     is_numbered: bool,
 }
 
@@ -109,7 +109,7 @@ impl ShimRules {
     }
 
     /// Evaluates a packet in one hook of a table. Returns the target of the rule that ends the
-    /// evaluation, or `None` if no rule ends the evaluation.
+    /// evaluation, or `None` if no rule does.
     fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
         let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
         jumps
@@ -117,8 +117,9 @@ impl ShimRules {
             .find_map(|chain| through(&self.chains, hook.0, chain, packet))
     }
 
-    /// Returns a packet's verdict in each hook, in order, with `is_marked` and `is_numbered` after
-    /// the hook. A mark that a rule sets in one hook stays for the later hooks.
+    /// Returns the target that ends the evaluation of a packet in each hook, in order. Also returns
+    /// `is_marked` and `is_numbered` after the hook. A mark that a rule sets in one hook stays for
+    /// the later hooks.
     fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, [bool; 2])> {
         let mut packet = packet.clone();
         let is_sent_here = packet.in_interface.is_empty();
@@ -181,8 +182,8 @@ fn set(name: &str) -> Set {
     Set::by_name(name, IpFamily::V4).unwrap()
 }
 
-/// Returns kinds of destinations. Each has the sets that contain the destination. The `bool` is
-/// true if the address is local.
+/// Returns all kinds of destinations: the sets that contain the destination, and true if its
+/// address is local.
 fn destinations() -> Vec<(Vec<Set>, bool)> {
     use Set::*;
     let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -236,7 +237,7 @@ fn destinations() -> Vec<(Vec<Set>, bool)> {
     all
 }
 
-/// Returns packets to a destination, from every kind of source.
+/// Returns a packet to this destination from every kind of source.
 fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
     let sources = [
         ("10.244.1.9", "cni0", true, false),
@@ -468,7 +469,7 @@ fn the_ping_option_admits_only_echo_requests_to_service_addresses() {
             let at = expected.iter().position(rejects).unwrap();
             expected.insert(at, rule.to_owned());
             assert_eq!(lines(shim, &filled, true), expected);
-            // Without service addresses, the option adds no rule.
+            // Without service addresses, the option adds no rule to the shim.
             assert_eq!(lines(shim, &[], true), lines(shim, &[], false));
         }
     }
