@@ -22,8 +22,8 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> PlanResult {
-        // Measures only plans with many writes: reading the clock can cost as much as sending one
-        // message.
+        // Measures only plans with many writes. In a small plan, reading the clock can cost as much
+        // as sending one message.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());
         PlanResult {

@@ -1,4 +1,4 @@
-//! Balancing of one Service: the scheduler with its flags, and the attributes of destinations.
+//! Load balancing of one Service: the scheduler with its flags, and the attributes of destinations.
 
 use std::sync::Arc;
 
@@ -8,32 +8,31 @@ use proxy::{Backends, Service, Target};
 use crate::server::{Destinations, Properties, RealServer};
 use crate::slow_start::Ramp;
 
-/// Schedulers for the virtual servers of one Service.
+/// Schedulers that the virtual servers of one Service use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceSchedulers {
-    /// Scheduler of the Service.
+    /// Scheduler that the Service requests if the kernel has it, otherwise the node's scheduler.
     pub own: Arc<str>,
-    /// Scheduler that chooses by the client's address, or `None` if the kernel may lack this
-    /// scheduler.
+    /// Scheduler `sh`, which chooses a destination by the client's address. `None` unless the
+    /// kernel is known to have `sh`.
     pub by_source: Option<Arc<str>>,
 }
 
-/// Balancing that a Service wants, without the options that its scheduler ignores.
+/// Load balancing that a Service requests, without the options that its scheduler ignores.
 #[derive(Debug)]
 pub(crate) struct Balance<'a> {
     scheduler: &'a Arc<str>,
-    /// Flags of the Service's scheduler, as bits.
+    /// Scheduler flags of the virtual servers (`IP_VS_SVC_F_*`).
     flags: u32,
     max_connections: u16,
     weights: Option<Weights>,
-    /// Slow start of new endpoints, or `None` if new endpoints have their full weight from the
-    /// beginning.
+    /// Slow start of new endpoints, or `None` if new endpoints get their full weight at once.
     pub(crate) ramp: Option<Ramp>,
 }
 
 impl<'a> Balance<'a> {
-    /// Returns the balancing of a Service with this scheduler. Omits options that the scheduler
-    /// does not support.
+    /// Returns the load balancing of a Service with this scheduler. Ignores options that the
+    /// scheduler does not support.
     pub(crate) fn of(service: &Service, scheduler: &'a Arc<str>) -> Self {
         let options = service.options.as_deref();
         let flags = options.and_then(|options| options.scheduler_flags);
@@ -76,8 +75,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Returns a destination for each target. A weight can depend on the target's place, so
-    /// `backends` lists the targets on this node and in its zone.
+    /// Returns a destination for each target. A destination's weight can depend on whether the
+    /// endpoint is on this node or in its zone. `backends` lists these endpoints.
     pub(crate) fn destinations(&self, targets: &[Target], backends: &Backends) -> Destinations {
         let is_in = |list: &[Target], target: &Target| list.binary_search(target).is_ok();
         let weight = |target: &Target, weights: Weights| {

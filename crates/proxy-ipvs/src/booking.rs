@@ -1,7 +1,7 @@
-//! Booking: updates the tables after the kernel's replies to a plan.
+//! Booking: records the kernel's replies to a plan in the tables.
 //!
-//! The wanted entries can change while a worker writes a plan. So booking records the value that
-//! the worker has written, not the value that is wanted now.
+//! The wanted entries can change while a worker thread writes a plan. So booking records the value
+//! that the worker thread has written, not the value that is wanted now.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -20,19 +20,21 @@ use crate::ranges::RangeSource;
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Reason for a refused virtual server, if another program has a virtual server with the same key.
+/// Reason for the refusal of a virtual server if another program has a virtual server with the same
+/// key.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
-/// Result of recording a plan's outcomes: counts, failures, and the work that follows.
+/// Result of recording a plan's outcomes: counts, failures, and entries and parts that need further
+/// work.
 #[derive(Debug)]
 pub(crate) struct Booking {
     family: IpFamily,
-    /// Number of writes with each outcome.
+    /// Numbers of writes, by outcome.
     pub(crate) writes: Writes,
-    /// Refused writes, each with the reason.
+    /// Writes that the kernel refused, each with the reason.
     pub(crate) failures: Vec<Failure>,
-    /// Number of writes of rules and removals of leftovers that failed.
+    /// Number of failed writes of rules and failed removals of leftovers.
     pub(crate) failed_restores: usize,
     /// Parts of the kernel whose content differs from the tables or is unknown. The worker threads
     /// must read these parts again.
@@ -41,12 +43,12 @@ pub(crate) struct Booking {
     pub(crate) touched: HashSet<NamespacedName>,
     /// Virtual servers from which the kernel refused to remove a destination.
     pub(crate) kept: SmallVec<[VirtualServerKey; 1]>,
-    /// Schedulers that the kernel lacks, each with the kernel's message.
+    /// Schedulers that the kernel lacks, each with the kernel's error message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
 impl Tables {
-    /// Records the outcomes of a plan.
+    /// Records the outcomes of a plan in the tables, and returns a summary.
     pub(crate) fn settle(
         &mut self,
         family: IpFamily,
@@ -96,7 +98,7 @@ impl Tables {
                     Draft::apply(&mut draft, op, run.len());
                     if matches!(op, Op::AddServer(..)) {
                         // The write succeeded, so no other program has a virtual server with this
-                        // key.
+                        // key any more.
                         self.foreign.remove(key);
                     }
                 }
@@ -104,8 +106,8 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
                     // The reply was lost, so the kernel may have lowered the weight. Records the
-                    // lower weight, because removals of other destinations must not rely on the old
-                    // weight.
+                    // lower weight: while other destinations are removed, this destination must not
+                    // count as serving with its old weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -113,8 +115,8 @@ impl Tables {
                         Draft::apply(&mut draft, op, run.len());
                     }
                 }
-                // If the kernel refuses a virtual server, it also refuses the virtual server's
-                // destinations. Reports only the first of these refusals.
+                // If the kernel refuses a virtual server, it also refuses the destinations of this
+                // virtual server. Reports only the first of these refusals.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -294,8 +296,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// Returns the Services that want the entry of a write. Ignores virtual servers, because
-    /// `settle_server` handles their Services.
+    /// Returns the Services that want the entry of a write. Returns no Service for a virtual
+    /// server, because `settle_server` has already recorded its Services.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -306,14 +308,14 @@ impl Tables {
     }
 }
 
-/// Services that a failed write affects.
+/// Services that a failed write of an entry affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AffectedServices {
-    /// All Services: without the write, the node serves no Service.
+    /// All Services: without this entry, the node serves no Service.
     All,
-    /// The Services that own the entry.
+    /// Only the Services that own the entry.
     Owners,
-    /// No Service: the write removes a set or leftovers that no Service needs.
+    /// No Service: the failed write should remove a set or leftovers that no Service needs.
     Nobody,
 }
 

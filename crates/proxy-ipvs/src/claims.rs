@@ -1,7 +1,7 @@
 //! Claims of Services on kernel entries, disputes between Services, and leftover destinations.
 //!
-//! A leftover destination exists in the kernel, but is no endpoint of the Service. Leftover
-//! destinations stay until the proxy may delete entries. Afterwards, TCP destinations drain.
+//! A leftover destination exists in the kernel, but belongs to no endpoint of the Service. Leftover
+//! destinations stay until the proxy may delete entries. From then on, TCP destinations drain.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! If several Services claim a virtual server, one claim wins. Only this claim includes the
-//! leftover destinations, which [`Drains`] lists. All other claims stay as compiled.
+//! leftover destinations, which [`Drains`] lists. The losing claims stay as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -31,11 +31,11 @@ use crate::sets::{Member, Set};
 use crate::slow_start::{Growths, Place};
 use crate::tables::Tables;
 
-/// Claims of all Services of one IP family.
+/// Claims of all Services on the kernel entries of one IP family.
 pub(crate) struct Claims {
-    /// Owners by Service. A changed or deleted Service releases its claims through this map.
+    /// Owners of the claims of each Service. A changed or deleted Service releases these claims.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services to compile again. Each of these Services has lost an address and port to another
+    /// Services to recompile. Each of these Services has lost an address and port to another
     /// Service or won them back, so its set members change.
     disputed: BTreeSet<NamespacedName>,
     /// Load-balancer addresses to which this node must not open connections. See
@@ -43,20 +43,20 @@ pub(crate) struct Claims {
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
     /// Version of [`Self::forbidden_to_node`]. Each change of the list increases the version.
     forbidden_version: u64,
-    /// Prefix lengths of the Services' source ranges.
+    /// Prefix lengths of the Services' source ranges (`loadBalancerSourceRanges`).
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
-    /// Destinations with a growing weight.
+    /// Destinations in slow start, whose weight still grows.
     pub(crate) growths: Growths,
     /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
     pub(crate) former_marks: FormerMarks,
-    /// True if the proxy may delete entries: it knows all objects, and which entries are its own.
+    /// True once the proxy may delete entries: it knows all Kubernetes objects and its own entries.
     pub(crate) may_delete: bool,
 }
 
 impl Claims {
-    /// Creates a table without claims.
+    /// Creates the state before any Service claims an entry.
     pub(crate) fn new(drains: Drains, marks: Marks, now: Instant) -> Self {
         Self {
             owners: HashMap::new(),
@@ -72,17 +72,17 @@ impl Claims {
         }
     }
 
-    /// Reserves memory for this number of new Services.
+    /// Reserves memory for the claims of this number of new Services.
     pub(crate) fn reserve(&mut self, services: usize) {
         self.owners.reserve(services);
     }
 
-    /// Returns true if a Service claims entries.
+    /// Returns true if this Service claims any entries.
     pub(crate) fn knows(&self, service: &NamespacedName) -> bool {
         self.owners.contains_key(service)
     }
 
-    /// Returns all Services with claims.
+    /// Returns all Services that claim entries.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.owners.keys()
     }
@@ -117,7 +117,7 @@ impl Claims {
         self.forbidden_version
     }
 
-    /// Returns the prefix lengths that source ranges use.
+    /// Returns the prefix lengths of all source ranges.
     pub(crate) fn prefixes(&self) -> BTreeSet<u8> {
         self.prefixes
             .iter_wanted()
@@ -155,8 +155,8 @@ impl Claims {
         }
     }
 
-    /// Takes one Service from the queue of Services to compile again. The Service lost an address
-    /// and port to another Service, or won them back.
+    /// Takes one Service from the queue of Services to recompile. This Service lost an address and
+    /// port to another Service, or won them back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
     }
@@ -173,7 +173,7 @@ impl Claims {
             ramp,
         } = fragment;
         let has_new_ramp = self.growths.set_ramp(&owner, ramp);
-        // Ignores a repeated key: only the first virtual server with a key counts.
+        // Ignores a repeated key: only the first virtual server with each key counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -203,7 +203,7 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // Only the Service that wins an address and port has set members for it. Set members of a
+        // Only the Service that wins an address and port has set members there. Set members of a
         // losing Service, such as source ranges, would change which clients may connect.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
@@ -250,7 +250,7 @@ impl Claims {
     }
 
     /// Assigns a mark to the virtual server for clients outside the cluster. If no mark is free,
-    /// all clients at an address get the same endpoints, as in upstream.
+    /// all clients of an address get the same endpoints, as in upstream.
     fn mark(
         &mut self,
         fragment: &mut Fragment,
@@ -288,7 +288,7 @@ impl Claims {
     // ---- leftovers ----
 
     /// Returns a Service port's claim for a virtual server. If the Service port wins this virtual
-    /// server, the claim includes the leftover destinations.
+    /// server, the claim includes the virtual server's leftover destinations.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -331,8 +331,8 @@ impl Claims {
         }
     }
 
-    /// Returns the winning claim as compiled: with full weights, and without leftover destinations.
-    /// Also returns the claim's owner.
+    /// Returns the winning claim as compiled (full weights, no leftover destinations), and its
+    /// owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -352,7 +352,7 @@ impl Claims {
     }
 
     /// Adds the leftover destinations to the compiled destinations, and lowers the weights of new
-    /// destinations with a slow start.
+    /// destinations in slow start.
     ///
     /// `last` caches the previous result, because the virtual servers of one Service port mostly
     /// have equal destinations.
@@ -429,14 +429,14 @@ impl Claims {
         }
     }
 
-    /// Computes the wanted destinations of a virtual server again, from the compiled destinations
-    /// and the kernel's destinations.
+    /// Recomputes the wanted destinations of a virtual server from the compiled destinations and
+    /// the kernel's destinations.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |tables| tables.servers.wanted(&key), tables);
     }
 
-    /// Computes the wanted destinations of a virtual server that this process has just read from
-    /// the kernel. Growing destinations continue from the weights that an earlier process had
+    /// Recomputes the wanted destinations of a virtual server that this process has just read from
+    /// the kernel. Destinations in slow start continue from the weights that an earlier process had
     /// reached.
     pub(crate) fn adopt_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         self.merge_again(key, |_| None, tables);
@@ -462,7 +462,7 @@ impl Claims {
         }
     }
 
-    /// Raises the weights of growing destinations whose next step is due.
+    /// Raises the weights of destinations in slow start whose next step is due.
     pub(crate) fn grow(&mut self, tables: &mut Tables) {
         for key in self.growths.take_due() {
             self.settle_leftovers(key, tables);
@@ -504,8 +504,8 @@ impl Claims {
     }
 }
 
-/// Replaces an owner's keys in a table that has no values. Usually the keys are equal and the table
-/// stays unchanged.
+/// Replaces an owner's keys in a table without values. Usually the owner's keys are unchanged, and
+/// so is the table.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -527,7 +527,7 @@ struct Merge {
 }
 
 impl Merge {
-    /// Returns true if this merge was made from these inputs, so that its result can be reused.
+    /// Returns true if this merge has the same inputs, so that its result can be reused.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
@@ -537,15 +537,15 @@ impl Merge {
 /// of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of the port that other programs' virtual servers use. If one of these keys has the
-    /// NodePort, also contains all other keys with the NodePort.
+    /// Keys of the port that other programs' virtual servers use. If one of them is a key of the
+    /// NodePort, also contains all other keys of the NodePort.
     keys: HashSet<VirtualServerKey>,
-    /// Keys with the NodePort for which the proxy creates no virtual server, because another
-    /// program uses the NodePort at another address.
+    /// Keys of the NodePort at which the proxy creates no virtual server, because another program
+    /// uses the NodePort at another address.
     dropped: HashSet<VirtualServerKey>,
     /// Addresses of the virtual servers in `keys`.
     addresses: HashSet<IpAddr>,
-    /// True if another program has one of the NodePort's virtual servers. If a set contained the
+    /// True if another program has a virtual server at the NodePort. If a set contained the
     /// NodePort, the proxy would treat that virtual server as its own.
     has_node_port: bool,
 }

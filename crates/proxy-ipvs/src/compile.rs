@@ -1,4 +1,4 @@
-//! Compiles one Service into the kernel entries that it wants, for one family. Pure: it reads no
+//! Compiles one Service into the kernel entries that it wants, for one IP family. Pure: it reads no
 //! clock, does no I/O, and writes no log.
 
 use std::net::IpAddr;
@@ -18,38 +18,40 @@ use crate::slow_start::Ramp;
 /// Kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fragment {
-    /// Owner of these entries.
+    /// Service port that owns the entries of this fragment.
     pub owner: Arc<Owner>,
-    /// Wanted virtual servers.
+    /// Virtual servers that the Service port wants, by service address.
     pub servers: Vec<(ServiceAddress, VirtualServer)>,
-    /// Wanted set members.
+    /// Set members that the Service port wants, each with its set.
     pub members: Vec<(Set, Member)>,
-    /// Service addresses for `kube-ipvs0`.
+    /// Service addresses to bind to `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
     /// Load-balancer addresses whose source ranges exclude this node. Rules must reject the node's
     /// own connections to these addresses.
     pub forbidden_to_node: Vec<ServiceAddress>,
-    /// Virtual server with the local endpoints, for clients from outside the cluster, if needed.
+    /// Virtual server with only the local endpoints, for clients outside the cluster. `None` if
+    /// these clients use the same virtual servers as all others.
     pub outside: Option<OutsideServer>,
     /// Slow start of new endpoints, if the Service has that option.
     pub ramp: Option<Ramp>,
 }
 
-/// A virtual server for a firewall mark, with the local endpoints (`--ipvs-semantics=exact`).
-/// Packets from clients outside the cluster get this mark. These packets use this virtual server
-/// instead of the virtual server at their destination address.
+/// A virtual server for a firewall mark, with only the local endpoints (`--ipvs-semantics=exact`).
+/// Packets from clients outside the cluster get this mark. They use this virtual server instead of
+/// the virtual server at their destination address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutsideServer {
-    /// The virtual server.
+    /// The virtual server, without its mark.
     pub server: VirtualServer,
-    /// Addresses at which packets from outside get the mark.
+    /// Destination addresses at which packets from outside the cluster get the mark.
     pub at: Vec<ServiceAddress>,
-    /// True if session affinity needs a scheduler that chooses by the client's address.
+    /// True if session affinity needs scheduler `sh`, which chooses a destination by the client's
+    /// address.
     pub hashes_source: bool,
 }
 
 impl Fragment {
-    /// Creates a fragment without entries for an owner.
+    /// Creates a fragment that wants no entries.
     pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
         Self {
             owner,
@@ -63,18 +65,19 @@ impl Fragment {
     }
 }
 
-/// Node addresses that serve NodePorts.
+/// Node addresses at which NodePorts are served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// Addresses, sorted.
+    /// Sorted node addresses at which NodePorts are served.
     pub addresses: Vec<IpAddr>,
-    /// True if the list is complete. While the Node object is incomplete, the list contains only
-    /// addresses at which the kernel already serves NodePorts.
+    /// True if `addresses` is complete. While the Node object is incomplete, `addresses` contains
+    /// only addresses at which the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
 impl NodePortAddresses {
-    /// Returns true if it is known that no address serves NodePorts.
+    /// Returns true if no address serves NodePorts. Returns false while the addresses are not
+    /// known.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
@@ -112,11 +115,12 @@ struct Compiler<'a> {
     balance: Balance<'a>,
     by_source: Option<&'a Arc<str>>,
     backends: Backends,
-    /// Destinations for traffic policy Cluster.
+    /// Destinations for clients that use all endpoints (traffic policy Cluster).
     cluster: Destinations,
     local: Destinations,
     semantics: Semantics,
-    /// Addresses for clients from outside, if the Service has `externalTrafficPolicy: Local`.
+    /// Addresses for clients outside the cluster, if the Service has `externalTrafficPolicy:
+    /// Local`.
     outside: Vec<ServiceAddress>,
     fragment: Fragment,
 }
@@ -131,8 +135,8 @@ impl<'a> Compiler<'a> {
     ) -> Self {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
-        // Without a local endpoint, policy Local uses all endpoints, as in upstream since
-        // k/k#97081.
+        // Without a local endpoint, traffic policy Local falls back to all endpoints, as in
+        // upstream since k/k#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -186,7 +190,7 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // Like upstream, adds neither a virtual server nor a health-check node port if no
+            // Like upstream, adds neither a virtual server nor the `healthCheckNodePort` if no
             // address serves NodePorts.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
@@ -208,7 +212,8 @@ impl<'a> Compiler<'a> {
     }
 
     /// Makes the rules masquerade packets that a pod sends to itself through the Service (hairpin).
-    /// Otherwise the pod would see its own address as the client, and reply to itself directly.
+    /// Otherwise the pod would see its own address as the client, and would send its reply directly
+    /// to itself.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -277,8 +282,8 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // If the node sends to a load-balancer address, IPVS sees this same address as the
-            // packet's source. So the source address must be allowed.
+            // If the node connects to a load-balancer address, that address is also the packet's
+            // source. So the load-balancer address must be an allowed source.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -329,7 +334,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Adds a virtual server at an external address. With `--ipvs-semantics=exact`, only clients in
-    /// the cluster use this virtual server. So its destinations are all endpoints, under any
+    /// the cluster use this virtual server. So it has all endpoints as destinations, under any
     /// traffic policy.
     fn serve_external(&mut self, properties: Properties, address: IpAddr, port: u16) {
         let is_local = self.service.external_local;
@@ -384,7 +389,7 @@ impl<'a> Compiler<'a> {
         });
     }
 
-    /// Returns true if the Service has endpoints, but none on this node.
+    /// Returns true if the Service has endpoints, but no endpoint on this node.
     fn lacks_local(&self) -> bool {
         self.backends.local.is_empty() && self.backends.any
     }
@@ -412,8 +417,8 @@ impl<'a> Compiler<'a> {
     /// A bound address is local at every port. So the node could no longer reach the API server at
     /// another port of the address.
     ///
-    /// If the address is not bound, the virtual server still serves this node's packets. Packets of
-    /// pods take the route to the API server's node, which serves them.
+    /// Without the bound address, this node's own packets still use the virtual server. Packets of
+    /// pods are routed to the API server's node, which serves them.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);

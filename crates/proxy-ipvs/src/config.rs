@@ -9,21 +9,21 @@ use proxy::{LocalDetector, Scheduler};
 
 use crate::mark_addresses::MarkAddresses;
 
-/// Implementation of the shim, the rules that masquerade and filter packets (`--ipvs-shim`). All
-/// implementations give the same verdicts.
+/// Implementation of the shim (`--ipvs-shim`). The shim is the set of rules beside IPVS, which
+/// masquerade and filter packets. All implementations give packets the same verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
     /// Upstream's rules, in iptables with ipsets.
     #[default]
     Upstream,
-    /// Fewer rules than upstream's, with fewer look-ups per packet.
+    /// Fewer rules in iptables than upstream's, with fewer look-ups in ipsets per packet.
     Lean,
     /// One nftables table with its own sets and the fewest look-ups per packet.
     Nftables,
 }
 
 impl ShimStyle {
-    /// Reports whether sets and rules are in one table of nf_tables.
+    /// Returns true if sets and rules are in one nftables table.
     pub fn is_native(self) -> bool {
         self == Self::Nftables
     }
@@ -32,39 +32,40 @@ impl ShimStyle {
 /// Method that makes service addresses local on `kube-ipvs0` (`--ipvs-vip-mode`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// An address on the link for each service address, as in upstream. The more addresses exist,
-    /// the more time the kernel needs for each.
+    /// Each service address is an address on the link, as in upstream. The more addresses the link
+    /// has, the longer the kernel needs to add one.
     #[default]
     Address,
-    /// A local route for each service address. The cost of a route does not depend on the number of
-    /// routes.
+    /// Each service address is a local route. The cost of adding a route does not depend on the
+    /// number of routes.
     Route,
-    /// One local route for each ServiceCIDR, and local routes for all other service addresses.
+    /// One local route covers each ServiceCIDR. All other service addresses are local routes of
+    /// their own.
     Range,
 }
 
 impl VipMode {
-    /// Reports whether a single service address is a local route.
+    /// Returns true if service addresses are local routes. False if they are addresses on the link.
     pub fn uses_routes(self) -> bool {
         self != Self::Address
     }
 }
 
-/// Semantics of Services: how a packet gets its endpoint and its source address
+/// Semantics of Services: which endpoints a client gets, and which source address the endpoint sees
 /// (`--ipvs-semantics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Semantics {
-    /// Upstream's IPVS mode: at one service address, all clients get the same endpoints.
+    /// Upstream's IPVS mode: all clients of a service address get the same endpoints.
     #[default]
     Upstream,
     /// Semantics of iptables mode. If a Service has `externalTrafficPolicy: Local`, clients outside
-    /// the cluster get only local endpoints. These clients use virtual servers with marks in these
-    /// bits.
+    /// the cluster get only local endpoints. For these clients, packets get a firewall mark in
+    /// these bits, and fwmark virtual servers handle the marked packets.
     Exact(MarkBits),
 }
 
 impl Semantics {
-    /// Returns the bits of marks, or `None` for semantics without marks.
+    /// Returns the bits for packet marks, or `None` for upstream's semantics, which use no marks.
     pub(crate) fn mark_bits(self) -> Option<MarkBits> {
         match self {
             Self::Upstream => None,
@@ -72,7 +73,7 @@ impl Semantics {
         }
     }
 
-    /// True for the semantics of iptables mode.
+    /// Returns true for the semantics of iptables mode.
     pub fn is_exact(self) -> bool {
         self != Self::Upstream
     }
@@ -83,11 +84,11 @@ impl Semantics {
 pub struct MarkBits(pub u32);
 
 impl MarkBits {
-    /// Bits that Kubernetes (0xc000) does not use, and that network plug-ins do not use by default:
-    /// Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
+    /// Default bits. Kubernetes (0xc000) does not use these bits, and network plug-ins do not use
+    /// them by default: Calico (0xffff0000), Cilium (0xffff0f00), the AWS VPC CNI (0x80).
     pub const DEFAULT: Self = Self(0x307f);
 
-    /// Returns the mark for a number, which is 1 or higher. Returns `None` if these bits cannot
+    /// Returns the mark that encodes a number of 1 or higher. Returns `None` if these bits cannot
     /// hold the number.
     pub(crate) fn mark(self, number: u32) -> Option<u32> {
         let (mut left, mut mark) = (number, 0);
@@ -98,7 +99,7 @@ impl MarkBits {
         (left == 0 && mark != 0).then_some(mark)
     }
 
-    /// Returns the number of a mark.
+    /// Returns the number that a mark encodes.
     pub(crate) fn number(self, mark: u32) -> u32 {
         let bits = (0..u32::BITS).filter(|bit| self.0 >> bit & 1 == 1);
         let digits = bits.enumerate().map(|(at, bit)| (mark >> bit & 1) << at);
@@ -111,47 +112,48 @@ impl MarkBits {
     }
 }
 
-/// Settings of the IPVS mode for one family.
+/// Settings of IPVS mode for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Default scheduler of virtual servers (`--ipvs-scheduler`), any scheduler that the kernel
     /// has.
     pub scheduler: Arc<str>,
-    /// Schedulers that a preview has already looked for in the kernel, each with the result. The
-    /// proxy does not query the kernel for them again.
+    /// Schedulers that a preview has already queried, each with the kernel's response. The proxy
+    /// does not query these schedulers again.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// True if all traffic to Services is masqueraded (`--masquerade-all`).
     pub masquerade_all: bool,
-    /// Mark of packets to masquerade (`1 << --iptables-masquerade-bit`).
+    /// Packet mark that requests masquerading (`1 << --iptables-masquerade-bit`).
     pub masquerade_mark: u32,
-    /// Method that detects packets of this node's pods.
+    /// Method that detects packets from this node's pods.
     pub detector: LocalDetector,
     /// Networks in which the proxy keeps virtual servers even if no Service wants them
     /// (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// Interval between two checks for drift (`--ipvs-sync-period`). Each check reads the shim's
-    /// rules, unless the proxy has read them shortly before.
+    /// Interval between two checks for drift (`--ipvs-sync-period`). Each check also reads the
+    /// shim's rules, unless the proxy has just read them.
     pub sync_period: Duration,
-    /// Interval of the cheap check that virtual servers still exist, or `None` for no such check.
+    /// Interval of the cheap check that no program has removed the virtual servers. `None` disables
+    /// this check.
     pub glance_period: Option<Duration>,
-    /// Longest drain of a removed endpoint (`--ipvs-drain-timeout`), or `None` for no limit: a
+    /// Maximum duration of an endpoint's drain (`--ipvs-drain-timeout`). `None` means no limit: a
     /// drain then ends with the endpoint's last connection.
     pub drain_timeout: Option<Duration>,
     /// Method that makes service addresses local (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
-    /// Networks of service addresses (`--ipvs-service-cidrs`). Used only if the API server has no
-    /// ServiceCIDRs.
+    /// Networks of service addresses (`--ipvs-service-cidrs`). Used while no ServiceCIDR objects of
+    /// the API server are known.
     pub service_cidrs: Vec<IpNet>,
     /// Implementation of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
-    /// Semantics for the choice of endpoints and source addresses (`--ipvs-semantics`).
+    /// Semantics of Services: endpoints and source addresses (`--ipvs-semantics`).
     pub semantics: Semantics,
     /// True if service addresses reply to `ping` (`--ipvs-answer-ping`).
     pub answers_ping: bool,
-    /// Service address of each packet mark in use, for the code that reads counters. Only IPVS mode
-    /// writes this table.
+    /// Service address of each packet mark in use. The code that reads counters needs these
+    /// addresses. Only IPVS mode writes this table.
     pub mark_addresses: MarkAddresses,
-    /// Source port of masqueraded packets.
+    /// Choice of the source port when a packet is masqueraded.
     pub source_port: SourcePort,
 }
 

@@ -1,5 +1,5 @@
-//! Tracks the sets that the installed rules match, the sets that the wanted rules match, and
-//! entries that wait for rules.
+//! Tracks the sets that the installed rules match, the sets that the wanted rules match, and which
+//! entries wait for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,16 +14,17 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Longest time that new virtual servers at cluster IPs wait for the first rules. Also the longest
+/// Maximum time that new virtual servers at cluster IPs wait for the first rules. Also the maximum
 /// time that the rules wait for the removal of an earlier run's set members.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Inputs from which the wanted rules were computed.
 #[derive(Debug, PartialEq, Eq)]
 struct CoverInputs {
-    /// Sets that have members. The rules must match each of these sets.
+    /// Sets that the rules must match: sets with wanted members. A set with only stale members
+    /// keeps its rules, but gets no new rules.
     filled: BTreeSet<Set>,
-    /// Prefix lengths of source ranges.
+    /// Prefix lengths of source ranges (`loadBalancerSourceRanges`).
     prefixes: BTreeSet<u8>,
     /// Ranges of service addresses: networks that local routes make local.
     ranges: Ranges,
@@ -34,18 +35,18 @@ struct CoverInputs {
 /// Record of the sets that the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// Inputs of the currently wanted rules, or `None` if no rules were computed yet.
+    /// Inputs of the wanted rules, or `None` if rules were never computed.
     made_from: Option<CoverInputs>,
     /// Sets that the wanted rules match but the installed rules do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// True if the wanted rules mark packets but the installed rules do not. Also true while the
-    /// rules of another mode or of another shim still serve.
+    /// True if the wanted rules mark packets but the installed rules do not. Also true while rules
+    /// of another mode or of another shim are in use.
     pub(crate) lacks_marks: bool,
-    /// Time at which new virtual servers at cluster IPs stop waiting for rules. `None` if they do
-    /// not wait: rules existed at the start, or the wait has ended.
+    /// Deadline at which new virtual servers at cluster IPs stop waiting for rules. `None` if they
+    /// do not wait: rules existed at the start, or the wait has ended.
     head_start: Option<Instant>,
-    /// Time at which rules stop waiting for the removal of an earlier run's set members, or `None`
-    /// if the rules do not wait. Rules that are written after the removal need no second write.
+    /// Deadline at which rules stop waiting for the removal of an earlier run's set members. `None`
+    /// if the rules do not wait. The wait saves a second write of the rules.
     emptied_by: Option<Instant>,
 }
 
@@ -74,16 +75,16 @@ impl Cover {
         self.emptied_by = Some(now + HEAD_START);
     }
 
-    /// Ends all waits that have a time limit.
+    /// Ends two waits early: for rules, and for the removal of set members.
     pub(crate) fn forgo_waiting(&mut self) {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Computes the wanted rules: a rule for each set that has wanted members.
+    /// Computes the wanted rules, which match each set that has wanted members.
     ///
     /// - The planner writes rules before the first member of their set.
-    /// - The rules stay until the last member is removed.
-    /// - A stale member that the kernel cannot remove does not bring removed rules back.
+    /// - The rules stay until the last member of their set is removed.
+    /// - A stale member that the kernel refuses to remove does not bring removed rules back.
     pub(crate) fn want_rules(
         &mut self,
         tables: &mut Tables,
@@ -99,7 +100,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While source ranges change, rules match the prefix lengths of the former ranges, too.
+        // While source ranges change, rules also match the prefix lengths of the former ranges.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -149,22 +150,22 @@ impl Cover {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
 
-    /// Ends the wait of the rules, because the installed rules equal the wanted rules.
+    /// Ends the wait of the rules, because the wanted rules are installed.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }
 
-    /// Returns true while new virtual servers of cluster IPs wait for rules.
+    /// Returns true while new virtual servers at cluster IPs wait for rules.
     pub(crate) fn gives_head_start(&self, now: Instant) -> bool {
         self.head_start.is_some_and(|until| now < until)
     }
 
-    /// Returns true while the rules wait for the removal of set members.
+    /// Returns true while the rules wait for the removal of an earlier run's set members.
     pub(crate) fn awaits_emptying(&self, tables: &Tables, now: Instant) -> bool {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// Returns the ends of both waits, if any.
+    /// Returns the deadlines of the waits for rules and for the removal of set members, if any.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

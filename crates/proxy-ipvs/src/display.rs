@@ -1,4 +1,4 @@
-//! Describes writes for operators: the entry, its owner, its current state and its wanted state.
+//! Describes writes for operators: the entry, its owner, its current value and its wanted value.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,8 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
     /// Returns the entry that a write changes, or `None` if the write changes many entries. Callers
-    /// must call this function before they record the outcome of the write.
+    /// must call this function before they record the outcome of the write, because the current
+    /// value comes from the tables.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {
@@ -77,7 +78,7 @@ impl Ipvs {
         })
     }
 
-    /// Returns the Service port that wants the entry of a write, if any.
+    /// Returns the Service port that wants the written entry, if any.
     fn owner(&self, op: &Op) -> Option<&ServicePortName> {
         let owner = match op {
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
@@ -107,8 +108,7 @@ fn destination(key: &VirtualServerKey, target: Target) -> String {
     format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
 }
 
-/// Formats properties as `ipvsadm` does. Adds the flags for which `ipvsadm` has no name, as a
-/// number.
+/// Formats properties as `ipvsadm` does. Appends flags for which `ipvsadm` has no name as a number.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.scheduler)?;

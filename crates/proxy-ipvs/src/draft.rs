@@ -7,7 +7,7 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// Largest number of writes for which a sorted list is faster than a map.
+/// Maximum number of writes for which a sorted list is faster than a map.
 const FEW: usize = 32;
 
 /// A virtual server while the outcomes of its writes are recorded.
@@ -16,10 +16,10 @@ pub(crate) struct Draft {
     destinations: Destinations,
 }
 
-/// Destinations: a list or a map, according to the number of writes.
+/// Destinations of a draft: a list or a map, depending on the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
-    /// Map, for many writes in any order.
+    /// Map, for a virtual server with more than [`FEW`] writes.
     Map(BTreeMap<Target, RealServer>),
 }
 
@@ -42,8 +42,8 @@ impl Draft {
     }
 
     /// Applies a successful write to `draft`. If the write removes the virtual server, `draft`
-    /// becomes `None`. `writes` is the number of all writes to this virtual server. This number
-    /// decides whether the draft stores the destinations in a list or in a map.
+    /// becomes `None`. `writes` is the number of all writes to this virtual server. It decides
+    /// whether the draft stores its destinations in a list or in a map.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op, writes: usize) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

@@ -7,7 +7,7 @@
 //! - **Return of the endpoint**: the destination gets its former weight and keeps its connections.
 //!   (Upstream deletes the destination and adds it again.)
 //! - **Queries**: the proxy queries only connections of draining destinations. The first query
-//!   follows soon after the removal, and later queries back off.
+//!   follows soon after the endpoint's removal. The interval between later queries grows.
 //! - **Protocols**: UDP and SCTP endpoints do not drain, as in upstream.
 //!
 //! `--ipvs-drain-timeout` ends a drain even if connections remain. The timeout counts from the
@@ -24,7 +24,7 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Largest number of virtual servers in one query. For each virtual server, the kernel dumps all
+/// Maximum number of virtual servers in one query. For each virtual server, the kernel dumps all
 /// destinations, and other changes wait for that dump.
 const LOOKS_AT_ONCE: usize = 64;
 
@@ -33,19 +33,19 @@ const LOOKS_AT_ONCE: usize = 64;
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
     total: Total,
-    /// Longest duration of a drain, or `None` for no limit.
+    /// Maximum duration of a drain, or `None` for no limit.
     timeout: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted. Each has the time of its first query, or `None` before that query.
+    /// Draining targets, sorted. Each has the time of its first query, or `None` before that query.
     ///
     /// A list needs less memory than a map: one destination may drain in thousands of virtual
     /// servers.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query, or `None` for as soon as possible.
+    /// Time of the next query. `None` means as soon as possible.
     due: Option<Instant>,
 }
 
@@ -94,7 +94,8 @@ impl Total {
 }
 
 impl Drains {
-    /// Creates a table without drains. `timeout` limits each drain, and `None` sets no limit.
+    /// Creates a table without drains. `timeout` is the maximum duration of a drain, or `None` for
+    /// no limit.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),
@@ -121,8 +122,8 @@ impl Drains {
         self.total.add(drain);
     }
 
-    /// Makes the next query of a virtual server due at once, because one of its destinations begins
-    /// to drain.
+    /// Makes the next query of a virtual server due at once, because one of its destinations has
+    /// begun to drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);
@@ -130,8 +131,8 @@ impl Drains {
     }
 
     /// Delays the next query of a virtual server, because the kernel has just refused to remove one
-    /// of its drained destinations. Without the delay, the query would end the drain again, and the
-    /// daemon would repeat the refused removal at once.
+    /// of its drained destinations. Without the delay, the daemon would query the connections and
+    /// repeat the refused removal in a busy loop.
     pub(crate) fn delay(&mut self, key: &VirtualServerKey, now: Instant) {
         if let Some(drain) = self.servers.get_mut(key) {
             let due = now + LAST_LOOK;
@@ -139,21 +140,22 @@ impl Drains {
         }
     }
 
-    /// Forgets the drains of a virtual server.
+    /// Removes all drains of a virtual server from the table.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.remove(key) {
             self.total.remove(&drain);
         }
     }
 
-    /// Returns true if a destination drains.
+    /// Returns true if this destination drains.
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)
             .is_some_and(|drain| drain.entry(target).is_some())
     }
 
-    /// Returns the virtual servers to query now, up to the limit. Schedules their next queries.
+    /// Returns the virtual servers to query now, at most [`LOOKS_AT_ONCE`]. Schedules their next
+    /// queries.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
         for (key, drain) in &mut self.servers {
@@ -180,7 +182,7 @@ impl Drains {
         keys
     }
 
-    /// Returns the targets of a virtual server that have drained for the whole timeout.
+    /// Returns the targets of a virtual server whose drain has reached the timeout.
     pub(crate) fn expired(&self, key: &VirtualServerKey, now: Instant) -> BTreeSet<Target> {
         let has_expired = |since: Option<Instant>| {
             since
@@ -198,7 +200,7 @@ impl Drains {
             .collect()
     }
 
-    /// Returns the draining targets of a virtual server.
+    /// Returns all draining targets of a virtual server.
     pub(crate) fn targets(&self, key: &VirtualServerKey) -> impl Iterator<Item = Target> + use<'_> {
         self.servers
             .get(key)
@@ -206,7 +208,7 @@ impl Drains {
             .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
-    /// Returns the totals and the first `named` drains, for reports.
+    /// Returns a report: the totals, and the first `named` drains.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
@@ -226,7 +228,7 @@ impl Drains {
         }
     }
 
-    /// Returns the time of the next query that is not due yet, if any.
+    /// Returns the time of the next scheduled query after `now`, if any.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()
@@ -241,7 +243,7 @@ mod tests {
         proxy::ServiceAddress::new([10, 96, 0, 1].into(), port, proxy::Protocol::Tcp).into()
     }
 
-    /// Computes the totals from scratch, for comparison.
+    /// Counts all drains, for comparison with the stored totals.
     fn counted(drains: &Drains) -> Total {
         let mut total = Total::default();
         drains.servers.values().for_each(|drain| total.add(drain));
@@ -285,7 +287,7 @@ mod tests {
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (5, Some(now)));
         assert_eq!(drains.total, counted(&drains));
-        // Ends the oldest drains.
+        // Ends the drains that began first.
         drains.set(key(80), &targets(3..5));
         drains.forget(&key(81));
         let told = drains.told(0);

@@ -1,23 +1,24 @@
-//! The check for drift compares the kernel with the tables while events continue.
+//! The check for drift compares the kernel with the tables, while the proxier continues to handle
+//! events.
 //!
-//! For 10,000 virtual servers, the kernel needs a large part of a second for the dump. The
-//! comparison takes many milliseconds. Events wait neither for the dump nor for the comparison:
+//! For 10,000 virtual servers, the kernel's dump takes a large part of a second. The comparison
+//! takes many milliseconds. Events wait neither for the dump nor for the comparison:
 //!
 //! ```text
 //!   check ─▶ dump by the read-only lane ─▶ comparison in steps ─▶ recorded differences ─▶ repair
 //! ```
 //!
-//! Writes continue during the dump, so the dump may lack entries that these writes add. The
-//! comparison treats written entries as follows:
+//! Writes continue during the dump, so the dump may lack entries that these writes add. For each
+//! written entry, the comparison depends on the write:
 //!
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
-//! - **Refused**: the comparison includes the entry, because the write changed nothing. Otherwise
-//!   constant retries would hide drift.
+//! - **Refused**: the comparison includes the entry, because the write changed nothing. If it
+//!   skipped such entries, constant retries would hide drift.
 //! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the
 //!   write, another check follows.
 //!
-//! The link, the node's addresses and the sizes of sets are not compared entry by entry. If one of
-//! these parts differs, the lane that writes the part reads it again.
+//! The comparison compares the link, the node's addresses and the sizes of sets only as a whole. If
+//! one of these parts differs, the lane that writes the part reads it again.
 
 mod compare;
 mod tell;
@@ -38,40 +39,41 @@ use crate::tables::Tables;
 use compare::{Comparison, WrittenEntries};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
-/// State of the drift check, and of glances: cheap checks between two drift checks.
+/// State of the drift check, and of the glances, which are cheap checks between two drift checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<RunningCheck>,
-    /// True if another check must follow the running check.
+    /// True if a check is requested. It starts when the running check ends.
     is_asked: bool,
-    /// Virtual servers that differed while a plan was writing them. The next check compares them
-    /// again.
+    /// Virtual servers that differed from the tables while a plan was writing them. The next check
+    /// compares these virtual servers again.
     passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
 
-/// State of a running check.
+/// State of a running drift check.
 enum RunningCheck {
-    /// A read-only worker thread dumps the kernel. The value holds the entries that plans have
-    /// written meanwhile.
+    /// A read-only worker thread is dumping the kernel. The value holds the entries that plans have
+    /// written since the dump began.
     Reading(WrittenEntries),
-    /// The dump is finished. The value compares it with the tables.
+    /// The dump is finished, and the comparison with the tables is running.
     Comparison(Box<Comparison>),
 }
 
-/// State of the glances, which are cheap queries that detect the removal of all virtual servers.
+/// State of the glances. A glance is a cheap query that detects the removal of all virtual servers.
 /// The kernel sends no notification when `ipvsadm -C` removes them.
 #[derive(Default)]
 struct Glances {
     period: Option<Duration>,
     next: Option<Instant>,
-    /// Expected number of virtual servers, if the kernel counts them.
+    /// Expected number of virtual servers. `None` if the number is unknown or the kernel does not
+    /// count them.
     count: Option<u32>,
 }
 
 impl Drifts {
-    /// Returns the state before the first check. `glance_period` is the interval between glances,
-    /// or `None` for no glances.
+    /// Returns the state before the first check. `glance_period` is the interval between glances.
+    /// `None` disables glances.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -83,12 +85,13 @@ impl Drifts {
         }
     }
 
-    /// Requests a complete comparison. If a comparison is running, the new comparison follows it.
+    /// Requests a complete check. If a check is running, the requested check follows.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Begins a dump if a check is requested. Returns true if a dump began.
+    /// Begins a check if one is requested and no check is running. Returns true if the caller must
+    /// dump the kernel.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -98,12 +101,12 @@ impl Drifts {
         true
     }
 
-    /// Abandons the comparison, because the tables have changed. Another check follows.
+    /// Abandons the running check, because the tables have changed. Another check follows.
     pub(crate) fn abort(&mut self) {
         self.is_asked |= self.check.take().is_some();
     }
 
-    /// Records that a plan may have written its entries since the dump began.
+    /// Records the entries that a plan may have written since the dump began.
     pub(crate) fn note(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let (mut was_passed_over, mut is_refused) = (false, false);
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -122,14 +125,15 @@ impl Drifts {
         self.is_asked |= was_passed_over && is_refused;
     }
 
-    /// Records an address about which the kernel sent a notification.
+    /// Records an address about which the kernel sent a notification. The running check skips this
+    /// address.
     pub(crate) fn note_address(&mut self, address: IpAddr) {
         if let Some(check) = &mut self.check {
             check.touched().note_address(address);
         }
     }
 
-    /// Receives a dump, and begins to compare it with the tables.
+    /// Takes the finished dump, and begins to compare it with the tables.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -213,7 +217,7 @@ impl Drifts {
         }
     }
 
-    /// Returns the virtual server to look for, if a glance is due.
+    /// Returns a virtual server for the glance to query, if a glance is due.
     pub(crate) fn glance_due(&mut self, tables: &Tables, now: Instant) -> Option<VirtualServerKey> {
         let glances = &mut self.glances;
         if glances.next.is_none_or(|at| at > now) {
@@ -223,7 +227,7 @@ impl Drifts {
         tables.servers.iter_actual().next().map(|(one, _)| *one)
     }
 
-    /// Handles the response to a glance.
+    /// Handles the kernel's response to a glance.
     pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {
@@ -231,7 +235,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // Ignores an error, which is no sign of drift. The next check reports the error.
+            // Ignores an error, because it is no sign of drift. The next check reports the error.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -245,8 +249,8 @@ impl Drifts {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // A due glance needs no timer: it waits for its worker thread, which then wakes the
-        // daemon's loop.
+        // A due glance needs no timer. It waits for its worker thread, which wakes the daemon's
+        // loop when the thread is free.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -261,7 +265,7 @@ impl RunningCheck {
 }
 
 /// Returns the content of a part in the dump. Returns `None` if the dump could not read the part,
-/// or if the tables do not know the part yet. Records whether the dump could read the part.
+/// or if the tables do not know the part yet. Records in `state` whether the part was readable.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

@@ -1,4 +1,4 @@
-//! Footprint: all entries that this mode creates in the kernel.
+//! Footprint of IPVS mode: all kinds of entries that this mode creates in the kernel.
 
 mod origins;
 
@@ -12,29 +12,30 @@ use crate::rules::{ALL_CHAINS, JUMPS};
 use crate::server::Properties;
 use crate::sets::Set;
 
-/// Name of the link that has the service addresses.
+/// Name of the dummy link that has the service addresses.
 pub(crate) const LINK: &str = "kube-ipvs0";
 
-/// Protocol number of the routes of service addresses: the code of the letter 'k'.
+/// Protocol number of our routes to service addresses: the code of the letter 'k'.
 /// `/etc/iproute2/rt_protos` does not use this number.
 pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 
-/// Address that keeps IPv4 active on the link while service addresses are routes. When a link loses
+/// Address that keeps the link's IPv4 routes while service addresses are routes. When a link loses
 /// its last IPv4 address, the kernel removes the link's routes (`fib_disable_ip`).
 ///
-/// The address has no other effect. Like all of 127.0.0.0/8, it is local in any case. Its scope is
-/// host, so it never becomes a source address.
+/// The address has no other effect. It is local in any case, like all of 127.0.0.0/8. Its scope is
+/// host, so the kernel never chooses it as a source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// Service address of a virtual server whose creation makes the kernel load a scheduler. The
-/// virtual server has no destinations. No other program creates a virtual server at this address.
+/// Service address of a virtual server that the proxy creates only to make the kernel load a
+/// scheduler. The virtual server has no destinations. The address is reserved for documentation, so
+/// no other program should use it.
 pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     20_000,
     Protocol::Tcp,
 );
 
-/// Footprint of this mode: all entries that it creates in the kernel.
+/// Footprint of IPVS mode: all kinds of entries that it creates in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &ALL_CHAINS,
     jumps: &JUMPS,
@@ -55,8 +56,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("ipvs")
 };
 
-/// Returns the names of a family's sets. Includes the spare set that a crash may have left. Earlier
-/// builds used IPv4's spare set for both families.
+/// Returns the names of our sets of one IP family. Includes the spare set, which may exist after a
+/// crash. Earlier builds used IPv4's spare set for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::every().map(|set| OwnSet {
         name: set.name(family),
@@ -71,9 +72,9 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the temporary name of a set that replaces a smaller set. Both families may replace sets
-/// at the same time, and the kernel has a single name space for them. So each family has its own
-/// temporary name.
+/// Returns the name of the family's spare set: a temporary set, which replaces a smaller set. The
+/// kernel has a single name space for the sets of both families. Both families may replace sets at
+/// the same time, so each family has its own spare set.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

@@ -4,10 +4,10 @@
 //! If a Service wants the key of a foreign virtual server:
 //!
 //! - The foreign virtual server stays, and the kernel refuses the Service's virtual server. The
-//!   proxy retries in a separate plan, with back-off.
+//!   proxy retries in a plan of its own, with back-off.
 //! - The Service gets the key once another program removes the foreign virtual server.
-//! - Until then, the proxy creates no evidence that the foreign virtual server is ours. No set
-//!   contains its address and port, and its address is not bound to `kube-ipvs0`.
+//! - Until then, the proxy creates no evidence that the foreign virtual server is its own. No set
+//!   contains the virtual server's address and port, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -19,29 +19,29 @@ pub(crate) struct ForeignServers {
     servers: HashMap<VirtualServerKey, VirtualServer>,
     /// True once all evidence of ownership has been read.
     is_judged: bool,
-    /// Virtual servers that other programs added or removed, and at whose addresses Services have
-    /// not been compiled again since.
+    /// Virtual servers that other programs added or removed since the Services at their addresses
+    /// were last compiled.
     changed: HashSet<VirtualServerKey>,
-    /// Virtual servers that the log has reported.
+    /// Virtual servers that the log has already reported.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview of a start, in which every write succeeds. So a preview must not write at
-    /// the key of a foreign virtual server.
+    /// True in a preview of a start. In a preview every write succeeds, so the preview must not
+    /// write at the key of a foreign virtual server.
     is_foreseeing: bool,
 }
 
 impl ForeignServers {
-    /// Returns true if a virtual server has this key, but no evidence so far shows that a
-    /// kube-proxy created it.
+    /// Returns true if a virtual server has this key, and no evidence so far shows that a
+    /// kube-proxy created the virtual server.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
 
-    /// Returns true if a virtual server has this key and is known to belong to another program.
+    /// Returns true if another program's virtual server has this key, after all evidence was read.
     pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
         self.is_judged && self.servers.contains_key(key)
     }
 
-    /// Returns true if other programs have no virtual servers.
+    /// Returns true if the list contains no virtual servers of other programs.
     pub(crate) fn is_empty(&self) -> bool {
         self.servers.is_empty()
     }
@@ -51,14 +51,13 @@ impl ForeignServers {
         self.servers.iter()
     }
 
-    /// Returns true if the proxy may try to create a virtual server with this key. Either no
-    /// foreign virtual server has the key, or another program may have removed the foreign virtual
-    /// server.
+    /// Returns true if the proxy may try to create a virtual server with this key: either no
+    /// foreign virtual server has the key, or another program may have removed it in the meantime.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Prevents attempts to create virtual servers with other programs' keys, for a preview.
+    /// Prevents, for a preview, attempts to create virtual servers with other programs' keys.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
@@ -89,8 +88,8 @@ impl ForeignServers {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server from the list, because it no longer exists or is not from another
-    /// program.
+    /// Removes a virtual server from the list, because it no longer exists or does not belong to
+    /// another program.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);
@@ -100,18 +99,19 @@ impl ForeignServers {
         Some(removed)
     }
 
-    /// Returns true if Services must be compiled again, because foreign virtual servers appeared or
+    /// Returns true if Services must be recompiled, because foreign virtual servers appeared or
     /// disappeared.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Removes and returns the virtual servers that appeared or disappeared since the last call.
+    /// Removes and returns the foreign virtual servers that appeared or disappeared since the last
+    /// call.
     pub(crate) fn take_changed(&mut self) -> HashSet<VirtualServerKey> {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns true if the log has not reported this virtual server, and marks it as reported.
+    /// Returns true if the log has not reported this virtual server yet, and marks it as reported.
     pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
         self.told.insert(*key)
     }

@@ -1,4 +1,4 @@
-//! Places in the kernel where other modes leave entries.
+//! Places in the kernel where other modes or earlier runs left entries.
 
 use std::fmt;
 
@@ -10,21 +10,23 @@ use footprint::{Finder, ReferencedChain};
 
 use crate::footprint::FOOTPRINT;
 
-/// Place of leftovers from another mode, or from a run with the other iptables backend.
+/// Place of leftovers from another mode, or from an earlier run with other settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// The iptables backend into which this mode writes its shim.
+    /// Chains in the iptables backend into which this mode writes its shim.
     Beside(Backend),
-    /// The iptables backend that this mode does not use.
+    /// Chains in an iptables backend into which this mode does not write.
     Other(Backend),
-    /// Whole nftables tables of other modes. [`Leftovers`] is then empty.
+    /// Nftables tables of modes whose rules serve packets even if their process has ended. Such
+    /// tables are removed as a whole, so [`Leftovers`] is empty.
     Nftables,
     /// Nftables tables of modes that serve packets only while their process runs.
     Ended,
-    /// The nftables table of this mode's shim, after `--ipvs-shim` moved the shim to iptables.
+    /// The nftables table of this mode's shim, after a change of `--ipvs-shim` moved the shim to
+    /// iptables.
     OwnTable,
-    /// Ipsets of IPVS mode, after `--ipvs-shim` moved the shim to nftables. The proxy first removes
-    /// the rules that match these sets.
+    /// Ipsets of IPVS mode, after a change of `--ipvs-shim` moved the shim to nftables. The proxy
+    /// first removes the rules that match these sets.
     Ipsets,
 }
 
@@ -39,7 +41,7 @@ impl fmt::Display for LeftoverPlace {
 }
 
 /// Returns leftovers of other modes in the output of `iptables-save`. These leftovers serve packets
-/// until the shim is installed. Omits chains that the shim also uses.
+/// until the shim is installed. Skips chains whose names the shim also uses.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(
         Finder::beside(&FOOTPRINT, modes, ReferencedChain::Keep),

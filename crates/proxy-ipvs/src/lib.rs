@@ -1,5 +1,5 @@
-//! IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes that
-//! change the kernel's state to the wanted state.
+//! IPVS mode of kube-proxy. This crate computes the kernel entries that Services want, reads the
+//! kernel's state, and plans the writes that change this state to the wanted state.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -8,10 +8,11 @@
 //! ```
 //!
 //! - [`Ipvs`] contains the tables and implements [`Scheme`](engine::Scheme).
-//! - [`Proxier`], the [`Mode`](proxy::Mode), is an [`Engine`](engine::Engine) with this scheme.
+//! - [`Proxier`] is an [`Engine`](engine::Engine) with this scheme, and implements
+//!   [`Mode`](proxy::Mode).
 //! - All code up to the plan is pure.
 //! - A lane is a worker thread that accesses the kernel.
-//! - [`Kernel`] has two implementations: netlink, and the tests' strict fake.
+//! - [`Kernel`] has two implementations: netlink, and a strict fake for tests.
 
 mod access;
 mod balance;

@@ -1,5 +1,5 @@
-//! Notifications about addresses of `kube-ipvs0`. This module distinguishes changes by this proxy
-//! from changes by other programs.
+//! Notifications about addresses of `kube-ipvs0`. This module distinguishes this proxy's own
+//! changes from other programs' changes.
 
 use std::mem;
 use std::net::IpAddr;
@@ -10,16 +10,16 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay between an address's removal by this proxy and the kernel's notification about the
-/// removal.
+/// Longest expected delay between this proxy's removal of an address and the kernel's notification
+/// about the removal.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// Changes by this proxy to the link for which the notifications have not arrived yet.
+/// Changes to the link by this proxy about which the kernel's notifications are still outstanding.
 #[derive(Default)]
 pub(crate) struct Link {
     /// Addresses that this proxy removed, until the kernel's notification arrives.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, which makes the kernel remove addresses. Becomes
+    /// True after this proxy set the link down, because the kernel then removes addresses. Becomes
     /// false when a worker thread has read all addresses again.
     was_set: bool,
     /// True if the link may lack addresses that the tables contain. Becomes false when a worker
@@ -27,11 +27,11 @@ pub(crate) struct Link {
     is_doubtful: bool,
 }
 
-/// A removed address for which the notification has not arrived yet.
+/// An address that this proxy removed, until the kernel's notification arrives.
 struct RemovedAddress {
     at: Instant,
-    /// True if the address may still exist: the proxy has bound it again, or the reply to its
-    /// removal was lost.
+    /// True if the removed address may exist again: the proxy has bound it again, or the reply to
+    /// its removal was lost.
     is_unclear: bool,
 }
 
@@ -49,7 +49,7 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
 /// Cause of a notification about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// This proxy removed the address.
+    /// This proxy itself removed the address.
     Own,
     /// The cause is unclear, so all addresses must be read again.
     Unclear,
@@ -58,7 +58,7 @@ pub(crate) enum Loss {
 }
 
 impl Link {
-    /// Records a plan before the worker writes it.
+    /// Records the changes of a plan, before the worker thread executes it.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &RemovedAddress| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
@@ -82,11 +82,11 @@ impl Link {
         }
     }
 
-    /// Records the outcomes of a plan, after `note` recorded the plan.
+    /// Records the outcomes of a plan that `note` has recorded.
     ///
-    /// Returns true if a notification was wrongly attributed to this proxy: the kernel has refused
-    /// the proxy's removal, so another program removed the address. The caller must then read all
-    /// addresses.
+    /// Returns true if the proxy attributed another program's removal to itself: the kernel has
+    /// refused the proxy's own removal, so the earlier notification was about another program's
+    /// removal. The caller must then read all addresses.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -121,7 +121,7 @@ impl Link {
         self.is_doubtful = false;
     }
 
-    /// Returns true if the tables agree with all notifications so far.
+    /// Returns true if the tables are up to date with all notifications so far.
     pub(crate) fn is_sure(&self) -> bool {
         !self.is_doubtful
     }

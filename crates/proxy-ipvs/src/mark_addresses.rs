@@ -8,18 +8,18 @@ use proxy::{IpFamily, ServiceAddress};
 
 type Addresses = HashMap<(IpFamily, u32), ServiceAddress>;
 
-/// Service address of each mark. A connection with the mark belongs to the Service at that address.
-/// All clones share one table.
+/// Service address of each mark. A connection with a mark belongs to the Service at the mark's
+/// address. All clones share one table.
 #[derive(Debug, Clone, Default)]
 pub struct MarkAddresses(Arc<Mutex<Addresses>>);
 
 impl MarkAddresses {
-    /// Returns the address of a mark. Returns `None` for another program's mark.
+    /// Returns the address of a mark. Returns `None` if the mark belongs to another program.
     pub fn get(&self, family: IpFamily, mark: u32) -> Option<ServiceAddress> {
         self.lock().get(&(family, mark)).copied()
     }
 
-    /// Returns the marks for these addresses.
+    /// Returns the marks of these addresses.
     pub fn at(&self, addresses: &[ServiceAddress]) -> Vec<(IpFamily, u32)> {
         let all = self.lock();
         if all.is_empty() {
@@ -35,7 +35,7 @@ impl MarkAddresses {
         self.lock().insert((family, mark), at);
     }
 
-    /// Removes a mark that no Service has any more. Another program may use the mark next.
+    /// Removes a mark that no Service has any more, because another program may use it next.
     pub(crate) fn remove(&self, family: IpFamily, mark: u32) {
         self.lock().remove(&(family, mark));
     }

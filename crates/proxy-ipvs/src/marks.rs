@@ -1,7 +1,7 @@
-//! Marks of virtual servers for clients outside the cluster (`--ipvs-semantics=exact`).
+//! Firewall marks of virtual servers for clients outside the cluster (`--ipvs-semantics=exact`).
 //!
-//! Marks survive a restart, because the kernel stores them with their addresses in the set
-//! KUBE-LOCAL-MARK. The set is a map in nftables, and an ipset with marks in iptables.
+//! Marks survive a restart, because the kernel stores each mark with its addresses in the set
+//! KUBE-LOCAL-MARK. In nftables, this set is a map. In iptables, it is an ipset with marks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Marks by Service port, for one IP family.
+/// Marks of Service ports, for one IP family.
 #[derive(Debug)]
 pub(crate) struct Marks {
     family: IpFamily,
@@ -25,16 +25,17 @@ pub(crate) struct Marks {
     taken: HashMap<u32, Protocol>,
     /// Service ports that wait for a free mark, the oldest first.
     waiting: BTreeSet<Arc<Owner>>,
-    /// Last mark of each address: read from the kernel at the start, or assigned since.
+    /// Most recent mark of each address: read from the kernel at the start, or assigned since then.
     ///
     /// `None` before [`take_news`](Self::take_news) opens the table. Until then, no Service port
     /// gets a mark.
     last: Option<HashMap<ServiceAddress, u32>>,
-    /// Marks that the proxy has read from the kernel, before `take_news` opens the table.
+    /// Marks that the proxy has read from the kernel, while `take_news` has not opened the table
+    /// yet.
     read: Option<HashMap<ServiceAddress, u32>>,
     /// Addresses of each mark in `last`.
     addresses: HashMap<u32, BTreeSet<ServiceAddress>>,
-    /// Smallest mark number that may be free.
+    /// Number of the smallest mark that may be free.
     next: u32,
     /// Number of marks that became free while Service ports waited.
     freed: usize,
@@ -67,16 +68,16 @@ impl Marks {
         self.bits.is_none() || self.last.is_some()
     }
 
-    /// Returns true if Services must be compiled again, because marks are available now.
+    /// Returns true if Services must be recompiled, because marks have become available.
     pub(crate) fn has_news(&self) -> bool {
         self.read.is_some() || self.freed > 0
     }
 
-    /// Opens the table if the proxy has read the kernel's marks. Then returns true, and the caller
-    /// must compile all Services that may need a mark.
+    /// Opens the table if the proxy has read the kernel's marks. Returns true if it opened the
+    /// table. The caller must then recompile all Services that may need a mark.
     ///
-    /// The caller must have compiled all Services before. So `of` knows which Service port wins an
-    /// address that several Service ports claim.
+    /// Before the call, the caller must have compiled all Services. Only then does `of` know which
+    /// Service port wins an address that several Service ports claim.
     pub(crate) fn take_news(&mut self) -> bool {
         let Some(read) = self.read.take() else {
             return false;
@@ -85,7 +86,7 @@ impl Marks {
         true
     }
 
-    /// Returns the Services that can get one of the marks that became free since the last call.
+    /// Returns the Services for the marks that have become free since the last call.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);
@@ -97,7 +98,7 @@ impl Marks {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Stores the marks that the first read found in the kernel's set of marks.
+    /// Stores the marks that the first read has found in the kernel's set of marks.
     pub(crate) fn open(&mut self, members: impl Iterator<Item = Member>) {
         let is_first = self.last.is_none() && self.read.is_none();
         let Some(bits) = self.bits.filter(|_| is_first) else {
@@ -116,9 +117,9 @@ impl Marks {
         self.read = Some(read);
     }
 
-    /// Returns a mark for a Service port with these addresses. A Service port without a mark gets
-    /// the last mark of an address, unless another Service port wins this address. Returns `None`
-    /// if no mark is free, or if the kernel's marks are not known yet.
+    /// Returns a mark for a Service port with these addresses. If the Service port has no mark yet,
+    /// it gets the most recent mark of one of its addresses, unless another Service port wins this
+    /// address. Returns `None` if no mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -155,19 +156,19 @@ impl Marks {
         self.of_owners.get(owner).copied()
     }
 
-    /// Returns true if the table contains the addresses of each mark, as with
+    /// Returns true if the table knows the addresses of each mark, as it does with
     /// `--ipvs-semantics=exact`. Upstream's semantics use no marks.
     pub(crate) fn has_addresses(&self) -> bool {
         self.bits.is_some()
     }
 
-    /// Returns the addresses whose packets may get a mark.
+    /// Returns the addresses whose packets may get this mark.
     pub(crate) fn addresses(&self, mark: u32) -> impl Iterator<Item = &ServiceAddress> {
         self.addresses.get(&mark).into_iter().flatten()
     }
 
-    /// Frees the mark of a Service port. Another Service port can get the mark after the virtual
-    /// server with the mark is removed.
+    /// Releases the mark of a Service port. Another Service port can get the mark after the fwmark
+    /// virtual server of this mark is removed.
     pub(crate) fn release(&mut self, owner: &Arc<Owner>, tables: &Tables) {
         self.waiting.remove(owner);
         if let Some(mark) = self.of_owners.remove(owner) {
@@ -179,7 +180,7 @@ impl Marks {
         }
     }
 
-    /// Records that the kernel no longer has the virtual server of a mark.
+    /// Records that the kernel no longer has the fwmark virtual server of a mark.
     pub(crate) fn removed(&mut self, mark: u32) {
         if let Some(bits) = self.bits
             && bits.can_hold(mark)
@@ -204,8 +205,8 @@ impl Marks {
         }
     }
 
-    /// Records the addresses of a mark. Keeps a former address while the kernel has the set element
-    /// for this address and mark.
+    /// Records the addresses of a mark. Keeps a former address as long as the kernel has the set
+    /// element that maps this address to the mark.
     fn note_addresses(&mut self, mark: u32, at: &[ServiceAddress], tables: &Tables) {
         if let Some(first) = at.first() {
             self.shared.set(self.family, mark, *first);
@@ -229,8 +230,8 @@ impl Marks {
         known.extend(wanted);
     }
 
-    /// Returns a free mark: no Service port has it, and no program's virtual server uses it.
-    /// Returns `None` if no mark is free.
+    /// Returns a free mark: no Service port has the mark, and no virtual server of any program uses
+    /// it. Returns `None` if no mark is free.
     fn free(&mut self, tables: &Tables) -> Option<u32> {
         let (bits, family) = (self.bits?, self.family);
         loop {
@@ -254,15 +255,16 @@ impl Marks {
 
 /// Fwmark virtual servers that no Service wants.
 pub(crate) struct FormerMarks {
-    /// Owner of the claims. This owner sorts after every Service, so a Service that gets the mark
-    /// wins.
+    /// Owner of the claims for these virtual servers. This owner sorts after every Service, so a
+    /// Service that gets such a mark wins the virtual server.
     pub(crate) owner: Arc<Owner>,
-    /// Addresses of the virtual servers, from the set elements that gave packets their mark.
+    /// Addresses of each virtual server: the kernel's sets map these addresses to the virtual
+    /// server's mark, or mapped them before.
     pub(crate) addresses: BTreeMap<VirtualServerKey, BTreeSet<ServiceAddress>>,
 }
 
 impl FormerMarks {
-    /// Creates a table without virtual servers.
+    /// Creates a table without fwmark virtual servers.
     pub(crate) fn new() -> Self {
         let owner = Owner {
             created: i64::MAX,
@@ -280,14 +282,14 @@ impl FormerMarks {
     }
 
     /// Returns the protocol of a virtual server that no Service wants. Returns TCP if the protocol
-    /// is unknown: after a restart, only TCP destinations still drain.
+    /// is unknown: after a restart, only virtual servers of TCP are still draining.
     pub(crate) fn protocol(&self, key: &VirtualServerKey) -> Protocol {
         let first = self.addresses.get(key).and_then(BTreeSet::first);
         first.map_or(Protocol::Tcp, |at| at.protocol)
     }
 
     /// Returns true if packets of the virtual server's connections may still arrive: a Service
-    /// wants one of the virtual server's addresses, or these addresses are unknown.
+    /// wants a virtual server at one of its addresses, or its addresses are unknown.
     pub(crate) fn is_reachable(&self, key: &VirtualServerKey, tables: &Tables) -> bool {
         let wants = |at: &ServiceAddress| tables.servers.wanted(&(*at).into()).is_some();
         let addresses = self.addresses.get(key);
@@ -301,7 +303,7 @@ fn forget(last: &mut HashMap<ServiceAddress, u32>, at: &ServiceAddress, mark: u3
     }
 }
 
-/// Returns true if packets to an address get a mark.
+/// Returns true if packets to an address get this mark.
 pub(crate) fn is_marked_at(tables: &Tables, at: &ServiceAddress, mark: u32) -> bool {
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     tables.members(Set::LocalMark).actual(&member).is_some()

@@ -42,8 +42,8 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // Aborts the running drift check, because the check compares the kernel with the old
-        // content of the tables.
+        // Aborts the running drift check, because it compares the kernel with the old content of
+        // the tables.
         self.drifts.abort();
     }
 
@@ -115,7 +115,7 @@ impl Ipvs {
                 state.news.drifted(state.now, "link", name);
             }
             // If this process set the link down, the kernel removed some addresses. Their absence
-            // is then not another program's change.
+            // is then no change by another program.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -132,8 +132,8 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // After a refused restore, the kernel may have some rules of this restore. So differences
-        // after a refused restore are not another program's changes.
+        // After a refused restore, the kernel may have some of its rules. So differences are then
+        // no changes by another program.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -141,8 +141,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // Reads the sets again, because another program that flushes the rules may next remove
-            // the sets.
+            // Reads the sets again: a program that flushes the rules may remove the sets next.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -188,8 +187,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles these Services now. The engine reports their own changes later, but the model may
-    /// already contain them.
+    /// Recompiles these Services now, before the engine reports their changes. The model may
+    /// already contain these changes.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
@@ -197,10 +196,10 @@ impl Ipvs {
     }
 
     /// Recompiles the Services that may now own a released virtual server or its address. So a
-    /// single plan changes the owner, without a removal in between.
+    /// single plan moves the virtual server to its new owner, without a removal in between.
     ///
-    /// - `had`: virtual servers that Services had before.
-    /// - `done`: Services that are up to date.
+    /// - `had`: virtual servers that Services had before the change.
+    /// - `done`: Services that are already up to date.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -237,9 +236,9 @@ impl Ipvs {
         }
     }
 
-    /// Adopts the virtual servers of an earlier run or of upstream kube-proxy. Waits until the
-    /// proxy has read all evidence of ownership: virtual servers, sets and addresses. Runs before
-    /// the first write.
+    /// Adopts the virtual servers of an earlier run or of upstream kube-proxy, before the first
+    /// write. Does nothing until the proxy has read all evidence of ownership: virtual servers,
+    /// sets and addresses.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -254,8 +253,8 @@ impl Ipvs {
             self.recognize(state);
             let marked = self.tables.members(Set::LocalMark).iter_actual();
             let marked = marked.map(|(member, ())| *member);
-            // Puts marks from sets in use after marks from the sets of an earlier shim. A later
-            // mark of an address replaces an earlier mark.
+            // Puts marks from our current sets after marks from the sets of an earlier shim,
+            // because a later mark of an address replaces an earlier mark.
             let all = former_marks.into_iter().chain(marked);
             let all = all.filter_map(|of| Some((Set::LocalMark.service_address(&of)?, of)));
             let all: HashMap<_, _> = all.collect();
@@ -291,7 +290,7 @@ impl Ipvs {
         }
     }
 
-    /// Recompiles Services at whose address another program created or removed a virtual server.
+    /// Recompiles Services at whose addresses another program created or removed a virtual server.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
@@ -316,8 +315,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that name or need a scheduler, after the proxy has learned whether the
-    /// kernel has this scheduler.
+    /// Recompiles Services that request or need a scheduler, after the proxy has learned whether
+    /// the kernel has the scheduler.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         if !self.schedulers.has_news() {
             return;
@@ -348,8 +347,8 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recompiles Services that need a packet mark, once the free marks are known or a mark becomes
-    /// free.
+    /// Recompiles Services that need a packet mark, once the free marks are known or a mark has
+    /// become free.
     pub(crate) fn follow_marks(&mut self, state: &mut State, model: &Model) {
         let heirs = self.claims.marks.take_heirs();
         let names: Vec<NamespacedName> = if self.claims.marks.take_news() {
@@ -358,7 +357,7 @@ impl Ipvs {
                 let age = service.created.unwrap_or(i64::MAX);
                 service.external_local.then(|| (age, name.clone()))
             });
-            // The oldest Services get marks if there are too few.
+            // If too few marks are free, the oldest Services get them.
             let names: BTreeSet<_> = names.collect();
             names.into_iter().map(|(_, name)| name).collect()
         } else {
@@ -386,15 +385,15 @@ impl Ipvs {
 /// program created or removed a virtual server there.
 #[derive(Default)]
 struct Free {
-    /// Addresses of these virtual servers, by protocol and port.
+    /// Addresses of the virtual servers whose owner may change, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that Services may bind or release at any port. After a release, contains only
-    /// addresses that no Service wants on the link.
+    /// Addresses that Services may bind or release, at any port. If Services released the virtual
+    /// servers, contains only addresses that no Service wants on the link.
     addresses: HashSet<IpAddr>,
 }
 
-/// Returns true if a Service may claim one of these virtual servers or addresses, even if another
-/// Service owns it.
+/// Returns true if a Service may claim one of the virtual servers or addresses in `free`, even if
+/// another Service owns it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two comparisons that kernel notifications cause.
+/// Minimum time between two comparisons that kernel notifications cause.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and whether notifications arrived after it.
+/// Start of the last comparison, and whether notifications have arrived since then.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
@@ -14,14 +14,14 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Records a notification. Returns true if a comparison must begin now. Otherwise, a later
-    /// comparison includes the change.
+    /// Records a notification. Returns true if a comparison must begin now. If false, a later
+    /// comparison will include the change.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
     }
 
-    /// Returns true once, when the comparison for earlier notifications must begin.
+    /// Returns true, once, when the comparison for earlier notifications is due.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.is_behind && self.next().is_none_or(|next| next <= now);
         if is_due {
@@ -30,7 +30,7 @@ impl Pace {
         is_due
     }
 
-    /// Returns the time of the next comparison, if a comparison is needed.
+    /// Returns the time of the next comparison, if one is needed.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.next().filter(|_| self.is_behind)
     }

@@ -1,28 +1,29 @@
-//! Parts of the kernel's state that the proxy reads separately. The lanes are the worker threads
-//! that read and write these parts.
+//! Parts of the kernel's state that the proxy reads separately, and the lanes (worker threads) that
+//! read and write these parts.
 
 engine::parts! {
     lanes {
-        /// Reads and writes virtual servers and sets.
+        /// Reads and writes virtual servers, destinations and sets.
         Services,
-        /// Reads and writes addresses, and the link `kube-ipvs0` that has them.
+        /// Reads and writes addresses and the link `kube-ipvs0`, to which service addresses are
+        /// bound.
         Addresses,
-        /// Reads and writes the rules.
+        /// Reads and writes the shim's rules.
         Rules,
-        /// Reads for the drift check, in parallel with the other three worker threads. Never
-        /// writes.
+        /// Reads all parts for the drift check, in parallel with the other three worker threads.
+        /// Never writes.
         Reader,
     }
-    // The same part names apply to both kernel interfaces for sets and rules: ipset with iptables,
-    // and nftables.
+    // The names of the parts are the same for both kernel interfaces of the shim: ipset with
+    // iptables, and nftables.
     parts {
-        /// The virtual servers with their destinations.
+        /// All virtual servers, with their destinations.
         Servers on Services: "the virtual servers",
-        /// The sets with their members.
+        /// Our sets, with their members.
         Sets on Services: "the sets",
         /// The link `kube-ipvs0`, its service addresses, and the node's other addresses.
         Addresses on Addresses: "the addresses of this node",
-        /// The rules beside IPVS (the shim), and leftovers of other modes.
+        /// The shim (the rules beside IPVS), and leftovers of other modes.
         Rules on Rules: "the rules beside IPVS",
     }
 }

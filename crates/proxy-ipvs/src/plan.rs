@@ -18,45 +18,45 @@ use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// One write.
+/// One write to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Creates the dummy link `kube-ipvs0`. The link stays down unless IPv6 routes need a link that
     /// is up.
     CreateLink,
     /// Creates a set with room for this number of members. If a smaller set exists, replaces it
-    /// with a larger set that has the same members.
+    /// with a larger set and keeps the members.
     CreateSet(Set, u32),
     /// Removes an empty set that no rule matches.
     RemoveSet(Set),
-    /// Adds a member.
+    /// Adds a member to a set.
     AddMember(Set, Member),
-    /// Removes a member.
+    /// Removes a member from a set.
     RemoveMember(Set, Member),
     /// Changes the shim (the rules beside IPVS) from `installed` to `wanted`, with one run of
     /// `iptables-restore` or one nftables transaction.
     WriteRules {
-        /// Shim after the write.
+        /// Rules after the write.
         wanted: Arc<Rules>,
-        /// Shim before the write.
+        /// Rules before the write.
         installed: Arc<Rules>,
     },
     /// Adds a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Changes scheduler, flags or timeout of a virtual server. The kernel keeps the connections
-    /// and destinations.
+    /// Changes scheduler, flags or timeout of a virtual server. The virtual server keeps its
+    /// connections and destinations.
     SetServer(VirtualServerKey, Properties),
     /// Removes a virtual server with its destinations.
     RemoveServer(VirtualServerKey),
-    /// Adds a destination.
+    /// Adds a destination to a virtual server.
     AddDestination(VirtualServerKey, RealServer),
-    /// Changes weight or thresholds of a destination. The kernel keeps the destination's
+    /// Changes weight or connection thresholds of a destination. The destination keeps its
     /// connections.
     SetDestination(VirtualServerKey, RealServer),
-    /// Removes a destination.
+    /// Removes a destination from a virtual server.
     RemoveDestination(VirtualServerKey, Target),
-    /// Binds a service address to `kube-ipvs0`, as an address or a route according to
-    /// `--ipvs-vip-mode`. The address has the full prefix length.
+    /// Binds a service address to `kube-ipvs0`: adds an address or a route with the full prefix
+    /// length, depending on `--ipvs-vip-mode`.
     BindAddress(IpAddr),
     /// Unbinds a service address from `kube-ipvs0`, if a run with the current `--ipvs-vip-mode`
     /// bound it.
@@ -64,17 +64,17 @@ pub enum Op {
     /// Unbinds a service address from `kube-ipvs0`, if an earlier run with another
     /// `--ipvs-vip-mode` bound it.
     UnbindOtherwise(IpAddr),
-    /// Makes all addresses of a network local, by a route on `kube-ipvs0`.
+    /// Makes all addresses of a network local, with a single route on `kube-ipvs0`.
     BindRange(IpNet),
-    /// Removes the route of a network from `kube-ipvs0`.
+    /// Removes the route that makes a network local from `kube-ipvs0`.
     UnbindRange(IpNet),
-    /// Removes leftovers of another mode, of another shim, or in the iptables backend that is not
-    /// in use. Needs at most one run of `iptables-restore`.
+    /// Removes leftovers of another mode, of another shim, or in an iptables backend that is not in
+    /// use. Needs at most one run of `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
 impl Op {
-    /// Returns the part of the kernel that the write changes.
+    /// Returns the part of the kernel's state that the write changes.
     pub fn part(&self) -> Part {
         match self {
             Self::CreateSet(..)
@@ -97,7 +97,7 @@ impl Op {
         }
     }
 
-    /// Returns the kind of the changed entry, for counters.
+    /// Returns the kind of the entry that the write changes, for counters.
     pub fn subject(&self) -> EntryKind {
         match self {
             Self::CreateLink => EntryKind::Link,
@@ -119,7 +119,7 @@ impl Op {
         }
     }
 
-    /// Returns the virtual server that the write changes, if any.
+    /// Returns the virtual server that the write changes or whose destination it changes, if any.
     pub fn server(&self) -> Option<&VirtualServerKey> {
         match self {
             Self::AddServer(key, _)
@@ -134,7 +134,7 @@ impl Op {
 }
 
 impl Op {
-    /// Describes the write for an operator, with the set names of this family.
+    /// Describes the write for an operator. `family` determines the names of sets.
     pub fn words(&self, family: IpFamily) -> String {
         match self {
             Self::CreateSet(set, size) => {
@@ -150,7 +150,7 @@ impl Op {
     }
 }
 
-/// Describes the write with the set names of IPv4. See [`Op::words`] for other families.
+/// Describes the write with IPv4's set names. For other IP families, see [`Op::words`].
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -221,10 +221,10 @@ impl fmt::Display for TargetText {
     }
 }
 
-/// List of writes in the order of execution.
+/// Writes that one lane (worker thread) executes in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Writes, in order.
+    /// Writes in the order of execution.
     pub ops: Vec<Op>,
 }
 
@@ -234,7 +234,7 @@ impl Plan {
         self.ops.first().map(|op| op.part().lane())
     }
 
-    /// Returns the parts that the plan changes.
+    /// Returns the parts of the kernel's state that the plan changes.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
         Part::ALL.iter().copied().filter(has)
@@ -250,30 +250,30 @@ impl fmt::Display for Plan {
 /// Outcome of one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The kernel has the wanted state. The removal of a missing entry also has this outcome.
+    /// The kernel has the wanted state. Also the outcome of removing a missing entry.
     Done,
     /// The kernel refused the write.
     Refused {
-        /// Reason in words, with the next step for the operator.
+        /// Reason for the refusal in words, with the next step for the operator.
         reason: String,
-        /// Cause of the refusal.
+        /// Cause of the refusal: the entry, the node, a scheduler, or wrong tables.
         fault: Fault,
     },
     /// The kernel's reply was lost, so the proxy must read the kernel's state again.
     Unknown,
 }
 
-/// Cause of a refusal.
+/// Cause of the kernel's refusal of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The entry is invalid, or this kernel does not support it. The kernel still accepts other
-    /// entries.
+    /// The entry is invalid, or this kernel does not support it. The kernel still accepts writes of
+    /// other entries.
     Entry,
-    /// The kernel or this node has a problem that also affects other entries.
+    /// The kernel or this node has a problem that affects writes of other entries, too.
     Node,
-    /// The kernel lacks the virtual server's scheduler.
+    /// The kernel lacks the scheduler of the virtual server.
     Scheduler,
-    /// The proxy's tables were wrong: the kernel unexpectedly has or lacks the entry. The proxy
-    /// must read the kernel's state again.
+    /// The proxy's tables were wrong: the kernel unexpectedly has or lacks an entry. The proxy must
+    /// read the kernel's state again.
     Belief,
 }

@@ -1,7 +1,7 @@
-//! Planner: computes each lane's next plan from the tables. Pure.
+//! Planner: computes the next plan of each lane from the tables. Pure.
 //!
-//! Three lanes (worker threads) write to the kernel in parallel. An entry that needs an entry of
-//! another lane waits, but its lane continues with further entries:
+//! Three lanes (worker threads) write to the kernel in parallel. If an entry depends on an entry of
+//! another lane, it waits, while its own lane continues with further entries:
 //!
 //! ```text
 //!   services    1. sets ─▶ members ─▶ virtual servers ─▶ destinations
@@ -11,17 +11,20 @@
 //!   rules       the shim (once its sets exist) ─▶ leftovers of other modes
 //! ```
 //!
-//! - The first lane takes turns: additions and changes (1), removals (2), removals of ownership
-//!   evidence (3).
-//! - Changes of existing virtual servers never wait.
-//! - A new virtual server waits for its rules. Without these rules, endpoints would reply to
-//!   outside clients from a wrong address, and source ranges would not apply.
-//! - Virtual servers of cluster IPs mostly need no rules, so they wait only briefly at the start
+//! - The lane for services takes turns: additions and changes (1), removals (2), removals of
+//!   ownership evidence (3).
+//! - Changes to a virtual server that serves do not wait for rules. The exception is a Service that
+//!   gets an fwmark virtual server (`--ipvs-semantics=exact`).
+//! - A new virtual server waits for the rules that match its packets. Without these rules,
+//!   endpoints on other nodes would reply directly to outside clients, which would drop these
+//!   replies. Source ranges would not apply, either.
+//! - Virtual servers at cluster IPs mostly need no rules, so they wait only briefly at the start
 //!   ([`Cover`]).
 //! - Rules of iptables mode match packets before IPVS does, and the shim replaces these rules. So
-//!   the shim is written after all other entries that serve.
-//! - After `--ipvs-shim` moved the shim to nftables, the old rules stay until the new sets are
-//!   filled. The old rules do not know new virtual servers, so these wait for the new rules.
+//!   the planner writes the shim only after all other entries that serve packets.
+//! - After a change of `--ipvs-shim` has moved the shim to nftables, the old rules stay until the
+//!   new sets are filled. The old rules do not know new virtual servers, so new virtual servers
+//!   wait for the new rules.
 
 mod addresses;
 mod budget;
@@ -43,22 +46,21 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// Kind of plan that the worker thread for virtual servers and sets executes next. The kinds take
-/// turns.
+/// Kind of plan for the worker thread that writes virtual servers and sets. The kinds take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Adds and changes entries.
+    /// Adds and changes virtual servers, destinations and set members.
     Make,
     /// Removes virtual servers and destinations.
     Break,
     /// Removes set members that proved ownership of removed virtual servers. Also removes sets that
-    /// only another value of `--ipvs-semantics` uses.
+    /// only the other value of `--ipvs-semantics` uses.
     Forget,
 }
 
 impl Turn {
-    /// Returns the three turns in the order in which the planner tries them after `last`. So each
-    /// kind of turn gets its share of the writes.
+    /// Returns the three turns in the order in which the planner tries them after `last`. In this
+    /// order, each kind of plan gets its share of the writes.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -68,16 +70,16 @@ impl Turn {
     }
 }
 
-/// State of the worker thread (lane) that writes virtual servers and sets, between its plans.
+/// State, between two plans, of the worker thread (lane) that writes virtual servers and sets.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// Budget of each turn. Each turn has its own budget, because the kernel removes a destination
-    /// more slowly than it adds a destination.
+    /// Budget of each kind of plan. Removals have their own budget, because the kernel removes a
+    /// destination more slowly than it adds one.
     budgets: [Budget; 3],
-    /// Turn of the last plan, or `None` if the planner found nothing to write since.
+    /// Kind of the last plan, or `None` if the planner found nothing to write afterwards.
     last: Option<Turn>,
-    /// Virtual server at which the last plan exhausted its budget. The next plan begins after this
-    /// virtual server.
+    /// Virtual server at which the last plan exhausted its budget. The next plan begins with the
+    /// virtual server after this one.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -91,7 +93,7 @@ impl Default for Turns {
     }
 }
 
-/// Room for a query to the kernel during the writes of a plan.
+/// Room for a query to the kernel at the same time as a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,
@@ -99,8 +101,8 @@ pub(crate) enum PlanRoom {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. The plan has room for a
-    /// query if it adds and changes entries, and does not exhaust its budget.
+    /// Returns the next plan for virtual servers, destinations and sets. The plan leaves room for a
+    /// query if it adds or changes entries and does not exhaust its budget.
     pub(crate) fn services(
         &mut self,
         tables: &Tables,
@@ -142,7 +144,7 @@ impl Turns {
         }
     }
 
-    /// Adjusts the budget of the last turn to the time that its writes took.
+    /// Adjusts the budget for the kind of the last plan to the time that the plan's writes took.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
         if let Some(turn) = self.last {
             *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());

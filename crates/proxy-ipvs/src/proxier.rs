@@ -1,4 +1,4 @@
-//! IPVS mode for one IP family, as a scheme of the [`engine`].
+//! IPVS mode for one IP family, as a scheme that the [`engine`] runs.
 //!
 //! ```text
 //!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes for writes, one for reads
@@ -40,53 +40,53 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::{FormerRules, Tables};
 use crate::takeover::OwnershipEvidence;
 
-/// Minimum number of changed Services for which the tables reserve memory in advance.
+/// Minimum number of changed Services from which the tables reserve memory in advance.
 const MANY: usize = 1_000;
 
-/// Minimum number of writes in a plan after which the process returns unused memory.
+/// Minimum number of writes in a plan after which the process returns unused memory to the system.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
 pub type Proxier<K> = Engine<Ipvs, K>;
 
-/// Lanes (worker threads) of IPVS mode: [services, addresses, rules, and the reader](Lane).
+/// Lanes (worker threads) of IPVS mode: [services, addresses, rules, and reader](Lane).
 pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
-/// State of the IPVS mode: wanted entries, known entries and plans.
+/// State of the IPVS mode: wanted entries, known entries, and pending work.
 pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Evidence of who created the virtual servers that the first read found. `None` once their
-    /// owners are known.
+    /// Evidence that shows who created the virtual servers that existed at the start. `None` once
+    /// the proxy has adopted its own virtual servers.
     pub(crate) takeover: Option<OwnershipEvidence>,
     pub(crate) link: Link,
     /// Ranges of service addresses: networks that local routes make local.
     pub(crate) ranges: Ranges,
-    /// Inputs, other than the tables, from which the ranges were computed. `None` if the tables
-    /// have changed since that computation.
+    /// Inputs, other than the tables, from which the ranges were computed. `None` if the ranges
+    /// must be recomputed because the tables have changed.
     pub(crate) range_ground: Option<RangeGround>,
-    /// Networks that get no range, as last reported in the log.
+    /// Service networks that get no range, as the log last reported them.
     pub(crate) skipped_ranges: Vec<SkippedRange>,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit for how often kernel notifications make the proxy compare its nftables table with the
+    /// Limit on how often kernel notifications make the proxy compare its nftables table with the
     /// kernel.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of rules and sets, which are in the same nftables table.
+    /// Requests a comparison of rules and sets, because both are in the same nftables table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
     /// Returns true if an earlier run's rules must stay because the proxy does not know all
-    /// Kubernetes objects. If it cannot read an object, only an operator can help: a restart
-    /// cannot.
+    /// Kubernetes objects. If the proxy cannot read some objects, a restart does not help: only an
+    /// operator can.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }
@@ -119,7 +119,8 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // Also queries the connections of the destinations that this plan begins to drain.
+        // Also makes the proxy query the connections of the destinations that this plan begins to
+        // drain.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -135,9 +136,9 @@ impl Ipvs {
         }
     }
 
-    /// Returns the next query for the worker thread that only reads, if any.
+    /// Returns the next query for the read-only worker thread, if any.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // Waits until the virtual servers are known: if an existing virtual server has the
+        // Waits until the virtual servers are known: if an existing virtual server uses the
         // scheduler, no query is necessary.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
@@ -165,8 +166,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Ends drains by the number of connections of each draining destination. Removes a destination
-    /// from the wanted entries if it has no connections or has reached its timeout.
+    /// Ends drains according to the connections of the draining destinations. A destination is no
+    /// longer wanted once it has no connections or has reached its timeout.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -180,8 +181,8 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // A destination drains only with weight 0. Until then, it can still get new
-            // connections.
+            // A destination counts as draining only once the kernel has set its weight to 0. Until
+            // then, it can still get new connections.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -198,7 +199,7 @@ impl Ipvs {
     /// Handles a notification about a removed service address. Returns true if the caller must read
     /// all addresses.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // If service addresses are routes, the address may still be local by its route.
+        // If service addresses are routes, the address may still be local because of its route.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -213,8 +214,8 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // Reads all addresses if a write or read is under way. That write or read may have bound or
-        // read the address, and its result is not in the tables yet.
+        // Reads all addresses if a write or read of addresses is in progress. It may have bound or
+        // read this address, and its result is not in the tables yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -296,7 +297,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // Reports no drains, because none can end while unwanted entries must stay.
+            // Reports no drains: while unwanted entries must stay, no drain can end.
             proxy::Drains::default()
         }
     }
@@ -329,8 +330,8 @@ impl engine::Scheme for Ipvs {
         };
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // Also recompiles the Services that get the released addresses. Each of these Services may
-        // release further addresses.
+        // Also recompiles the Services that get the released virtual servers and addresses. Each of
+        // these Services may release others.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -350,8 +351,8 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // A program that changed rules may also have changed the sets: both are in the same
-                // table.
+                // A program that changed rules may also have changed the sets, because both are in
+                // the same table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -478,7 +479,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // Entries of this plan may have become unwanted while it was executed.
+        // Some entries of this plan may have become unwanted while the plan was executed.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {
@@ -502,9 +503,9 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // Reads the addresses again, for two reasons: the kernel removes the IPv6
-            // addresses of a link that a write sets down, and a bound address within
-            // --nodeport-addresses serves NodePorts.
+            // Reads the addresses again, for two reasons: setting a link down makes the kernel
+            // remove its IPv6 addresses, and a bound address within --nodeport-addresses serves
+            // NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

@@ -7,14 +7,14 @@
 //!   routes, API servers ─────────┘   exceptions          └─▶ compile: addresses without own route
 //! ```
 //!
-//! Exceptions are networks within a range that must keep their own routes. So a range with
-//! exceptions becomes several local routes around these networks.
+//! Exceptions are networks within a range that must keep their own routes. The proxy divides a
+//! range with exceptions into several local routes around these networks.
 //!
-//! - A single route for the range with `throw` routes for the exceptions is not possible. Without
-//!   foreign routing rules, the kernel keeps the tables local and main in one trie
+//! - A single route for the range, with `throw` routes for the exceptions, is not possible. Without
+//!   foreign routing rules, the kernel keeps the tables `local` and `main` in one trie
 //!   (`fib_trie_unmerge`). A `throw` route in this trie would end the whole look-up.
-//! - In this trie, a more specific route of table main has precedence over a range. So the
-//!   destinations of such routes are also exceptions.
+//! - In this trie, a more specific route of table `main` has precedence over a range. So the
+//!   destinations of such routes are exceptions, too.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,31 +22,32 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// Maximum number of routes for ranges. If more are needed, each service address gets a route of
-/// its own instead.
+/// Maximum number of routes for all ranges. If more routes are needed, each service address gets a
+/// route of its own instead.
 const MOST_ROUTES: usize = 512;
 
-/// Shortest prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: a
+/// Minimum prefix lengths of ranges, for IPv4 and IPv6. A shorter prefix is probably an error: a
 /// local route for such a large network would cut the node off from other hosts.
 const SHORTEST: (u8, u8) = (8, 32);
 
-/// Networks that ranges must not make local.
+/// Networks that a range of service addresses must not make local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks of the node's other interfaces, and addresses of API servers.
+    /// Networks of the node's other interfaces, and addresses of API servers. A range within such a
+    /// network is not possible.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. A range within such a destination has precedence
-    /// over the route.
+    /// Destinations of routes in the table `main`. A range within such a destination is possible,
+    /// because the more specific range has precedence.
     pub routed: BTreeSet<IpNet>,
 }
 
-/// Source address in the route of a range. The node's own packets into the range get this source
+/// Source address in the route of a range. The node's own packets to the range get this source
 /// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeSource {
-    /// The source address that the proxy now sets in routes.
+    /// The source address that the proxy currently sets in routes.
     Current,
-    /// Another source address. An earlier run set it, or the node's address has changed since.
+    /// Another source address: an earlier run set it, or the node's address has changed since.
     Former,
 }
 
@@ -54,7 +55,7 @@ pub enum RangeSource {
 /// networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranges {
-    /// The networks. No network lies within another network of this list.
+    /// Networks of service addresses. No network of this list lies within another one.
     pub nets: BTreeSet<IpNet>,
     /// Networks inside of `nets` that our routes must not cover.
     pub except: BTreeSet<IpNet>,
@@ -67,8 +68,8 @@ pub(crate) struct RangeGround {
     pub(crate) api_servers: Vec<SocketAddr>,
 }
 
-/// A service network that gets no range. Each service address in this network has a route of its
-/// own.
+/// A service network that gets no range. Each service address in this network gets a route of its
+/// own instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SkippedRange {
     net: IpNet,
@@ -77,11 +78,11 @@ pub(crate) struct SkippedRange {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Reason {
-    /// The network is too large.
+    /// The network is too large: its prefix is shorter than the allowed minimum.
     Short,
-    /// The network lies within this network of one of the node's interfaces.
+    /// The service network lies within this network of the node's interfaces or API servers.
     Within(IpNet),
-    /// The range would need too many routes around its exceptions.
+    /// The network would need too many routes around its exceptions.
     Scattered,
 }
 
@@ -110,8 +111,8 @@ impl fmt::Display for SkippedRange {
 }
 
 impl Ranges {
-    /// Returns the ranges for the service networks `nets`. Networks in `others` become exceptions.
-    /// Also returns the service networks that get no range.
+    /// Returns the ranges for the service networks `nets`, with the networks in `others` as
+    /// exceptions. Also returns the service networks that get no range.
     pub(crate) fn new(
         nets: impl IntoIterator<Item = IpNet>,
         others: &Networks,
@@ -151,14 +152,15 @@ impl Ranges {
         (ranges, skipped)
     }
 
-    /// Returns true if a range contains the address, so that it needs no route of its own.
+    /// Returns true if a range makes the address local, so that the address needs no route of its
+    /// own.
     pub fn contains(&self, address: &IpAddr) -> bool {
         let has = |nets: &BTreeSet<IpNet>| nets.iter().any(|net| net.contains(address));
         has(&self.nets) && !has(&self.except)
     }
 
-    /// Returns the destinations of the routes: the networks, divided so that they omit the
-    /// exceptions.
+    /// Returns the destinations of the local routes: the networks, divided so that no route covers
+    /// an exception.
     pub fn routes(&self) -> Vec<IpNet> {
         let mut routes = Vec::new();
         let mut left: Vec<IpNet> = self.nets.iter().copied().collect();

@@ -1,8 +1,8 @@
-//! Schedulers that Services request besides the node's scheduler, and whether the kernel has them.
+//! Schedulers that Services request in addition to the node's scheduler, and whether the kernel has
+//! them.
 //!
-//! When a virtual server names a scheduler, the kernel loads the scheduler's module. While the
-//! kernel loads a module, it blocks all IPVS writes. So no write of a Service's virtual server may
-//! cause such a load:
+//! When a virtual server names a scheduler, the kernel loads the scheduler's module. Meanwhile, the
+//! kernel blocks all IPVS writes. So no write of a Service's virtual server may cause such a load:
 //!
 //! 1. The proxy's read-only worker thread queries each scheduler once.
 //! 2. Until the kernel responds, the Service uses the node's scheduler.
@@ -19,24 +19,24 @@ use crate::balance::ServiceSchedulers;
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before the proxy queries a missing scheduler again. An operator may install its module in
-/// the meantime.
+/// Time until the proxy queries a missing scheduler again. By then, an operator may have installed
+/// its module.
 const RETRY: Duration = Duration::from_mins(5);
 
-/// Schedulers that Services request.
+/// Schedulers that Services request, and the kernel's responses about them.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
-    /// True once session affinity has needed [`Scheduler::SOURCE_HASH`].
+    /// True once a Service with session affinity has needed [`Scheduler::SOURCE_HASH`].
     is_source_hash_needed: bool,
     /// True if the kernel has responded to a query since Services were last compiled.
     has_answers: bool,
-    /// True if a response of the kernel contradicts the assumption under which Services were
+    /// True if a response of the kernel contradicts the assumption with which Services were last
     /// compiled.
     has_changed: bool,
 }
 
-/// A scheduler, and what the proxy knows about it from its query.
+/// A scheduler, and the kernel's response to the query about it.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
@@ -50,7 +50,8 @@ enum SchedulerState {
     /// The kernel has not responded to the query yet.
     Unknown,
     There,
-    /// The kernel lacks the scheduler: the kernel's reason, and the time of the response.
+    /// The kernel lacks the scheduler. The values are the kernel's reason and the time of the
+    /// response.
     Missing(String, Instant),
 }
 
@@ -65,7 +66,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Returns the initial state, with the schedulers that a preview has already looked for
+    /// Returns the initial state. Contains the schedulers that a preview has already queried
     /// (`foreseen_schedulers`).
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
@@ -115,8 +116,7 @@ impl Schedulers {
         }
     }
 
-    /// Requests a query of the scheduler `sh`, which chooses the destination by the client's
-    /// address.
+    /// Requests a query of the scheduler `sh`, which chooses a destination by the client's address.
     pub(crate) fn want_by_source(&mut self) {
         self.is_source_hash_needed = true;
         self.ask(Scheduler::SOURCE_HASH);
@@ -135,7 +135,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns the next scheduler to query, if any.
+    /// Returns the next scheduler to query, if any, and marks it as queried.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
@@ -167,13 +167,13 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Treats an unknown scheduler like a missing scheduler: in both cases, the Service uses the
-        // node's scheduler.
+        // Treats a scheduler whose response is missing like a missing scheduler: in both cases, the
+        // Service uses the node's scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);
     }
 
-    /// Records that the kernel refused a virtual server because it lacks the scheduler.
+    /// Records that the kernel refused a virtual server because the kernel lacks its scheduler.
     pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
         let mut known = self.known.keys();
         if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
@@ -197,7 +197,7 @@ impl Schedulers {
         self.has_answers || self.has_changed
     }
 
-    /// Returns true if the Services that request a scheduler must be compiled again. Forgets
+    /// Returns true if the Services that request or need a scheduler must be recompiled. Forgets
     /// missing schedulers that no Service requests any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing =
@@ -208,7 +208,7 @@ impl Schedulers {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Lists missing schedulers as unavailable values of the option.
+    /// Lists missing schedulers as unavailable values of the scheduler option.
     pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
         let missing = self
             .known

@@ -1,4 +1,4 @@
-//! Virtual servers and destinations, as values.
+//! Virtual servers and destinations of IPVS, as values.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,20 +9,20 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets and claims contain service addresses instead.
-/// Each service address can be converted to this type.
+/// Identity of a virtual server in the kernel. Sets and claims contain service addresses instead,
+/// which can be converted to this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Virtual server of packets with this firewall mark, to any address. Plans create such virtual
-    /// servers first. Without them, marked packets would use the virtual server at their
-    /// destination address.
+    /// Virtual server for all packets with this firewall mark, to any address. Plans create such
+    /// virtual servers before those with addresses. Without them, marked packets would use the
+    /// virtual server at their destination address.
     Mark {
-        /// Family of the packets.
+        /// IP family of the packets.
         family: IpFamily,
         /// The packet mark, which is never 0.
         mark: u32,
     },
-    /// Virtual server of packets to this address and port.
+    /// Virtual server for packets to this address and port.
     Address(ServiceAddress),
 }
 
@@ -35,7 +35,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// Returns true if the service address lies in one of these networks.
+    /// Returns true if the service address lies in one of these networks. Returns false for a mark.
     pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
         let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
         self.address().is_some_and(is_in)
@@ -78,7 +78,7 @@ pub struct Properties {
     /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::OWNED`]. Never contains `HASHED`,
     /// which the kernel sets by itself.
     pub flags: u32,
-    /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
+    /// Persistence timeout in seconds, or 0 if [`Properties::PERSISTENT`] is not set.
     pub timeout: u32,
 }
 
@@ -94,8 +94,8 @@ impl Properties {
     /// Flag of the schedulers `mh` and `sh`: also hash the client's port
     /// (`IP_VS_SVC_F_SCHED_MH_PORT`, `IP_VS_SVC_F_SCHED_SH_PORT`).
     pub const HASH_PORT: u32 = 0x10;
-    /// Flag that marks a virtual server as created by a kube-proxy, because other evidence of
-    /// ownership may be missing:
+    /// Flag that marks a virtual server as created by a kube-proxy. The flag is needed where other
+    /// evidence of ownership may be missing:
     ///
     /// - Sets of NodePorts contain only ports. So a virtual server at an address that the node has
     ///   lost could belong to any program.
@@ -105,8 +105,8 @@ impl Properties {
     /// only the six low bits (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`,
     /// `/proc/net/ip_vs`), so the visible state equals upstream's.
     ///
-    /// If upstream kube-proxy takes over the node, it compares flags and writes such a virtual
-    /// server once. The kernel keeps the destinations and connections.
+    /// If upstream kube-proxy later runs on the node, it finds a flag that it does not want, and
+    /// writes such a virtual server once. The kernel keeps the destinations and connections.
     ///
     /// Alternatives are worse:
     ///
@@ -116,15 +116,15 @@ impl Properties {
     ///
     /// Exceptions:
     ///
-    /// - A virtual server of upstream or of an earlier build of this proxy lacks the bit and does
-    ///   not get it later. Sets and addresses show who owns it.
+    /// - A virtual server of upstream or of an earlier build of this proxy lacks the bit, and does
+    ///   not get it later. Sets and addresses show that a kube-proxy owns it.
     /// - If a kernel drops the bit, only this evidence is lost.
     /// - If a kernel refuses the bit, the proxy creates the virtual server without the bit.
     pub const OWNED: u32 = 1 << 30;
 
-    /// Returns these properties with scheduler `sh` instead of persistence. `sh` chooses the
-    /// destination by the client's address. IPVS' persistence by mark keeps the packet's port, so
-    /// it works only for endpoints with that port.
+    /// Returns these properties with scheduler `sh` instead of persistence. Scheduler `sh` chooses
+    /// a destination by the client's address. For fwmark virtual servers, IPVS' persistence keeps
+    /// the packet's destination port, so it works only for endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
             scheduler: Arc::clone(scheduler),
@@ -150,8 +150,9 @@ impl Properties {
 }
 
 impl VirtualServer {
-    /// Returns true if a kube-proxy could have created `found` for this wanted virtual server: the
-    /// two have a common destination. If `found` has no destinations, the properties must be equal.
+    /// Returns true if a kube-proxy could have created `found` for this wanted virtual server: both
+    /// have a common destination. If `found` has no destinations, the properties of both must be
+    /// equal.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -172,38 +173,38 @@ impl PartialEq for Properties {
 /// destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Scheduler, flags, persistence.
+    /// Scheduler, flags and persistence timeout.
     pub properties: Properties,
     /// Destinations sorted by target, without duplicates.
     pub destinations: Destinations,
 }
 
 impl VirtualServer {
-    /// Returns the destination at a target, if it exists.
+    /// Returns the destination with this target, if it exists.
     pub fn destination(&self, target: Target) -> Option<RealServer> {
         self.destinations.find(target)
     }
 }
 
-/// Destination of a virtual server, for a serving endpoint.
+/// Destination of a virtual server. It represents a serving endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections; 0 during a drain. If the kernel's weight is too large for this
-    /// type, the largest value of the type.
+    /// Share of new connections, or 0 during a drain. If the weight in the kernel does not fit, the
+    /// largest value of this type.
     pub weight: u16,
-    /// Number of connections from which IPVS sends no new connections to the destination (`ipvsadm
-    /// -x`), or 0 for no limit.
+    /// Number of connections at which IPVS stops sending new connections to the destination
+    /// (`ipvsadm -x`), or 0 for no limit.
     pub max_connections: u16,
-    /// True if all other attributes have this proxy's values: network address translation (`ipvsadm
-    /// -m`) and no lower threshold. If false, the other values are unknown.
+    /// True if all other attributes have this proxy's values: no lower threshold, and network
+    /// address translation (`ipvsadm -m`). If false, their values are unknown.
     pub is_plain: bool,
 }
 
 impl RealServer {
-    /// Creates a destination with upstream's defaults: network address translation, weight 1, no
-    /// limits.
+    /// Creates a destination with upstream's defaults: network address translation, weight 1, and
+    /// no connection limit.
     pub fn new(target: Target) -> Self {
         Self {
             target,
@@ -213,7 +214,7 @@ impl RealServer {
         }
     }
 
-    /// Returns this destination with another weight.
+    /// Returns a copy of this destination with another weight.
     #[must_use]
     pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
@@ -224,7 +225,7 @@ impl RealServer {
 /// list.
 ///
 /// A large node has 500,000 destinations. Usually, all destinations of a list are IPv4 and differ
-/// only in the address. Each destination then takes 4 bytes.
+/// only in the address. Then each destination takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
@@ -243,7 +244,7 @@ enum Packed {
 }
 
 impl Destinations {
-    /// Returns the number of destinations.
+    /// Returns the number of destinations in this list.
     pub fn len(&self) -> usize {
         match &self.0 {
             Packed::Alike { addresses, .. } => addresses.len(),
@@ -251,7 +252,7 @@ impl Destinations {
         }
     }
 
-    /// Returns true if there are no destinations.
+    /// Returns true if this list has no destinations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -261,9 +262,9 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists of destinations by target. Returns a pair for each target, in order: the
-    /// target's destination in this list, and in `others`. A destination is `None` if its list
-    /// lacks the target. Needs only one pass, because each plan merges thousands of lists.
+    /// Merges two lists of destinations by target, in one pass. Returns a pair for each target, in
+    /// order: the target's destination in this list, and in `others`. A destination is `None` if
+    /// its list lacks the target. One pass matters, because each plan merges thousands of lists.
     pub(crate) fn beside(
         &self,
         others: &Self,

@@ -13,11 +13,11 @@ use crate::ranges::{Networks, RangeGround, RangeSource, Ranges, SkippedRange};
 
 impl Ipvs {
     /// Updates the ranges from the ServiceCIDRs, the node's networks and the API servers. Returns
-    /// true if every Service must be compiled again. Costs O(ServiceCIDRs and API servers) if
-    /// nothing changed.
+    /// true if every Service must be recompiled. Costs O(ServiceCIDRs and API servers) if nothing
+    /// has changed.
     pub(crate) fn follow_ranges(&mut self, state: &State, model: &Model) -> bool {
-        // Waits until the proxy has read the node's networks: only then is it certain which ranges
-        // are possible.
+        // Waits until the proxy has read the node's networks, because they decide which ranges are
+        // possible.
         if state.config.vip_mode != VipMode::Range || !state.node.has_addresses {
             return false;
         }
@@ -57,7 +57,7 @@ impl Ipvs {
         match &ground.service_cidrs {
             Some(nets) if !nets.is_empty() => Ranges::new(nets.iter().copied(), &others),
             None if by_flag.is_empty() => {
-                // Keeps the ranges that the kernel has until the ServiceCIDRs are known.
+                // Keeps the ranges that the kernel already has until the ServiceCIDRs are known.
                 let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
                 Ranges::new(there, &others)
             }
@@ -65,8 +65,8 @@ impl Ipvs {
         }
     }
 
-    /// Returns the ranges whose addresses are local now or will become local. At these addresses,
-    /// rules must protect the node's processes.
+    /// Returns the ranges whose addresses are local now or will become local. Rules must protect
+    /// the node's processes at these addresses.
     pub(crate) fn guarded_ranges(&self) -> Ranges {
         let there = self.tables.ranges.iter_actual().map(|(net, _)| *net);
         let is_unwanted = |net: &IpNet| !self.ranges.nets.iter().any(|of| of.contains(net));

@@ -1,16 +1,16 @@
 //! Slow start: an endpoint that is added to a serving virtual server begins with a tenth of its
-//! weight. The weight grows in steps.
+//! weight. Its weight then grows step by step.
 //!
 //! - **State**: a growing destination is an ordinary entry of the table of virtual servers. Its
 //!   wanted weight is its weight at the current step.
-//! - **Weights**: the kernel has only whole weights, so the option multiplies full weights by the
-//!   number of steps.
+//! - **Weights**: the kernel has only integer weights. So with slow start, all full weights are
+//!   multiplied by the number of steps.
 //! - **Restart**: the weight in the kernel shows how far the destination has grown.
 //! - **Condition**: a destination grows only while another destination has its full weight. So if a
-//!   Service begins to serve, all its destinations have full weights at once.
+//!   Service begins to serve, all its destinations get their full weights at once.
 //! - **Cost**: each new destination needs at most nine more writes. All steps share one timer. It
-//!   fires once a second at most, or every 100 ms while more virtual servers are due than one round
-//!   handles.
+//!   fires at most once a second, or every 100 ms while more virtual servers are due than one round
+//!   can handle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 
 /// Number of different weights that a growing destination gets, including the full weight.
 const STEPS: u16 = 10;
-/// Largest weight that scheduler `mh` distinguishes from weight 1. `mh` halves all weights until
-/// the largest fits.
+/// Largest weight that scheduler `mh` can distinguish from weight 1. `mh` halves all weights until
+/// the largest weight fits.
 const MOST_OF_MH: u16 = 63;
-/// Shortest time between two rounds of steps.
+/// Minimum time between two rounds of steps.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Shortest time between two rounds if the first round has not handled all due virtual servers.
+/// Minimum time between two rounds if the first round could not handle all due virtual servers.
 const SHORT_PAUSE: Duration = Duration::from_millis(100);
-/// Largest number of virtual servers in one round.
+/// Maximum number of virtual servers that one round handles.
 const SERVERS_AT_ONCE: usize = 512;
 
-/// Slow start of a Service's new endpoints: duration and number of weights.
+/// Slow start of a Service's new endpoints: its duration, and its number of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ramp {
     duration: Duration,
@@ -43,8 +43,8 @@ pub struct Ramp {
 }
 
 impl Ramp {
-    /// Returns the slow start for a scheduler and the largest weight of an endpoint. Returns `None`
-    /// if the scheduler could not distinguish the growing weights.
+    /// Returns the slow start for this scheduler and the largest weight of an endpoint. Returns
+    /// `None` if the scheduler could not distinguish the different weights.
     pub(crate) fn new(duration: Duration, scheduler: &str, largest: u16) -> Option<Self> {
         let most = if scheduler == "mh" {
             MOST_OF_MH / largest.max(1)
@@ -55,7 +55,7 @@ impl Ramp {
         (steps > 1).then_some(Self { duration, steps })
     }
 
-    /// Returns the factor that multiplies full weights.
+    /// Returns the number of steps, by which full weights are multiplied.
     pub(crate) fn steps(self) -> u16 {
         self.steps
     }
@@ -93,27 +93,27 @@ impl Ramp {
 pub(crate) struct Place<'a> {
     pub(crate) key: VirtualServerKey,
     pub(crate) owner: &'a Arc<Owner>,
-    /// Virtual server as it was wanted before. If `None`, only the weights in the kernel decide
-    /// which destinations grow.
+    /// Previously wanted virtual server. If `None`, only the weights in the kernel decide which
+    /// destinations grow.
     pub(crate) before: Option<&'a VirtualServer>,
 }
 
-/// Destinations with a growing weight, by virtual server.
+/// Destinations in slow start, by virtual server.
 #[derive(Debug)]
 pub(crate) struct Growths {
-    /// Slow start of each Service port that has this option.
+    /// Slow start of each Service port that has the option.
     ramps: HashMap<Arc<Owner>, Ramp>,
     servers: BTreeMap<VirtualServerKey, Growth>,
-    /// Virtual servers with growing destinations, sorted by the time of the next step.
+    /// Virtual servers with growing destinations, sorted by the time of their next step.
     due: BTreeSet<(Instant, VirtualServerKey)>,
-    /// Earliest time of the next round.
+    /// Earliest time of the next round of steps.
     next_round: Instant,
     now: Instant,
 }
 
 #[derive(Debug)]
 struct Growth {
-    /// Growing destinations, sorted by target.
+    /// Destinations of the virtual server that still grow, sorted by target.
     targets: Vec<Growing>,
     due: Instant,
 }
@@ -122,7 +122,7 @@ struct Growth {
 struct Growing {
     target: Target,
     since: Instant,
-    /// Weight after the growth.
+    /// Weight of the destination after its slow start.
     full: u16,
 }
 
@@ -138,14 +138,15 @@ impl Growths {
         }
     }
 
-    /// Sets the current time.
+    /// Sets the time that later calls use as the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.now = now;
     }
 
     /// Sets the slow start of a Service port. Returns true if the port had no slow start before,
     /// for example at a start while the kernel's schedulers are unknown. The caller must then
-    /// ignore the weights wanted before: they do not show which destinations have grown.
+    /// ignore the weights that were wanted before, because they do not show which destinations have
+    /// grown.
     pub(crate) fn set_ramp(&mut self, owner: &Arc<Owner>, ramp: Option<Ramp>) -> bool {
         let Some(ramp) = ramp else {
             self.ramps.remove(owner);
@@ -160,7 +161,7 @@ impl Growths {
         targets.get(at.ok()?)
     }
 
-    /// Returns a wanted destination, but with its full weight.
+    /// Returns a copy of a wanted destination with its full weight.
     pub(crate) fn full(&self, key: &VirtualServerKey, real: RealServer) -> RealServer {
         match self.growing(key, real.target) {
             Some(growing) => real.with_weight(growing.full),
@@ -169,7 +170,7 @@ impl Growths {
     }
 
     /// Lowers the weights of a virtual server's growing destinations. In the argument `wanted`,
-    /// each destination drains or has its full weight.
+    /// each destination either drains or has its full weight.
     pub(crate) fn apply(
         &mut self,
         place: &Place<'_>,
@@ -223,8 +224,8 @@ impl Growths {
         }
     }
 
-    /// Returns the time at which a destination began to grow. Returns `None` if the destination
-    /// gets its full weight at once.
+    /// Returns the time at which a destination began to grow, or `None` if it gets its full weight
+    /// at once.
     fn since(
         &self,
         place: &Place<'_>,
@@ -238,8 +239,8 @@ impl Growths {
         let before = place
             .before
             .and_then(|before| before.destination(real.target));
-        // A destination that was already wanted does not grow again. The kernel may still lack it:
-        // its write is pending, or another program removed it.
+        // A destination that was wanted before does not grow again, even if the kernel lacks it:
+        // its write may be pending, or another program may have removed it.
         if there >= real.weight || before.is_some_and(|before| before.weight > 0) {
             return None;
         }
@@ -247,15 +248,15 @@ impl Growths {
         Some(self.now.checked_sub(age).unwrap_or(self.now))
     }
 
-    /// Forgets a virtual server.
+    /// Removes a virtual server from the table.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(growth) = self.servers.remove(key) {
             self.due.remove(&(growth.due, *key));
         }
     }
 
-    /// Takes the virtual servers whose next step is due from the queue, and returns them. Takes at
-    /// most `SERVERS_AT_ONCE` virtual servers.
+    /// Removes the virtual servers whose next step is due from the queue, and returns them. Returns
+    /// at most `SERVERS_AT_ONCE` virtual servers.
     pub(crate) fn take_due(&mut self) -> Vec<VirtualServerKey> {
         let is_due = |(due, _): &&(Instant, VirtualServerKey)| *due <= self.now;
         if self.next_round > self.now {

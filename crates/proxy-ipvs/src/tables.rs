@@ -1,4 +1,4 @@
-//! Tables of IPVS mode: the wanted, actual and pending entries of each kind.
+//! Tables of IPVS mode: the wanted, actual and pending entries of each kind of entry.
 //!
 //! ```text
 //!   claims ──▶ Tables ──planner──▶ Plan ──Kernel──▶ Outcomes ──settle (booking)──▶ Tables
@@ -23,7 +23,7 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity, in members, of each set that upstream creates. A set with more members gets a larger
+/// Initial capacity of each set, in members, as in upstream. A set with more members gets a larger
 /// capacity.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
@@ -31,8 +31,8 @@ pub(crate) const SET_SIZE: u32 = 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FormerRules {
     None,
-    /// The shim of IPVS mode, before `--ipvs-shim` moved it to nftables. The virtual servers
-    /// already exist.
+    /// IPVS mode's shim in iptables, after a change of `--ipvs-shim` to nftables. The virtual
+    /// servers already exist.
     Shim,
     /// Rules of another mode. The virtual servers may be missing.
     OtherMode,
@@ -42,29 +42,29 @@ pub(crate) enum FormerRules {
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Capacity that each set needs. Contains only sets of the configured semantics, which the
-    /// proxy always wants.
+    /// Wanted capacity of each set. The proxy wants all sets that the configured `--ipvs-semantics`
+    /// uses.
     pub(crate) sets: Table<Set, u32, ()>,
     /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::EVERY],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
-    /// Leftovers of other modes, which the proxy never wants.
+    /// Leftovers of other modes and of other shims, which the proxy never wants.
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Service addresses that a run with another `--ipvs-vip-mode` bound. The proxy never wants
-    /// them.
+    /// Service addresses that an earlier run with another `--ipvs-vip-mode` bound. The proxy never
+    /// wants them in this form.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
     /// Ranges of service addresses: networks that a single local route makes local.
     pub(crate) ranges: Table<IpNet, RangeSource, ()>,
-    /// Networks that ranges must not make local.
+    /// Networks that no range of service addresses may make local.
     pub(crate) networks: Networks,
     /// Virtual servers for which the kernel's reply to a write was lost.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: ForeignServers,
 }
 
-/// Iterates over all tables, each with the kernel part that it describes.
+/// Iterates over all tables, each with the part of the kernel that it describes.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -84,7 +84,7 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Returns tables in which only the link and the sets are wanted, and the kernel's state is
+    /// Creates tables in which only the link and the sets are wanted, and the kernel's state is
     /// unknown.
     pub(crate) fn new(semantics: Semantics, now: Instant) -> Self {
         let mut tables = Self {
@@ -119,14 +119,14 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries that still exist count as late. They do not count as late
-    /// while the proxy must not remove entries.
+    /// Sets whether unwanted entries that still exist count as late. While the proxy must not
+    /// remove entries, they do not count.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
     }
 
-    /// Sets the current time.
+    /// Sets the time that all tables use as the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.all_mut().for_each(|table| table.begin(now));
     }
@@ -148,8 +148,8 @@ impl Tables {
         Set::every().zip(&self.members)
     }
 
-    /// Returns true if the kernel has every entry that an owner claims. An exception is an invalid
-    /// destination that the proxy has reported: it may be missing if its virtual server exists.
+    /// Returns true if the kernel has every entry that an owner claims. A virtual server may lack
+    /// an invalid destination that the proxy has reported.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -166,8 +166,8 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// Returns true if the link has the address of a virtual server, or if the kernel has every
-    /// wanted range that contains the address. Also true for a virtual server without an address.
+    /// Returns true if a virtual server's address is local, as an address on the link or because of
+    /// a range. Also true for a virtual server without an address.
     fn is_local(&self, key: &VirtualServerKey) -> bool {
         let address = key.address().map(|at| at.address);
         address.is_none_or(|address| {
@@ -175,14 +175,14 @@ impl Tables {
         })
     }
 
-    /// Returns true if the kernel has every wanted range that contains this address.
+    /// Returns true if no wanted range that contains this address is missing in the kernel.
     pub(crate) fn is_covered(&self, address: &IpAddr) -> bool {
         let mut missing = self.ranges.pending();
         missing.all(|net| self.ranges.wanted(net).is_none() || !net.contains(address))
     }
 
     /// Returns true if this proxy created or adopted a virtual server. Also true if the reply to
-    /// its creation was lost, because the proxy may have created it.
+    /// its creation was lost, because the kernel may have created it.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
@@ -195,10 +195,10 @@ impl Tables {
 
     /// Returns the rules of an earlier run that still serve packets, if any.
     ///
-    /// - In iptables, the shim's chains have the same names as the other mode's chains. They jump
-    ///   into the other mode's rules until the proxy rewrites them.
-    /// - In nftables, the shim comes before other modes' rules and tables. So packets no longer
-    ///   reach the other modes' rules.
+    /// - In iptables, the shim's chains have the same names as chains of the other mode. These
+    ///   chains jump to the other mode's rules until the proxy rewrites them.
+    /// - In nftables, the shim comes before other modes' rules and tables. Once the shim is
+    ///   written, packets no longer reach the other modes' rules.
     pub(crate) fn former_rules(&self) -> FormerRules {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -227,13 +227,14 @@ impl Tables {
         self.former_rules() == FormerRules::OtherMode
     }
 
-    /// Returns true if a set still has members, although the proxy wants no members in this set.
+    /// Returns true if a set still has members, although the proxy no longer wants any members in
+    /// this set.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Sets the wanted capacity of each set. The set needs room for all its members, including the
+    /// Sets the wanted capacity of each set. A set needs room for all its members, including the
     /// members that the proxy will remove. Sets never shrink.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::every().zip(&self.members) {

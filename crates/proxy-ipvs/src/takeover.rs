@@ -1,4 +1,4 @@
-//! Ownership of virtual servers that existed before this process wrote to the kernel.
+//! Ownership of the virtual servers that existed before this process first wrote to the kernel.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Evidence of ownership that the kernel had before the proxy's first write.
+/// Evidence of ownership in the kernel, from before the proxy's first write.
 #[derive(Default)]
 pub(crate) struct OwnershipEvidence {
     evidence: Snapshot,
@@ -32,8 +32,8 @@ impl OwnershipEvidence {
         }
     }
 
-    /// Returns the packet marks that another shim assigned to addresses in an earlier run. This run
-    /// keeps these marks, so that no virtual server changes.
+    /// Returns the packet marks that an earlier run with another shim assigned to addresses. This
+    /// run keeps these marks, so that no virtual server changes.
     pub(crate) fn former_marks(&self) -> BTreeSet<Member> {
         self.former_marks.clone()
     }
@@ -47,8 +47,8 @@ impl OwnershipEvidence {
     }
 
     /// Returns the virtual servers that an earlier run or upstream kube-proxy created, and removes
-    /// them from `foreign`. The caller must first read all evidence of ownership. Virtual servers
-    /// in the networks of `excluded` count as foreign virtual servers.
+    /// them from `foreign`. The caller must read all evidence of ownership first. Virtual servers
+    /// in the networks of `excluded` count as foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut ForeignServers) -> Adopted {
         let Snapshot {
             bound,

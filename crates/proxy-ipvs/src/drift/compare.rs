@@ -1,4 +1,4 @@
-//! Compares a dump with the tables, in steps.
+//! Compares a dump of the kernel with the tables, in several steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -16,8 +16,8 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Number of entries in one step, which takes about 2 ms. Every 16 destinations count as one more
-/// entry.
+/// Maximum number of entries that one step compares, which takes about 2 ms. Every 16 destinations
+/// count as one more entry.
 const PIECE: usize = 4096;
 
 /// Entries that remain to be compared: first the entries of the tables, then the entries that only
@@ -33,7 +33,7 @@ pub(super) struct Comparison {
     /// Other programs' virtual servers that the comparison has found in the dump so far.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers that the tables do not contain, although the evidence in the kernel shows
+    /// Virtual servers to adopt: the tables do not contain them, but evidence in the kernel shows
     /// that a kube-proxy created them.
     adopted: BTreeSet<VirtualServerKey>,
 }
@@ -53,25 +53,25 @@ pub(super) struct WrittenEntries {
 /// Result of one step of the comparison.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
-    /// Our virtual servers that differ, each with its state in the kernel.
+    /// Virtual servers of this proxy that differ from the tables, each with its state in the dump.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
-    /// Other programs' virtual servers, once a complete dump has been compared.
+    /// All virtual servers of other programs, or `None` until the whole dump has been compared.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
-    /// Virtual servers that differ while a plan is writing them.
+    /// Virtual servers that differ from the tables while a plan is writing them.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Set members that differ. The `bool` is true if only the kernel has the member, and false if
-    /// only the tables have the member.
+    /// Set members that differ from the tables. The `bool` is true if only the kernel has the
+    /// member, and false if only the tables have the member.
     pub(super) members: Vec<(Set, Member, bool)>,
     /// True if the addresses on the link differ from the tables.
     pub(super) has_other_addresses: bool,
-    /// True if the comparison is complete.
+    /// True if this was the last step of the comparison.
     pub(super) is_over: bool,
 }
 
 impl WrittenEntries {
-    /// Returns the entries of the plans in progress.
+    /// Returns the entries of all plans whose writes are in progress.
     pub(super) fn in_flight(state: &State) -> Self {
         let mut touched = Self::default();
         let writes = state.in_flight().flat_map(|plan| &plan.ops);
@@ -107,9 +107,9 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump with the tables. The link, the node's addresses and the sizes of
-    /// sets are compared as a whole. If one of these parts differs, a worker thread reads the part
-    /// again.
+    /// Begins to compare a dump with the tables. Compares the link, the node's addresses and the
+    /// sizes of sets at once and as a whole. If one of these parts differs, a worker thread reads
+    /// the part again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -136,8 +136,8 @@ impl Comparison {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // A set may be larger than requested: a bitmap has room for every port. If a set is too
-        // small, a worker thread reads all sets again, with their members.
+        // The kernel may make a set larger than requested: a bitmap has room for every port. If a
+        // set is too small, a worker thread reads all sets again, with their members.
         let is_too_small = |found: &mut FoundSets| {
             Set::every().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -227,9 +227,9 @@ impl Comparison {
         found
     }
 
-    /// Returns the virtual servers of other programs in the dump. Also returns the virtual servers
-    /// that made the kernel refuse a virtual server of this proxy: another program may have created
-    /// them after the dump.
+    /// Returns the virtual servers of other programs in the dump. Also returns the foreign virtual
+    /// servers for whose keys the kernel has refused a virtual server of this proxy: another
+    /// program may have created them after the dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -240,7 +240,8 @@ impl Comparison {
         others
     }
 
-    /// Removes and returns the next virtual server, if any, with its state in the dump.
+    /// Removes the next virtual server from the lists and returns it with its state in the dump, if
+    /// any.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -249,7 +250,7 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Removes the next member from the list and returns it. The `bool` is true if the dump
+    /// Removes the next member from the lists and returns it. The `bool` is true if the dump
     /// contains the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
@@ -265,7 +266,7 @@ impl Comparison {
         None
     }
 
-    /// Removes the next address from the list and returns it. The `bool` is true if the dump
+    /// Removes the next address from the lists and returns it. The `bool` is true if the dump
     /// contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
@@ -275,7 +276,7 @@ impl Comparison {
     }
 }
 
-/// Returns virtual servers that the tables do not contain, although the evidence in the kernel
+/// Returns the virtual servers to adopt: the tables do not contain them, but evidence in the kernel
 /// shows that a kube-proxy created them.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
@@ -303,11 +304,11 @@ fn adopted(
         .collect()
 }
 
-/// Returns true if dump and tables agree in three points:
+/// Returns true if the dump and the tables agree about three kinds of entries:
 ///
-/// - the ranges;
+/// - the ranges of service addresses;
 /// - the networks that no range may make local;
-/// - the addresses that another `--ipvs-vip-mode` bound.
+/// - the addresses that a run with another `--ipvs-vip-mode` bound.
 fn is_same_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

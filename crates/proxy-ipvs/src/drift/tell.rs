@@ -1,4 +1,4 @@
-//! Records entries that another program changed, as drift.
+//! Reports entries that another program changed, as drift.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) fn tell_address(state: &mut State, tables: &Tables, address: IpAddr) 
         .disturb(services(tables.addresses.owners(&address)));
 }
 
-/// Records the differences between a virtual server and the tables.
+/// Adds the differences between a virtual server in the kernel and in the tables to `drift`.
 fn note_server(
     drift: &mut Drift,
     key: &VirtualServerKey,

@@ -1,4 +1,4 @@
-//! Plans of writes to the link and its addresses.
+//! Plans that write the link and its addresses.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// Largest number of addresses in one plan. If the link has very many addresses, the kernel may
+/// Maximum number of addresses in one plan. If the link has very many addresses, the kernel may
 /// need half a millisecond for each new address. An urgent address waits for the end of the running
 /// plan.
 const ADDRESSES_AT_ONCE: usize = 2_048;
@@ -45,9 +45,9 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // Delays a new range until all its addresses have their virtual servers:
+    // Delays a new range until all its wanted addresses have their virtual servers:
     //
-    // - Without the range, a client's first packet is lost, and the client repeats it.
+    // - Without the range, a client's first packet is lost, and the client sends it again.
     // - With the range but without the virtual server, the node would refuse the connection, and
     //   the client would give up.
     let serves = |net: &IpNet| !unserved.iter().any(|address| net.contains(address));
@@ -59,7 +59,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // Keeps a wanted address local at all times, as address or as route.
+        // Keeps each wanted address local at all times, as an address or as a route.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             let addresses = &tables.addresses;
@@ -77,8 +77,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
 }
 
 /// Returns the ranges that may become local now. A range waits for the rules that protect the
-/// node's processes at the range's addresses. A range does not wait if the kernel refused these
-/// rules, or if another mode's rules still serve.
+/// node's processes at the range's addresses. It does not wait if the kernel refused these rules,
+/// or while another mode's rules still serve.
 fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
     let are_rules_first = of.are_rules_pending && are_rules_under_way(tables, of);
     if !of.knows(Part::Rules) || are_rules_first {
@@ -89,9 +89,9 @@ fn new_ranges(tables: &Tables, of: &Situation<'_>) -> Vec<IpNet> {
         .collect()
 }
 
-/// Returns true if the proxy can remove the route of an unwanted range: all wanted addresses in the
-/// range are local without this route. If the kernel refuses one of these addresses, the range
-/// stays.
+/// Returns true if the proxy can remove the route of an unwanted range, because all wanted
+/// addresses in the range are local without this route. If the kernel refuses one of these
+/// addresses, the range stays.
 fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     let (ranges, addresses) = (&tables.ranges, &tables.addresses);
     let mut missing_ranges = ranges.pending().filter(|other| {
@@ -104,14 +104,14 @@ fn is_replaced(tables: &Tables, net: &IpNet) -> bool {
     ranges.wanted(net).is_none() && missing_ranges.next().is_none() && missing.next().is_none()
 }
 
-/// Returns the first entries, in order, that may be written now. Returns at most the number of
-/// entries that one plan can hold.
+/// Returns the first entries, in ascending order, that may be written now, at most as many as one
+/// plan can hold.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // Selects the first entries without sorting all entries. Sorting 50,000 entries for each plan
-    // of 2,000 would cost more than writing them.
+    // Selects the first entries without sorting all entries. To sort 50,000 entries for each plan
+    // of 2,000 would cost more than to write them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -127,10 +127,10 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are not ready for clients. These virtual servers
-/// are missing, or still serve removed endpoints. Ignores virtual servers whose write failed, and
-/// removed endpoints that must stay for now. Costs O(pending entries), because a single Service may
-/// have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that are not ready for clients: they are missing, or
+/// still serve removed endpoints. Ignores virtual servers whose write failed, and removed endpoints
+/// that must stay for now. Costs O(pending entries), because a single Service may have thousands of
+/// addresses and ports.
 fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let may_remove = of.claims.may_delete && of.knows(Part::Servers);

@@ -38,7 +38,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Tests for every urgent virtual server whether it can be written now. Tests further virtual
+    // Checks for every urgent virtual server whether it can be written now. Checks other virtual
     // servers only until the plan is full.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
@@ -70,17 +70,17 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The firewall set drops clients that no other rule admits, so it waits for the rules that
-    // admit allowed clients. If the kernel refuses those rules, the set gets its members anyway: a
-    // closed port is safer than an open port.
+    // The rules of the firewall set drop packets of all clients that no other rule admits. So this
+    // set waits for the rules that admit clients. If the kernel refuses those rules, the set gets
+    // its members anyway: a closed port is safer than an open port.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // If a member marks packets or exempts packets from masquerading, adds the member only
-        // after its virtual server has the right destinations.
+        // If a member marks packets or exempts packets from masquerading, adds it only after its
+        // virtual server has the right destinations.
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
@@ -100,7 +100,7 @@ pub(super) fn make(
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
         }
     }
-    // Gives urgent Services (the API server and DNS) a plan of their own, before all other
+    // Gives the urgent Services (API server and DNS) a plan of their own, before all other
     // Services.
     let has_urgent = servers
         .first()
@@ -109,8 +109,8 @@ pub(super) fn make(
     if has_urgent {
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
-        // The members that masquerade packets without a mark follow in a later plan. So only a mark
-        // that this plan replaces may be removed.
+        // The members that masquerade packets without a mark follow only in a later plan. So this
+        // plan removes a mark only if it also adds another mark for the same address.
         let new = members.iter().filter(|(_, set, _)| *set == Set::LocalMark);
         let new: HashSet<_> = new
             .map(|(_, set, member)| set.service_address(member))
@@ -120,8 +120,8 @@ pub(super) fn make(
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
     if of.claims.may_delete {
-        // Members that no rule matches yet have no effect. They must not remain until their rule
-        // is written, because the virtual servers may have endpoints by then.
+        // A member that no rule matches yet has no effect. It must be removed before its rule is
+        // written, because the virtual server may have endpoints by then.
         let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
         ended.extend(masquerading::end_drops(tables, of.now, is_ended));
     }
@@ -132,7 +132,7 @@ pub(super) fn make(
     let added = |(set, member)| Op::AddMember(set, member);
     ops.extend(first.into_iter().map(added));
     // Packets without a mark may reach endpoints on other nodes. So masquerading begins before a
-    // mark is removed, and ends after a mark is added. The plan removes the old mark of an address
+    // mark is removed, and ends after a mark is added. The plan removes an address's old mark
     // before it adds the new mark, because the kernel would refuse a second mark.
     ops.extend(ended);
     let unmarked = unmarked.into_iter();
@@ -153,13 +153,13 @@ pub(super) fn make(
 /// Steps in which a plan adds set members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// All other members, such as members that admit or masquerade packets.
+    /// Members for all other purposes, for example to admit or to masquerade packets.
     Admit,
-    /// Members that mark packets from outside.
+    /// Members that mark packets from outside the cluster.
     Mark,
-    /// Members that exempt packets from masquerading.
+    /// Members that exempt a virtual server's packets from masquerading.
     Exempt,
-    /// Members that drop packets of all clients that are not admitted.
+    /// Members that drop packets of all clients that no other rule admits.
     Drop,
 }
 
@@ -174,9 +174,9 @@ impl Step {
     }
 }
 
-/// Rotates the virtual servers of each rank, so that each rank begins after the virtual server that
-/// ended the last plan. So a virtual server with very many changes does not delay all other virtual
-/// servers. The order of the ranks stays.
+/// Rotates the virtual servers of each rank, so that the rank begins with the virtual server after
+/// `last`, which ended the last plan. So a virtual server with very many changes does not delay all
+/// others. The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -194,7 +194,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// Returns true if the proxy must create or change a virtual server, or add destinations to it.
+/// Returns true if the proxy must create a virtual server, change it, or add destinations to it.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -215,8 +215,8 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Writes a virtual server: adds destinations before it lowers weights, so that at least one
-/// destination always serves.
+/// Adds the writes for one virtual server to `ops`. Adds destinations before it lowers weights, so
+/// that at least one destination serves at all times.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -230,9 +230,9 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // Adds destinations only in a later plan. If another program has a virtual server with this
-        // key, the kernel refuses this write, and that virtual server gets none of our
-        // destinations.
+        // Adds destinations only in a later plan. If another program's virtual server still has
+        // this key, the kernel refuses this write, and the other program's virtual server gets none
+        // of our destinations.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -271,7 +271,7 @@ fn make_server(
     }
 }
 
-/// Returns true if removals can start although additions are pending: the kernel refused an
+/// Returns true if removals can start although an addition is pending: the kernel refused the
 /// addition, but another wanted destination serves.
 fn goes_on_without(
     tables: &Tables,
@@ -290,9 +290,10 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Returns true if a virtual server must keep its endpoints until rules mark packets from outside.
-/// Unmarked packets from outside would also reach new endpoints, which only clients in the cluster
-/// may use. A new virtual server waits only if its mark waits for the fwmark virtual server.
+/// Returns true if a virtual server's endpoints must not change until rules mark packets from
+/// outside. Unmarked packets from outside would also reach new endpoints, which only clients in the
+/// cluster may use. A new virtual server waits only if its mark waits for the fwmark virtual
+/// server.
 pub(super) fn waits_for_outside(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -322,9 +323,9 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
 }
 
-/// Returns true if a virtual server without destinations must wait for rules. A virtual server that
-/// replaces another program's virtual server also waits: no set contained its address, so its rules
-/// are still missing.
+/// Returns true if a virtual server without destinations must wait for rules. This includes a
+/// virtual server that replaces another program's virtual server: no set contained its address
+/// before, so its rules are still missing.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

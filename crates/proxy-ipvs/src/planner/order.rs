@@ -1,14 +1,14 @@
-//! Order in which a virtual server gets its destinations.
+//! Order in which destinations are added to a virtual server.
 //!
 //! - The kernel puts a new destination at the head of the virtual server's list. Schedulers that
-//!   take turns begin at the head. Schedulers that compare loads take the first of several equal
-//!   destinations.
-//! - So if all nodes used the same order, the first clients of all nodes would reach the same
-//!   endpoint (k/k#121591).
-//! - Each node therefore has its own order, by a hash of node and endpoint.
+//!   take turns (`rr`) begin at the head. Schedulers that compare loads (`lc`) take the first of
+//!   several equal destinations.
+//! - So if all nodes added destinations in the same order, the first clients of all nodes would
+//!   reach the same endpoint (k/k#121591).
+//! - Therefore each node has an order of its own, by a hash of the node's name and the endpoint.
 //!
-//! The order applies only to additions, so a restart does not change the list. A single new
-//! endpoint is at the head of the list on each node.
+//! The order applies only to added destinations, so a restart does not change the list. A single
+//! new endpoint is at the head of the list on every node.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,25 +17,25 @@ use proxy::Target;
 
 use crate::server::Properties;
 
-/// Schedulers that prefer the head of the destination list. For them, each node uses its own order.
-/// Excluded are:
+/// Schedulers that prefer the head of the destination list. With these schedulers, each node adds
+/// destinations in an order of its own. Excluded are:
 ///
 /// - `mh`, `sh` and `dh`: nodes must fill their tables in the same order to choose the same
 ///   endpoint for a client.
 /// - `fo` and `ovf`: they prefer one endpoint on purpose.
 const FROM_THE_HEAD: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sed", "nq"];
 
-/// Order in which a virtual server's destinations are added on a node.
+/// Order in which this node adds a virtual server's destinations.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Order by a hash of the node's name and the target. The hasher already contains the name.
+    /// By a hash of the node's name and the target. The hasher already contains the node's name.
     Node(DefaultHasher),
-    /// Order by target, the same on all nodes.
+    /// By target. This order is the same on all nodes.
     Target,
 }
 
 impl Order {
-    /// Returns the order for virtual servers with these properties, on a node of this name.
+    /// Returns the order for virtual servers with these properties on the node named `node`.
     pub(super) fn of(properties: &Properties, node: &str) -> Self {
         if !FROM_THE_HEAD.contains(&&*properties.scheduler) {
             return Self::Target;
@@ -45,13 +45,13 @@ impl Order {
         Self::Node(hasher)
     }
 
-    /// Sorts destinations to add. `target` returns the target of a destination.
+    /// Sorts the destinations to add. `target` returns the target of an element.
     pub(super) fn sort<T>(&self, added: &mut [T], target: impl Fn(&T) -> Target) {
         added.sort_by_cached_key(|one| self.place(target(one)));
     }
 
-    /// Sorts removed destinations into the reverse order of their additions. If a destination
-    /// returns, the kernel then finds it near the head of its trash list (see `order` in
+    /// Sorts removed destinations into the reverse order of their additions. If destinations
+    /// return, the kernel then finds them near the head of its trash list (see `order` in
     /// `netlink/servers/write.rs`).
     pub(super) fn sort_removed(&self, removed: &mut [Target]) {
         removed.sort_by_cached_key(|target| Reverse(self.place(*target)));
@@ -93,7 +93,7 @@ mod tests {
         (0..count).map(target).collect()
     }
 
-    /// Returns the targets in the order of their additions on a node.
+    /// Returns the targets in the order in which a node adds them.
     fn added(scheduler: &str, node: &str) -> Vec<Target> {
         let mut targets = targets(10);
         order(scheduler, node).sort(&mut targets, |target| *target);

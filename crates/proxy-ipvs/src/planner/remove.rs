@@ -16,14 +16,14 @@ use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Removes destinations and virtual servers, in the reverse order of their additions. If
-/// destinations return, the kernel then finds them near the head of its trash list (see `order` in
-/// `netlink/servers/write.rs`).
+/// Plans the removal of destinations and virtual servers, in the reverse order of their additions.
+/// If destinations return, the kernel then finds them near the head of its trash list (see `order`
+/// in `netlink/servers/write.rs`).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // Skips virtual servers whose last write got no reply, because it is unknown which destinations
-    // still get packets.
+    // Skips virtual servers whose last write got no reply, because it is unknown which of their
+    // destinations still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -39,8 +39,8 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // Keeps the virtual server until its address is removed. Clients' packets to a local
-            // address without a virtual server would reach another process of the node.
+            // Keeps the virtual server until its address is no longer local. Packets to a local
+            // address without a virtual server would reach a process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: the kernel has reported its address as new on the node.
             // After the next read of the addresses, a NodePort may want this virtual server.
@@ -71,7 +71,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns true if an address must be removed from the link, where it still is an address or a
+/// Returns true if an address must still be removed from the link, where it is an address or a
 /// route.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
@@ -80,11 +80,11 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members that proved ownership of removed virtual servers. If no such member is left,
-/// removes the sets that only another value of `--ipvs-semantics` uses.
+/// Plans the removal of set members that proved ownership of removed virtual servers. If no such
+/// member is left, removes the sets that only the other value of `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Keeps members that filter or masquerade packets until their virtual servers and addresses are
-    // removed, so that no such packet can arrive.
+    // removed. From then on, no such packet can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
@@ -93,13 +93,13 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     }
     // Ports of unwanted virtual servers that still exist.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of unwanted virtual servers that are in no set together with their port, because
-    // the kernel refused that member. Such an address stays in the set of addresses, as the only
-    // proof of ownership. All other unwanted addresses are removed from that set now: rules reject
-    // packets to its members, and the node may own the address.
+    // Addresses of unwanted virtual servers whose address and port are in no set, because the
+    // kernel refused that member. Such an address stays in the set of addresses, as the only proof
+    // of ownership. All other unwanted addresses are removed from that set now, because rules
+    // reject packets to its members, and the node may own the address.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // Reports whether a member still proves ownership of an unwanted virtual server that exists.
+    // Returns true if a member still proves ownership of an unwanted virtual server that exists.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -126,7 +126,7 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         if set == Set::LocalMark {
-            // Skips packet marks: `end_marks` removes them.
+            // Skips packet marks, because `end_marks` removes them.
             continue;
         }
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
@@ -149,8 +149,8 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Returns the sets that only another value of `--ipvs-semantics` uses, if they have no members and
-/// no rule matches them.
+/// Returns the sets that only the other value of `--ipvs-semantics` uses, if they have no members
+/// and no rule matches them.
 fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     let is_unused = |set: &&Set| {
         let (sets, members) = (&tables.sets, tables.members(**set));
@@ -162,12 +162,12 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// Returns true if a member must stay until another set has taken over its virtual server: until
-/// the other set contains the address and port, and rules match that set. Otherwise, the rules
-/// would reject or drop clients in the meantime.
+/// Returns true if a member must stay until another set has replaced it: until the other set
+/// contains the same address and port, and rules match that set. Until then, the rules would reject
+/// or drop packets of clients if the member were removed.
 fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // Keeps no member of the firewall set: it admits no client, and without source ranges it would
-    // drop every client.
+    // Never keeps a member of the firewall set: such a member admits no client, and without source
+    // ranges it would make rules drop packets of every client.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -191,7 +191,7 @@ fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // Does not wait for rules that the kernel refused: a source range that was withdrawn must
+        // Does not wait for rules that the kernel refused, because a withdrawn source range must
         // not admit clients any longer.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
@@ -200,8 +200,8 @@ fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// Returns true if a set contains the address and port of a virtual server. This member proves that
-/// the proxy owns the virtual server.
+/// Returns true if a set contains the address and port of a virtual server. Such a member proves
+/// that the proxy owns the virtual server.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -53,23 +53,23 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Returns true if the leftovers of another mode or shim at a place can be removed: no Service
-/// needs them, and they do not prove ownership of a virtual server.
+/// Returns true if the leftovers at a place can be removed: no Service needs them any more, and
+/// they do not prove ownership of a virtual server.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim (our rules beside IPVS) has replaced these leftovers, or the process that needed
-        // them has ended.
+        // The shim has replaced these leftovers, or the process that served packets with them has
+        // ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
         // The other mode's rules match packets before IPVS does. They may serve Services that IPVS
         // mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && masquerading::losing_endpoints(tables).next().is_none()
         }
-        // Sets of an earlier shim prove ownership of virtual servers, until the unwanted virtual
-        // servers are removed.
+        // Members of an earlier shim's sets prove ownership of virtual servers, until the unwanted
+        // virtual servers are removed.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             let mut others = tables.leftovers.iter_actual();
-            // The earlier shim's rules match its sets, so the kernel would not remove these sets.
+            // The kernel does not remove sets that the earlier shim's rules still match.
             let is_used = place == LeftoverPlace::Ipsets
                 && others.any(|(other, _)| {
                     matches!(other, LeftoverPlace::Other(_)) && !may_go(tables, *other, of)
@@ -90,8 +90,8 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// Returns true if the proxy has created each wanted set or failed to create it. The rules name all
-/// wanted sets.
+/// Returns true if the proxy has created each wanted set or failed to create it. The rules can
+/// match any wanted set.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::every().all(|set| {
         let sets = &tables.sets;
@@ -99,11 +99,12 @@ fn are_sets_tried(tables: &Tables) -> bool {
     })
 }
 
-/// Returns true if the proxy may delete entries and the sets have all wanted members. Ignores:
+/// Returns true if the proxy may delete entries and the sets have all wanted members. Ignores these
+/// members:
 ///
 /// - members of sets that do not exist, and members that the kernel refused
 /// - members that exempt packets of waiting virtual servers from masquerading
-/// - the firewall of source ranges if it waits for rules
+/// - members of the firewall set (source ranges) if this set waits for rules
 fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let may_wait = |set: Set| {
         (set == Set::LoadBalancerFirewall && of.are_rules_pending)
@@ -118,8 +119,8 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
         })
 }
 
-/// Returns true if the proxy may delete entries and all serving entries exist, except the entries
-/// that the kernel refused.
+/// Returns true if the proxy may delete entries and all entries that serve packets exist, except
+/// entries that the kernel refused.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     let (pending, failing) = (tables.servers.pending_len(), tables.servers.failing_len());

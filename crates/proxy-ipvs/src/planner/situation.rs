@@ -1,4 +1,4 @@
-//! Input of the planners besides the tables, and queries that several planners use.
+//! Inputs of the planners besides the tables, and checks that several planners share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,19 +15,18 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// Input of a plan, in addition to the tables.
+/// Inputs of the planners in addition to the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// State of each part of the kernel. The planner plans writes of a part only after the part was
-    /// read.
+    /// State of each part of the kernel. The planners write a part only after it was read.
     pub(crate) state: &'a State,
     /// True if the installed rules are unknown or differ from the wanted rules. False while another
-    /// mode's rules serve.
+    /// mode's rules serve packets.
     pub(crate) are_rules_pending: bool,
-    /// True once the proxy knows the owner of each virtual server that it found at its start.
+    /// True once the proxy knows the owner of each virtual server that existed at its start.
     pub(crate) has_taken_over: bool,
-    /// True if no notification contradicts the addresses in the tables.
+    /// True if the addresses in the tables agree with all notifications.
     pub(crate) has_all_addresses: bool,
     pub(crate) now: Instant,
 }
@@ -37,21 +36,21 @@ impl Situation<'_> {
         self.state.knows(part)
     }
 
-    /// Returns true if a wanted rule that matches a set is not installed.
+    /// Returns true if a wanted rule that matches this set is not installed yet.
     pub(super) fn lacks_rule(&self, set: Set) -> bool {
         self.knows(Part::Rules) && self.cover.uncovered.contains(&set)
     }
 
-    /// Returns true if the rules and sets that mark packets are known, including those of a former
-    /// shim.
+    /// Returns true if the proxy has read the rules and sets that mark packets, including those of
+    /// a former shim.
     pub(super) fn knows_marks(&self) -> bool {
         self.knows(Part::Rules) && self.knows(Part::Sets)
     }
 }
 
-/// Returns the priority of a virtual server's writes in a plan. The priority is lower once the
-/// Service or its namespace has used up its share. An unwanted virtual server belongs to no
-/// Service, so its writes keep the highest priority.
+/// Returns the priority of a virtual server's writes in a plan. The priority falls once its Service
+/// or namespace has used up its share. Unwanted virtual servers belong to no Service, so their
+/// writes keep the highest priority.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -66,7 +65,8 @@ pub(super) fn share<'a>(
     }
 }
 
-/// Returns the destinations to remove, in the reverse order of their additions.
+/// Returns the destinations to remove from a virtual server, in the reverse order of their
+/// additions.
 pub(super) fn gone(
     actual: &VirtualServer,
     wanted: &VirtualServer,
@@ -91,15 +91,15 @@ pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
 
-/// Returns the addresses of unwanted virtual servers.
+/// Returns the service addresses of all unwanted virtual servers.
 pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let all = tables.servers.pending().chain(&tables.uncertain);
     let left = all.filter(|key| is_left(tables, key));
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry's Service. The API server's Service ranks first, DNS second, and
-/// all other Services after them.
+/// Returns the rank of the Service that owns an entry. The API server's Service ranks first, DNS
+/// second, and all other Services last.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,
