@@ -22,27 +22,27 @@ pub(crate) struct KernelRows {
 
 const HEAD: &str = "\
 For operators who ask what a fault on a node costs. `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)) \
-writes this page; `FAULT=name` replaces only that fault's rows.
+writes this page.
 
-Each fault hits a node of the lab under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
+Each fault hits a lab node under traffic. Clients open TCP connections, at most 40 per second on each of five paths:
 
 * from a pod to a ClusterIP, over IPv4 and over IPv6,
 * from outside to a node port and to a load-balancer address,
 * from the node itself.
 
-Six further connections stay open. Each carries ten requests per second.
+Six further connections stay open, each with ten requests per second.
 
 | column | meaning |
 |---|---|
 | modes | `ipvs-nftables` is IPVS mode with `--ipvs-shim=nftables`. Modes without a loss share a row |
-| time until repaired | longest time from the fault (from its end, if it lasts) until the kernel's state is correct. If the fault damaged no entry: time of the next change or start. –: no repair was necessary. The sync period is 30 s |
-| failed requests | requests without a reply within 0.9 s (TCP retransmits later). *Not judged*: the virtual machine stood still for over 0.15 s |
+| time until repaired | longest time from the fault, or from the end of a lasting fault, until the kernel's state is correct. If the fault damaged no entry: duration of the next start or change. –: nothing to measure. The sync period is 30 s |
+| failed requests | requests without a reply within 0.9 s (TCP retransmits later). *Not judged*: requests during a pause of the virtual machine of over 0.15 s |
 | lost connections | open connections that were reset, or silent for 20 s. In parentheses: all connections that were open at the fault |
 
-A fault must cost no request and no open connection, unless another program removes the entries that serve them. Then the time until the repair has \
-a limit. `make faults` fails if a row breaks this promise.
+A fault must cost no request and no open connection, unless it removes the kernel entries or API objects that serve them. Then traffic \
+must work again within a time limit. `make faults` fails if a row breaks this promise.
 
-Lane A has Debian's User Mode Linux kernel, with legacy iptables. Lane B has this project's own build of Linux, with nf_tables.
+The lab has two kernels: lane A is Debian's User Mode Linux, with legacy iptables; lane B is this project's own build, with nf_tables.
 ";
 
 /// Returns the page's heading, and a paragraph that summarizes all rows.
@@ -60,7 +60,7 @@ fn summary(parts: &[KernelRows]) -> String {
         .collect();
     let broken = rows().filter(|row| row.broken.is_some()).count();
     format!(
-        "# Faults, and what they cost\n\n**{} faults in {} rows: {} faults cost no request and no connection, {broken} rows break a promise.** \
+        "# Faults, and what they cost\n\n**{} faults in {} runs, one per mode and kernel: {} faults cost no request and no connection, {broken} runs break a promise.** \
          Only these faults cost requests or connections: {}.\n\n",
         faults.len(),
         rows().count(),
@@ -175,7 +175,7 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
             let _ = writeln!(text, "\nNot run on this kernel: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is, and what kube-proxy did\n\nkube-proxy repairs changes of other programs within the sync period, unless a row names a shorter time. In the last \
+    text += "\n## Each fault, and kube-proxy's reaction\n\nkube-proxy repairs other programs' changes within the sync period, unless a row names a shorter time. In the last \
              column, parentheses contain log lines, and numbers of entries that another program changed (*drift*).\n\n\
              | fault | what happens, and what must follow | what kube-proxy did |\n|---|---|---|\n";
     for fault in ALL {

@@ -122,19 +122,19 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
         "kill -9 ends kube-proxy 20 times, each time as soon as it is ready.";
     kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
-        "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A path that has answered once must keep answering.";
+        "kube-proxy starts on an empty kernel with many Services. Each kill -9 comes later than the previous one. A Service that has answered once must keep answering.";
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
         "While endpoints change, kill -9 ends kube-proxy at a different point each time.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
-        "A set of source ranges grows beyond 65,536 members, and kill -9 interrupts its replacement by a larger set. The traffic needs a member of this set.";
+        "A set of source ranges grows beyond 65,536 members, and kill -9 interrupts its replacement by a larger set. The traffic needs a member of the set.";
     kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
-        "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, the exit may wait 6 s for iptables-restore.";
+        "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, kube-proxy may wait 6 s for iptables-restore before it exits.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
         "SIGSTOP stops kube-proxy for 30 s while endpoints change.";
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
         "Another program flushes and deletes all iptables chains, as a reload of firewalld does. Traffic that needs rules fails until the repair.";
     foreign::flush_ruleset, "nft flush ruleset", EVERY, NEVER, has_nft,
-        "Another program flushes the whole nf_tables ruleset. kube-proxy repairs its own nf_tables tables at once.";
+        "Another program flushes the whole nf_tables ruleset. kube-proxy restores its own nf_tables tables at once.";
     foreign::sets_deleted, "sets deleted", ONLY_IPVS, NEVER, anywhere,
         "Another program destroys a set together with its rule, and empties another set.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
@@ -144,7 +144,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
         "`ipvsadm -d` deletes a destination. Its connections break, and other destinations serve.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
-        "Another program sets one weight to 0 and another to 5.";
+        "Another program sets one destination's weight to 0, another's to 5.";
     foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
         "Another program deletes an address from `kube-ipvs0`. kube-proxy repairs at once.";
     foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
@@ -152,41 +152,41 @@ pub(crate) const ALL: &[Fault] = faults! {
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
         "Another program deletes the jump to kube-proxy's chains.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
-        "Another program flushes the rules in kube-proxy's nf_tables table. kube-proxy repairs at once.";
+        "Another program flushes rules of kube-proxy's nf_tables table, in nftables mode also a map. kube-proxy repairs at once.";
     kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "Thousands of addresses come and go while kube-proxy is stopped. The kernel drops notifications, one of them about a deleted service address.";
+        "Thousands of addresses come and go while SIGSTOP pauses kube-proxy. The kernel drops notifications, one of them about a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
-        "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Meanwhile, endpoints change.";
+        "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Endpoints change at the same time.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
-        "Socket buffers of kube-proxy have the kernel's minimum size while endpoints of many Services change.";
+        "kube-proxy's socket buffers have the kernel's minimum size while endpoints of many Services change.";
     kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, has_memory_groups,
-        "A memory cgroup leaves 4 MB free while endpoints change. The cgroup also counts socket buffers.";
+        "kube-proxy's memory cgroup has only 4 MB free while endpoints change. The cgroup also counts socket buffers.";
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
-        "Another program holds /run/xtables.lock for a minute while endpoints change. IPVS mode applies changes; iptables mode waits.";
+        "Another program holds /run/xtables.lock for a minute while endpoints change. IPVS mode must apply changes; iptables mode may wait for the lock.";
     kernel::restore_fails, "iptables-restore fails", WITH_IPTABLES, NEVER, anywhere,
         "iptables-restore fails while a new Service needs rules, then works again.";
     kernel::restore_missing, "iptables-restore missing", WITH_IPTABLES, ONLY_IPVS, in_a_guest,
-        "iptables-restore is removed under the running daemon, and put back.";
+        "The program iptables-restore is removed while kube-proxy runs, and put back later.";
     kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
         "While endpoints change, the clock jumps ten years ahead, then to 1971, then back.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The disk for log and temporary files is full during a start and endpoint changes.";
+        "The disk for kube-proxy's log and temporary files is full during a start and endpoint changes.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
-        "/run and /proc/sys are read-only, and all sysctls have the wanted values. kube-proxy restarts; then endpoints change.";
+        "/run and /proc/sys are read-only, and all sysctls already have the values that kube-proxy needs. kube-proxy restarts; then endpoints change.";
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
-        "kube-proxy may open only 64 files, and clients hold connections to its web pages.";
+        "kube-proxy may open only 64 files, and clients hold more connections to its HTTP servers.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
         "kube-proxy starts in a memory cgroup of 48 MB without swap; then endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy uses the empty list, so traffic fails until then.";
+        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy applies the empty list, so traffic fails until the objects are back.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
-        "Another program replies in place of the API server, with nonsense and empty responses.";
+        "Another program replies instead of the API server, with invalid and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The API server keeps the watches open, but sends nothing. kube-proxy must reopen them after 90 s without event or bookmark.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. Then the kernel must soon have the last state.";
+        "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. Soon afterwards, the kernel must have the last state.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };

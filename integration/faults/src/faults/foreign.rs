@@ -270,7 +270,7 @@ pub(super) fn rules_deleted(s: &mut Stage<'_>) -> Result<Row> {
             script: "iptables-$backend -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
             holds: rules_hold(s),
             kinds: &["rule"],
-            did: "rewrote the jump at its place",
+            did: "rewrote the jump at its old position",
             ..DAMAGE
         },
     )

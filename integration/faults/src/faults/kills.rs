@@ -44,7 +44,7 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
         s.until_served()?;
         s.holds(&whole)?;
         s.did(format!(
-            "took over the existing state after {kills} kills in {rounds} cold starts"
+            "adopted the existing state after {kills} kills in {rounds} cold starts"
         ));
         if row.is_none() {
             s.sees("kernel state as after an undisturbed start");
@@ -81,7 +81,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     }
     let (made, _) = churn.stop()?;
     let took = s.follows(&api.objects())?;
-    s.did(format!("took over the existing state after {times} kills and {made} changes, ready after {slowest:.1?} at most"));
+    s.did(format!("adopted the existing state after {times} kills and {made} changes, ready after {slowest:.1?} at most"));
     s.repaired(took);
     s.close(began, Promise::NothingFails)
 }
@@ -172,7 +172,7 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     ensure!(slowest < patience, "it took {slowest:.1?} to end");
     api.stop();
     s.did(format!(
-        "exited {times} times among {made} changes, after {slowest:.1?} at most, and kept the kernel state"
+        "exited {times} times during {made} changes, at most {slowest:.1?} after SIGTERM, and kept the kernel state"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -190,6 +190,8 @@ pub(super) fn stopped(s: &mut Stage<'_>) -> Result<Row> {
     churn.stop()?;
     s.follows(&api.objects())?;
     s.repaired(awake.elapsed());
-    s.did(format!("stopped for {stands:.0?}, and then caught up"));
+    s.did(format!(
+        "was paused for {stands:.0?}, and then wrote the pending changes"
+    ));
     s.close(began, Promise::NothingFails)
 }

@@ -80,7 +80,7 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
         Ok((ready, idle))
     };
     restart_behind(s, &["prlimit", "--nofile=64:64"], until_ready, |idle| {
-        format!(" beside {} idle connections", idle.len())
+        format!(" despite {} idle connections", idle.len())
     })
 }
 
@@ -138,6 +138,6 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     ensure!(ended == 0, "the kernel has ended it {ended} times");
     s.repaired(ready);
     let megabytes = peak >> 20;
-    s.did(format!("took over {count} Services within {ready:.0?}, and applied {made} changes in {megabytes} MB of memory"));
+    s.did(format!("adopted {count} Services within {ready:.0?}, and applied {made} changes in {megabytes} MB of memory"));
     s.close(began, Promise::NothingFails)
 }

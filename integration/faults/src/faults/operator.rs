@@ -42,7 +42,7 @@ pub(super) fn upgrade(s: &mut Stage<'_>) -> Result<Row> {
         slowest = slowest.max(s.until_ready()?);
     }
     s.did(format!(
-        "took over the state of the other version five times, ready after {slowest:.1?} at most"
+        "adopted the other version's state five times, ready after {slowest:.1?} at most"
     ));
     s.close(began, Promise::NothingFails)
 }
@@ -62,7 +62,7 @@ pub(super) fn other_flags(s: &mut Stage<'_>) -> Result<Row> {
         s.launch(flags)?;
         s.until_ready()?;
     }
-    s.did("changed scheduler, masquerading and address form in place");
+    s.did("changed scheduler, masquerading and VIP mode in place");
     s.close(began, Promise::NothingFails)
 }
 
@@ -115,7 +115,7 @@ pub(super) fn crash_loop(s: &mut Stage<'_>) -> Result<Row> {
         s.until_ready()?;
     }
     s.holds(&whole)?;
-    s.did(format!("took over the existing state {times} times"));
+    s.did(format!("adopted the existing state {times} times"));
     s.sees("same kernel state");
     s.close(began, Promise::NothingFails)
 }

@@ -32,7 +32,7 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(back.elapsed());
     s.expect_line("cannot be reached")?;
-    s.did("served the last known state, and listed again");
+    s.did("kept serving the last known state, and listed all objects again");
     s.close(began, Promise::NothingFails)
 }
 
@@ -80,7 +80,7 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&api.objects())?;
     s.repaired(back.elapsed());
     s.expect_line("answers nonsense")?;
-    s.did("ignored the responses, and served on");
+    s.did("ignored the responses, and kept serving");
     s.close(began, Promise::NothingFails)
 }
 
@@ -194,7 +194,7 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&objects)?;
     s.repaired(took);
     s.did(format!(
-        "replaced {count} endpoints, and never removed one before adding another"
+        "replaced {count} endpoints, and added new ones before it removed old ones"
     ));
     ensure!(took < 2 * PATIENCE, "it took {took:.0?}");
     s.close(began, Promise::NothingFails)
