@@ -54,15 +54,15 @@ const COLUMNS: [(&str, &str); 16] = [
     ("userspace", "our daemon in userspace mode"),
     (
         "nft-floor",
-        "a minimal program that only writes the state of `nftables`",
+        "the bare loader of `nftables`, which only writes its state",
     ),
     (
         "nft-flat-floor",
-        "a minimal program that only writes the state of `nftables-flat`",
+        "the bare loader of `nftables-flat`, which only writes its state",
     ),
     (
         "floor",
-        "a minimal program that only writes IPVS mode's state (the lower bound)",
+        "the bare loader, which only writes IPVS mode's state (the lower bound)",
     ),
     (
         "tools",
@@ -94,9 +94,8 @@ struct Figure {
 }
 
 /// Introduction of the page that shows only the main figures, with a link to all figures.
-const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies. The first table has the main figures; the sections add ratios and further \
-    figures. [The last section](#the-run) explains the cells. `bench report` draws all figures from a copy of \
-    [report.json](report.json).\n\n";
+const MAIN_FIGURES: &str = "For readers who compare the speed of kube-proxies. [The last section](#the-run) explains the cells. \
+    [report.json](report.json) has the data.\n\n";
 
 /// Writes `report.md` and its charts into `folder`. If `is_whole` is false, writes only the main
 /// figures.
@@ -118,7 +117,10 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     }
     let beside = comparison::not_ahead(report, &first_figures(report));
     if !beside.is_empty() {
-        _ = write!(text, "### Where ours is not ahead\n\n{BESIDE}{beside}");
+        _ = write!(
+            text,
+            "### Where our daemon is not ahead\n\n{BESIDE}{beside}"
+        );
     }
     for axis in Axis::all() {
         let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
@@ -254,8 +256,8 @@ fn not_shown(report: &Report) -> String {
     if report.about.lane != "host" {
         text.push_str(
             "* User Mode Linux computes as fast as the host. But system calls, new memory pages and process starts take many \
-             times as long as on a real machine. So programs with many of them (`tools`, iptables) look too slow, and \
-             programs that batch look better.\n",
+             times as long as on a real machine. So programs with many such operations (`tools`, iptables) look slower than \
+             they are, and programs that batch look faster.\n",
         );
     }
     text.push_str(
@@ -279,7 +281,7 @@ fn not_shown(report: &Report) -> String {
     }
     let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
     if is_late {
-        text.push_str("**Skipped cells:** the run reached its time limit. The complete report lists these cells.\n\n");
+        text.push_str("**Skipped cells:** the run reached its time limit.\n\n");
     }
     if report.measurements.len() < report.about.cells {
         text.push_str("**Missing cells:** the run was interrupted.\n\n");

@@ -36,26 +36,26 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "In IPVS mode, each service address is also an address of the node. So the kernel uses it as the source of the \
-         node's own packets, and IPVS mode must rewrite this source.",
+        "In IPVS mode, each service address is also an address of the node. So the kernel uses the service address as \
+         the source of the node's own packets, and IPVS mode must masquerade these packets.",
     ),
     (
         "B",
-        "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, \
-         clients inside the cluster also reach only the local endpoint \
-         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, they reach any \
-         endpoint.",
+        "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, even \
+         clients inside the cluster reach only the local endpoint \
+         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, these clients reach \
+         any endpoint.",
     ),
     (
         "C",
         "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
-         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets of \
-         outside clients. iptables mode drops them.",
+         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets from \
+         outside clients. iptables mode drops these packets.",
     ),
     (
         "D",
-        "The virtual server gets the remote endpoints (C). With externalTrafficPolicy Local, IPVS mode never \
-         masquerades packets to external addresses.",
+        "Without a local endpoint, the virtual server gets the remote endpoints (C). With externalTrafficPolicy Local, \
+         IPVS mode never masquerades packets to external addresses.",
     ),
     (
         "E",
@@ -65,8 +65,8 @@ const REASONS: [(&str, &str); 7] = [
     (
         "F",
         "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. \
-         Otherwise, its virtual server has no destination, and IPVS refuses the connection at once. iptables mode \
-         drops the packets in both cases.",
+         Otherwise, its virtual server has no destination, and IPVS refuses the connection at once. iptables mode drops \
+         the packets in both cases.",
     ),
     (
         "G",
@@ -81,27 +81,27 @@ const BESIDE: &str = "
 ## Beside the table
 
 These results hold in every mode and IP family, for every policy, client and address, unless an item
-names an exception. In userspace mode, the endpoint sees the node's address (G).
+names an exception.
 
-- **UDP, SCTP and IPv6** give the results of TCP over IPv4. Userspace mode does not support SCTP.
+- **UDP, SCTP and IPv6** have the results of TCP over IPv4. Userspace mode does not support SCTP.
 - **A Service without endpoints**: the kernel refuses packets at once with an ICMP port unreachable.
-  After a burst, each client gets at most one per second (`net.ipv4.icmp_ratelimit`). On the node, a
-  UDP client's send fails (nftables mode with upstream's layout: not to a node port).
+  After a burst, each client gets at most one such packet per second (`net.ipv4.icmp_ratelimit`). On
+  the node, a UDP client's send fails (nftables mode with upstream's layout: not to a node port).
 - **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode, a
   rule rejects packets at once, even if a process on the node listens
   ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects these
-  packets only at ClusterIPs. iptables and userspace mode have no such rule.
+  packets only at ClusterIPs, iptables and userspace mode at no address.
 - **An unused address of the ServiceCIDRs**: nftables mode drops packets. IPVS mode with
   `--ipvs-vip-mode=range` refuses packets. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
-  rules masquerade its packets.
+  rules masquerade the pod's packets.
 - **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
   if no endpoint on this node is ready). If policy Local applies and no endpoint on this node
   serves, IPVS mode uses all other endpoints (C, F). nftables mode then drops the packets, and
-  userspace mode resets clients.
+  userspace mode resets connections.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
-  gets a timeout, in userspace mode a reset. The node may connect if a range contains an address of
-  its Node object.
+  gets a timeout (in userspace mode, a reset). The node may connect if a range contains an address
+  of its Node object.
 - **ICMP echo requests (ping)** to a service address: IPVS mode replies \"port unreachable\", unless
   [`--ipvs-answer-ping`](ipvs-shim.md#ping) is set. nftables mode replies so only at ClusterIPs. An
   address of the node always replies. In other cases, the network decides.
@@ -361,16 +361,17 @@ For operators who ask which endpoint a client reaches, and which client address 
 Find the table of the Service's traffic policies, then the row with the client (*from*) and the
 address (*to*).
 
-The columns of results show these modes:
+The result columns show these modes:
 
 * **IPVS**: IPVS mode with every `--ipvs-shim`
 * **iptables, nftables, exact**: iptables mode, both layouts of nftables mode, and IPVS mode with
-  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* has the
-  [reason](#why) for a difference.
-* **userspace**: userspace mode, with redirects by nftables or iptables. The reason is G.
+  [`--ipvs-semantics=exact`](ipvs-shim.md#exact-semantics). The column *why* has the [reason](#why)
+  for a difference from IPVS mode.
+* **userspace**: userspace mode, with redirects by nftables or iptables. Reason G explains its
+  results.
 
 A cell has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and with
-`--masquerade-all`. *Same*: as in the column IPVS.
+`--masquerade-all`. *Same*: the results of the column IPVS.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
 `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page.
@@ -380,7 +381,7 @@ A cell has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`
 | from **pod** | the client is a pod on this node |
 | from **node** | the client is a process on this node |
 | from **outside** | the client is another host, whose packets and replies pass this node |
-| **local**, **remote**, **both** | the endpoint on this node replies, the one on another node, or both in turn |
+| **local**, **remote**, **both** | the endpoint on this node replies, the endpoint on another node replies, or both reply in turn |
 | **refused**, **reset**, **timeout** | the client gets an error at once, a reset after it has connected, or no reply |
 | **kept** | the endpoint sees the client's address |
 | **masq** | the endpoint sees an address of this node |
@@ -389,7 +390,7 @@ A cell has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`
 
 /// Results outside the tables in which `--ipvs-semantics=exact` differs from iptables mode.
 const EXCEPTIONS: &str = "
-Outside these cases, `--ipvs-semantics=exact` differs from iptables mode in three points
+In three other points, `--ipvs-semantics=exact` differs from iptables mode
 ([details](ipvs-shim.md#exact-semantics)):
 
 * NodePorts at 127.0.0.1 refuse connections.
@@ -401,7 +402,7 @@ Outside these cases, `--ipvs-semantics=exact` differs from iptables mode in thre
 fn differing_rows() -> String {
     let rows: Vec<Row> = SECTIONS.iter().flat_map(Section::rows).collect();
     let mut text = format!(
-        "\n| mode | cases (client, address and table), of {}, that differ from iptables mode |\n|---|--:|\n",
+        "\n| mode | results that differ from iptables mode, of {} combinations of client, address and table |\n|---|--:|\n",
         rows.len()
     );
     for (name, mode) in [
