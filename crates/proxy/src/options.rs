@@ -137,7 +137,7 @@ options! {
         annotation: SCHEDULER,
         default: "--ipvs-scheduler",
         modes: &["ipvs"],
-        doc: "The scheduler of the Service's virtual servers: which endpoint gets a new connection.",
+        doc: "The scheduler of the Service's virtual servers, which selects an endpoint for each new connection.",
     };
     scheduler_flags: SchedulerFlags = {
         annotation: SCHEDULER_FLAGS,
@@ -155,13 +155,13 @@ options! {
         annotation: SLOW_START,
         default: "full weight at once",
         modes: &["ipvs"],
-        doc: "The time in which an endpoint that comes to a serving Service grows to its full weight.",
+        doc: "The time until an endpoint that joins a serving Service has its full weight.",
     };
     max_connections: MaxConnections = {
         annotation: MAX_CONNECTIONS,
         default: "no limit",
         modes: &["ipvs"],
-        doc: "The number of connections from this node at which an endpoint gets no new ones.",
+        doc: "The maximum number of connections from each node to each endpoint.",
     };
 }
 
