@@ -18,7 +18,7 @@ pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
         .map(|column| if column == 0 { "---" } else { "--:" })
         .collect();
     let mut text = line(head);
-    _ = writeln!(text, "| {} |", rule.join(" | "));
+    _ = writeln!(text, "|{}|", rule.join("|"));
     for row in rows {
         text.push_str(&line(row));
     }

@@ -10,7 +10,7 @@ use lab::{Failure, Place, http};
 
 use crate::web::SLOW_PATH;
 
-/// How long a client keeps its connections, and which side closes them.
+/// Lifetime of a client's connections, and the side that closes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientBehaviour {
     /// One connection per request, closed by the server. The client may reuse its port while IPVS
