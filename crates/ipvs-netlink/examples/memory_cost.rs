@@ -1,5 +1,4 @@
-//! Measures the kernel memory of virtual servers with very many destinations, such as those of a
-//! single large Service in Kubernetes.
+//! Measures the kernel memory of virtual servers with very many destinations.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
