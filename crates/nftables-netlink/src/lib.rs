@@ -31,6 +31,7 @@ mod expression;
 pub mod fuzzed;
 mod kernel_enums;
 mod lookup;
+mod module_loading;
 mod nftables;
 mod object;
 mod own_sockets;

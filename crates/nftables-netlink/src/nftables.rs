@@ -163,6 +163,12 @@ impl Nftables {
     ///
     /// See [`Nftables::commit`]. No change takes effect.
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
+        self.load_modules(transaction);
+        self.check_whole(transaction)
+    }
+
+    /// Checks a transaction without a separate step that loads modules.
+    pub(crate) fn check_whole(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
         let mut prepared = PreparedTransaction::without_end(transaction, None);
         if prepared.is_empty() {
             return Ok(());

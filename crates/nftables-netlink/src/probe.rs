@@ -169,6 +169,7 @@ impl Nftables {
             table: NAME.into(),
             changes,
         };
+        self.load_modules(&transaction);
         let refused = match self.commit(&transaction, None) {
             Err(CommitError::Refused { refused, .. }) => refused,
             Err(CommitError::Error(error)) => return Err(error),
