@@ -83,9 +83,10 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     };
     let bound = kind.get(1).and_then(|most| most.parse().ok());
     let most = bound.unwrap_or(f64::INFINITY);
+    let unit = rows.first().map_or("", |row| unit_of(row));
     match *kind.first()? {
-        "ratio" => ratio(value(0), value(1), most),
-        "compared" => compared(value(0), value(1)),
+        "ratio" => ratio(value(0), value(1), unit, most),
+        "compared" => compared(value(0), value(1), unit),
         "own" => own(value(0), value(1), most),
         "surplus" => surplus(value(0), value(1)),
         "below" => below(value(0), kind.get(2)?, most),
@@ -93,8 +94,8 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
         "growth" => growth([value(0), value(1)], [value(2), value(3)]),
         "grown" => grown([value(0), value(1)], [value(2), value(3)]),
         "in-anatomy" => anatomy::against(report, "ipvs-nftables")
-            .and_then(|found| ratio(Some(found.best), Some(found.base), most))
-            .or_else(|| ratio(value(0), value(1), most)),
+            .and_then(|found| ratio(Some(found.best), Some(found.base), unit, most))
+            .or_else(|| ratio(value(0), value(1), unit, most)),
         "idle" => value(0).map(|count| {
             let figure = format!("{} processes or threads per min", short(count));
             (figure, Some(count <= most))
@@ -119,10 +120,22 @@ fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) ->
     }
 }
 
-fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
+/// Returns the unit of the figure that a row of `aims.txt` names.
+fn unit_of(row: &str) -> &'static str {
+    let mut words = row.split(" | ");
+    let mut word = || words.next().unwrap_or_default();
+    let (axis, title) = (word(), word());
+    let metric = SHOWN
+        .iter()
+        .find(|one| axis.parse() == Ok(one.axis) && one.title == title);
+    metric.map_or("", |one| one.unit.name())
+}
+
+/// Returns the ratio of our figure and a base, with both figures in `unit`.
+fn ratio(ours: Option<f64>, base: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     let (ours, base) = (ours?, base.filter(|base| *base > 0.0)?);
     let figure = format!(
-        "{} × ({} to {})",
+        "{} × ({} against {} {unit})",
         short(ours / base),
         short(ours),
         short(base)
@@ -131,8 +144,8 @@ fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
 }
 
 /// Returns the ratio of two figures, for an aim without a bound.
-fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
-    ratio(ours, base, f64::INFINITY).map(|(figure, _)| (figure, None))
+fn compared(ours: Option<f64>, base: Option<f64>, unit: &str) -> Option<Figure> {
+    ratio(ours, base, unit, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
 
 fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {

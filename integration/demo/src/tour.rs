@@ -19,7 +19,7 @@ use page::Page;
 /// Directories of the manifests, and of their next version (for `plan`).
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
-/// Template of the page. A line that begins with `@` is an action between commands.
+/// Template of the page. Its first lines describe its format.
 const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
@@ -50,6 +50,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut connection = None;
     for line in PAGE.lines() {
         match line {
+            line if line.starts_with("@#") => {}
             "@flags" => page.flags(),
             "@drain" => connection = Some(stage.drain()?),
             "@hang up" => drop(connection.take()),

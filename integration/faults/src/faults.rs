@@ -117,7 +117,7 @@ pub(crate) const ALL: &[Fault] = faults! {
         "An older binary (`BEFORE`) and this binary replace each other five times.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
         "kube-proxy starts again with another scheduler, sync period, masquerade setting and `--ipvs-vip-mode`.";
-    operator::reload, "config reload", BY_KERNEL, NEVER, anywhere,
+    operator::reload, "configuration file changed", BY_KERNEL, NEVER, anywhere,
         "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
         "kill -9 ends kube-proxy 20 times, each time as soon as it is ready.";
@@ -153,8 +153,8 @@ pub(crate) const ALL: &[Fault] = faults! {
         "Another program deletes the jump to kube-proxy's chains.";
     foreign::table_damaged, "element and rule deleted", IN_NFTABLES, NEVER, anywhere,
         "Another program flushes rules of kube-proxy's nf_tables table, in nftables mode also a map. kube-proxy repairs at once.";
-    kernel::notices_lost, "ENOBUFS", ALL_IPVS, ONLY_IPVS, anywhere,
-        "Thousands of addresses come and go while SIGSTOP pauses kube-proxy. The kernel drops notifications, one of them about a deleted service address.";
+    kernel::notices_lost, "netlink notifications lost", ALL_IPVS, ONLY_IPVS, anywhere,
+        "Thousands of addresses come and go while SIGSTOP pauses kube-proxy. The kernel drops notifications (ENOBUFS), one of them about a deleted service address.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
         "Other programs continuously change addresses, sets, virtual servers and rules, so the kernel marks dumps as inconsistent. Endpoints change at the same time.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,

@@ -106,11 +106,11 @@ impl Page<'_> {
         let took = asked.elapsed();
         Ok(match answer {
             Ok(answer) => format!(
-                "`{who}` asks {to}: `{}` answers, and sees the client as {}.",
+                "`{who}` connects to {to}: `{}` answers, and sees the client as {}.",
                 answer.who,
                 answer.seen_source.ip()
             ),
-            Err(failure) => format!("`{who}` asks {to}: {failure}, after {took:.1?}."),
+            Err(failure) => format!("`{who}` connects to {to}: {failure}, after {took:.1?}."),
         })
     }
 
