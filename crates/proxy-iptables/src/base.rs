@@ -115,7 +115,7 @@ const JUMPS: [Jump; 14] = {
 /// rule.
 ///
 /// The mode sets `route_localnet`. Without this rule, other hosts in the network could then reach
-/// programs that listen on localhost (k/k#90259).
+/// programs that listen on localhost (kubernetes/kubernetes#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -268,7 +268,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
 /// forwarded traffic.
 fn forward(config: &Config) -> Vec<Rule> {
     // The kernel does not translate the addresses of INVALID packets back. A forwarded INVALID
-    // packet would make its receiver reset the connection (k/k#74839).
+    // packet would make its receiver reset the connection (kubernetes/kubernetes#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();
         let counted = config.has_counters.then_some(Match::Counted(counter));

@@ -136,7 +136,7 @@ impl<'a> Compiler<'a> {
         let balance = Balance::of(service, &schedulers.own);
         let cluster = balance.destinations(&backends.cluster, &backends);
         // Without a local endpoint, traffic policy Local falls back to all endpoints, as in
-        // upstream since k/k#97081.
+        // upstream since kubernetes/kubernetes#97081.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -427,7 +427,7 @@ impl<'a> Compiler<'a> {
 
     /// Binds an address to `kube-ipvs0`, unless another interface has the address. If the proxy
     /// bound an address of the node, the removal of the Service would remove that address
-    /// (k/k#75290). Does nothing while the node's addresses are unknown.
+    /// (kubernetes/kubernetes#75290). Does nothing while the node's addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -301,7 +301,7 @@ fn node_ports_on_localhost_are_rejected_until_nodeport_addresses_has_localhost()
         assert!(start.elapsed() < Duration::from_secs(1), "at once");
         assert!(world.is_refused_by_udp());
         assert_eq!(world.counted(), counts(1, 1), "{family} {layout:?}");
-        // The counters of rejected packets survive the restart (k/k#142183).
+        // The counters of rejected packets survive the restart (kubernetes/kubernetes#142183).
         world.again(LocalhostNodePorts::Served);
         assert_eq!(world.all().len(), 2);
         assert_eq!(world.counted(), counts(1, 1), "they go on to count");

@@ -25,7 +25,8 @@ pub struct Owner {
 /// which Service gets an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server. All other work on the node waits for its entries (k/k#133773).
+    /// The API server. All other work on the node waits for its entries
+    /// (kubernetes/kubernetes#133773).
     ApiServer,
     /// DNS. Nearly all other work waits for its entries.
     Dns,

@@ -1,16 +1,17 @@
 //! Finds stale conntrack entries: those of UDP flows to an endpoint that no longer serves them.
 //!
 //! The kernel cannot observe the end of a UDP flow. While a client keeps sending, the kernel keeps
-//! the conntrack entry, with the endpoint of the first packet (k/k#71514, k/k#76664). After the
-//! daemon has deleted the entry, the next packet opens a new flow. A flow is stale in two cases:
+//! the conntrack entry, with the endpoint of the first packet (kubernetes/kubernetes#71514,
+//! kubernetes/kubernetes#76664). After the daemon has deleted the entry, the next packet opens a
+//! new flow. A flow is stale in two cases:
 //!
 //! 1. A Service claims the flow's original address and port, but none of its serving endpoints
 //!    sends the replies. If the Service has no serving endpoint, all its flows are stale
-//!    (k/k#139628).
+//!    (kubernetes/kubernetes#139628).
 //! 2. The mode has withdrawn its rules for the flow's address and port, no Service claims them, and
 //!    the flow is translated. The translation shows that these rules had redirected the flow
-//!    (k/k#141371). If a Service was deleted while this program was down, the Service's rules were
-//!    still in the kernel, so its flows are stale, too.
+//!    (kubernetes/kubernetes#141371). If a Service was deleted while this program was down, the
+//!    Service's rules were still in the kernel, so its flows are stale, too.
 //!
 //! ```text
 //!   ServiceView ─ UdpService::of ─▶ UdpServices ─ find_stale(original destination, reply source)

@@ -38,13 +38,13 @@ struct Difference {
 const DIFFERENCES: [Difference; 4] = [
     // Virtual servers of other programs survive, even without `--ipvs-exclude-cidrs`. keepalived or
     // an administrator may use IPVS on the same node. Upstream deletes all unknown virtual servers
-    // (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    // (kubernetes/kube-proxy#6, kubernetes/kubernetes#55857 for --cleanup).
     Difference {
         expect: foreign_virtual_servers_survive,
     },
     // The daemon does not bind a ClusterIP to kube-ipvs0 if another interface of the node has this
     // address. Upstream always binds it. When the Service is deleted, upstream also removes the
-    // address from the node (k/k#75290).
+    // address from the node (kubernetes/kubernetes#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },

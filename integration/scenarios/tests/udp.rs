@@ -407,7 +407,7 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Removes objects in four steps (k/k#139628, k/k#141371):
+/// Removes objects in four steps (kubernetes/kubernetes#139628, kubernetes/kubernetes#141371):
 ///
 /// 1. the last endpoint of the Service;
 /// 2. the Service;

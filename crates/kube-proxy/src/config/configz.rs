@@ -1,7 +1,7 @@
 //! The configuration in effect for `/configz`: the equivalent configuration file, as JSON.
 //!
-//! - **Version**: upstream 1.36 returns `v1alpha1` (k/k#136044). Earlier versions returned the
-//!   internal type with Go's field names.
+//! - **Version**: upstream 1.36 returns `v1alpha1` (kubernetes/kubernetes#136044). Earlier versions
+//!   returned the internal type with Go's field names.
 //! - **Sync periods**: upstream's internal type has only the periods of the chosen mode
 //!   (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So upstream shows 0 for the periods of all
 //!   other modes, and so does this page.

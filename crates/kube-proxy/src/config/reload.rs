@@ -16,8 +16,8 @@
 //! node. The init containers run, too.
 //!
 //! Upstream intends to exit after a change. In a cluster it does not exit, because it loses its
-//! watch when a mounted ConfigMap changes (k/k#132949, k/k#139204). So upstream's pods also need a
-//! manual restart.
+//! watch when a mounted ConfigMap changes (kubernetes/kubernetes#132949,
+//! kubernetes/kubernetes#139204). So upstream's pods also need a manual restart.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1023,8 +1023,8 @@ fn configz(fields: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The page equals the page of upstream 1.36 since k/k#136044: the configuration file with its
-/// version and kind. Empty fields follow Go's rules.
+/// The page equals the page of upstream 1.36 since kubernetes/kubernetes#136044: the configuration
+/// file with its version and kind. Empty fields follow Go's rules.
 #[test]
 fn configz_contains_the_complete_configuration() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\

@@ -9,8 +9,8 @@
 //!
 //! - **Order**: the worker compares flows only after the rules are written. So the next packet of a
 //!   deleted flow matches the new rules.
-//! - **Limits**: the worker never flushes the conntrack table (k/k#122740). It deletes only flows
-//!   in conntrack's default zone, because other zones belong to other programs.
+//! - **Limits**: the worker never flushes the conntrack table (kubernetes/kubernetes#122740). It
+//!   deletes only flows in conntrack's default zone, because other zones belong to other programs.
 //! - **Parallel work**: no other work waits for the comparison. If changes arrive while the worker
 //!   compares the flows of the table, the worker handles these changes together afterwards.
 //! - **Memory**: a node may track a million flows. So the worker compares each flow while the

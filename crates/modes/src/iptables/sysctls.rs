@@ -9,7 +9,7 @@ pub(super) struct Context {
 
 pub(super) static ROWS: &Rows<Context> = &[
     // This setting makes the kernel route packets from 127.0.0.1 to pods, and accept the replies.
-    // Rules of the mode drop packets of other hosts to 127.0.0.0/8 (k/k#90259).
+    // Rules of the mode drop packets of other hosts to 127.0.0.0/8 (kubernetes/kubernetes#90259).
     (
         SysctlRow {
             need: Need::Part {

@@ -15,8 +15,8 @@ pub(super) static ROWS: &Rows<Context> = &[
         Some(1)
     }),
     // Before Linux 5.9, this setting avoids a delay of one second for connections whose source port
-    // is reused (k/k#70747). Since 5.9, the kernel's default needs no change (k/k#93297). Before
-    // 4.1, the setting does not exist.
+    // is reused (kubernetes/kubernetes#70747). Since 5.9, the kernel's default needs no change
+    // (kubernetes/kubernetes#93297). Before 4.1, the setting does not exist.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
@@ -26,7 +26,8 @@ pub(super) static ROWS: &Rows<Context> = &[
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),
     ),
-    // This setting keeps session affinity from choosing a draining destination (k/k#71809).
+    // This setting keeps session affinity from choosing a draining destination
+    // (kubernetes/kubernetes#71809).
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_quiescent_template"),
         |_| Some(1),

@@ -19,7 +19,8 @@ static ROWS: &Rows<Context> = &[
     // change.
     //
     // The daemon never lowers the limit, even if an earlier kube-proxy raised it. The kernel does
-    // not record who raised the limit, and an operator may have done so (k/k#142035).
+    // not record who raised the limit, and an operator may have done so
+    // (kubernetes/kubernetes#142035).
     (
         SysctlRow {
             enough: AcceptableValue::AtLeast,
@@ -52,7 +53,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_established),
     ),
-    // The kernel's default of one minute is too short for servers that close slowly (k/k#32551).
+    // The kernel's default of one minute is too short for servers that close slowly
+    // (kubernetes/kubernetes#32551).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
@@ -62,7 +64,7 @@ static ROWS: &Rows<Context> = &[
     ),
     // By default, segments outside of the TCP window are INVALID for connection tracking. The
     // kernel does not translate INVALID segments, so their receiver would reset the connection
-    // (k/k#74839).
+    // (kubernetes/kubernetes#74839).
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",

@@ -4,7 +4,7 @@
 //!   take turns (`rr`) begin at the head. Schedulers that compare loads (`lc`) take the first of
 //!   several equal destinations.
 //! - So if all nodes added destinations in the same order, the first clients of all nodes would
-//!   reach the same endpoint (k/k#121591).
+//!   reach the same endpoint (kubernetes/kubernetes#121591).
 //! - Therefore each node has an order of its own, by a hash of the node's name and the endpoint.
 //!
 //! The order applies only to added destinations, so a restart does not change the list. A single

@@ -360,7 +360,8 @@ impl Shim {
     }
 
     /// Returns the rules that protect the node's own processes. Service addresses are local, so
-    /// packets to a port without a Service would otherwise reach these processes (k/k#72236).
+    /// packets to a port without a Service would otherwise reach these processes
+    /// (kubernetes/kubernetes#72236).
     fn native_access_filter(&self, config: &Config) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) && self.ranges.nets.is_empty() {
             return Vec::new();

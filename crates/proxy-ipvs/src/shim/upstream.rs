@@ -150,7 +150,8 @@ impl Shim {
     }
 
     /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to a port
-    /// without a Service would otherwise reach the node's own processes (k/k#72236).
+    /// without a Service would otherwise reach the node's own processes
+    /// (kubernetes/kubernetes#72236).
     fn access_filter(&self, config: &Config) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),

@@ -93,7 +93,7 @@ fn node_ports_on_localhost_are_rejected_only_with_the_feature_gate() {
 }
 
 /// The element that rejects TCP packets on localhost must not survive the restart that adds
-/// localhost to the served addresses (k/k#142183).
+/// localhost to the served addresses (kubernetes/kubernetes#142183).
 #[test]
 fn a_restart_with_localhost_in_nodeport_addresses_serves_node_ports_there() {
     for layout in LAYOUTS {

@@ -203,7 +203,7 @@ fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
 }
 
 /// A process listens on all addresses of the node. At a Service address, clients must not reach
-/// this process (k/k#72236), and must not reach a node port.
+/// this process (kubernetes/kubernetes#72236), and must not reach a node port.
 pub(crate) fn unexposed_service_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;

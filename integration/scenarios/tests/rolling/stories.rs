@@ -50,7 +50,8 @@ pub(crate) fn an_endpoint_that_returns_during_a_restart_serves(c: &mut Cluster) 
     c.until_reals(SERVER, &format!("{NEAR}*1 {FAR}*0"))?;
     c.stop()?;
 
-    // The endpoint returns. Upstream left its destination at weight 0 (k/k#92019, k/k#108319).
+    // The endpoint returns. Upstream left its destination at weight 0 (kubernetes/kubernetes#92019,
+    // kubernetes/kubernetes#108319).
     c.apply(&web(BOTH))?;
     c.start(&[])?;
     c.until_served(&web(BOTH))?;
@@ -161,7 +162,7 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
 }
 
 /// A client reuses a source port while IPVS still keeps the previous connection, as busy clients
-/// and NFS clients do (k/k#81775, k/k#84322).
+/// and NFS clients do (kubernetes/kubernetes#81775, kubernetes/kubernetes#84322).
 pub(crate) fn a_client_with_a_fixed_source_port_is_served(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);
@@ -281,7 +282,7 @@ pub(crate) fn a_client_with_affinity_moves_from_a_draining_endpoint(c: &mut Clus
     c.apply(&sticky(left))?;
     c.until_reals(SERVER, &drains)?;
     // The first endpoint is removed. Affinity must not send new connections to this endpoint
-    // (k/k#81587), but open connections stay with it.
+    // (kubernetes/kubernetes#81587), but open connections stay with it.
     assert_eq!(answers(c)?, all_from(second));
     assert_eq!(kept.ask()?.who, first);
     // The first endpoint is back, but the client now has affinity to the second endpoint.
