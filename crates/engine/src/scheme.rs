@@ -77,8 +77,8 @@ impl Extent<'_> {
 /// Group that is affected while a part of the kernel's state is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients are affected. Pending changes to this part of the kernel's state count as late, and
-    /// as stuck if they make no progress.
+    /// Clients are affected. Pending changes to this part of the kernel's state count as overdue,
+    /// and as stuck if they make no progress.
     Clients,
     /// Clients are affected, but only an operator can remove the cause. A restart would not help,
     /// so this part of the kernel's state does not count as stuck.

@@ -81,8 +81,8 @@ impl<K: Kinds> State<K> {
         self.may_delete
     }
 
-    /// Returns whether unwanted entries count as late. They do not count while their deletion is
-    /// forbidden.
+    /// Returns the policy for unwanted entries in the check for overdue changes. While their
+    /// deletion is forbidden, they do not count as overdue.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late

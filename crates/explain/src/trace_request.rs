@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_are_parsed_as_a_list() {
+    fn a_comma_separated_list_of_senders_is_parsed() {
         let from = |text| TraceRequest::parse("10.96.0.1:80", text, "default");
         assert_eq!(from("").unwrap().from, []);
         assert_eq!(

@@ -17,7 +17,7 @@ pub struct Facts {
     pub uses: Uses,
     /// State of each IP family that the daemon serves.
     pub families: Vec<FamilyFacts>,
-    /// Parts of Services that the daemon refuses (addresses, options, and Services above the size
+    /// Parts of Services that the daemon rejects (addresses, options, and Services above the size
     /// limit), each with the time at which the daemon found it.
     pub refused: Vec<(Contested, Instant)>,
     /// Number of Services that the daemon serves.

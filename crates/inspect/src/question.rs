@@ -118,7 +118,7 @@ impl ServiceCopy {
 pub struct NodeContext {
     /// Problems of each IP family that the daemon serves.
     pub families: Vec<GroundOfFamily>,
-    /// Parts of Services that the daemon refuses: addresses, options, and Services above the size
+    /// Parts of Services that the daemon rejects: addresses, options, and Services above the size
     /// limit.
     pub refused: Vec<Contested>,
 }

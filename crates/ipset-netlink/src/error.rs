@@ -78,7 +78,7 @@ pub enum Error {
         action: &'static str,
         /// Name of the set that the action concerned.
         name: String,
-        /// Reason why the kernel refused.
+        /// Reason why the kernel refused the action.
         reason: Reason,
     },
     /// The kernel's acknowledgement was lost, so the action may have taken effect. A list of the

@@ -1,5 +1,5 @@
-//! Entry point of the process. Reads the command line, serves, and reports the reason for the end
-//! of the process.
+//! Entry point of the process. Reads the command line, runs the daemon or a subcommand, and
+//! prints or logs the reason if the process fails.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

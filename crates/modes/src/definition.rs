@@ -43,8 +43,8 @@ pub trait Definition: Sync {
     /// least one other mode ignores.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Returns the flags that this mode reads only without a configuration file. If a file is
-    /// given, the mode ignores these flags and the file's fields for them.
+    /// Returns the flags that this mode ignores if a configuration file is given. Then the mode
+    /// also ignores the matching fields of the file, and uses fields of its own section instead.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }

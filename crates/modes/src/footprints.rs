@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn each_origin_of_kernel_objects_is_found_by_name_and_listed_once() {
+    fn each_kernel_object_name_has_one_origin() {
         for row in ALL.iter().flat_map(|mode| mode.origins) {
             let said = origin_of(ALL, row.space, row.name);
             assert_eq!(said, Some(row.says), "{}", row.name);

@@ -158,8 +158,8 @@ pub(crate) fn list_keys(
     });
 }
 
-/// Writes the body of a request for the element that contains a key. If `key` is `None`, `flags`
-/// select the element.
+/// Writes the body of a request for one element of a set: the element that contains `key`, or, if
+/// `key` is `None`, the element with `flags` (such as the catch-all element).
 pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&[u8]>, flags: u32) {
     w.attr_str(elements::TABLE, table);
     w.attr_str(elements::SET, set);

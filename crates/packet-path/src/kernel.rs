@@ -134,7 +134,7 @@ pub enum Route {
     },
     /// No usable route.
     None {
-        /// Reason, such as `no route to host` or `a martian source`.
+        /// Reason why the route is missing, such as `no route to host` or `a martian source`.
         why: String,
         /// True if an error or ICMP message notifies the packet's sender.
         is_told: bool,

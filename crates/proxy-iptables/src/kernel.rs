@@ -46,7 +46,7 @@ pub trait Kernel: Send + 'static {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Reason for the refusal, with advice for the operator.
+    /// Reason why iptables refused the write, with advice for the operator.
     pub reason: String,
     /// Kind of failure that caused the refusal.
     pub kind: Kind,

@@ -40,8 +40,8 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted rules of Services count as late. Unwanted rules do not count while the
-    /// mode may not remove them.
+    /// Sets whether unwanted rules of Services count as overdue. Unwanted rules do not count while
+    /// the mode may not remove them.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);

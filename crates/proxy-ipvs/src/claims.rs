@@ -537,8 +537,8 @@ impl Merge {
 /// of the port's keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Keys of the port that other programs' virtual servers use. If one of them is a key of the
-    /// NodePort, also contains all other keys of the NodePort.
+    /// Keys of the Service port at which other programs already have virtual servers. If one of
+    /// these keys belongs to the NodePort, also contains all other keys of the NodePort.
     keys: HashSet<VirtualServerKey>,
     /// Keys of the NodePort at which the proxy creates no virtual server, because another program
     /// uses the NodePort at another address.

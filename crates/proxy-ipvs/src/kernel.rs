@@ -101,7 +101,8 @@ pub struct FoundSets {
 /// Addresses of the node, except loopback addresses and IPv6 link-local addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundAddresses {
-    /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
+    /// True if `kube-ipvs0` exists, and its state (up or down, own addresses) allows the proxy to
+    /// bind service addresses.
     pub has_link: bool,
     /// Service addresses on the link, as addresses or routes depending on `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
@@ -138,7 +139,8 @@ pub enum Glance {
 /// The kernel's state for one IP family, including other programs' entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
+    /// True if `kube-ipvs0` exists, and its state (up or down, own addresses) allows the proxy to
+    /// bind service addresses.
     pub has_link: bool,
     /// Service addresses on the link, as addresses or routes depending on `--ipvs-vip-mode`. Does
     /// not contain IPv6 link-local addresses.
@@ -150,7 +152,8 @@ pub struct Snapshot {
     pub ranges: BTreeMap<IpNet, RangeSource>,
     /// Networks that no range may make local.
     pub networks: Networks,
-    /// Addresses of all other interfaces, except loopback addresses and IPv6 link-local addresses.
+    /// Addresses of all interfaces except `kube-ipvs0`, without loopback addresses and IPv6
+    /// link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our sets that exist, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,

@@ -51,7 +51,7 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
 pub(crate) enum Loss {
     /// This proxy itself removed the address.
     Own,
-    /// The cause is unclear, so all addresses must be read again.
+    /// The cause of the notification is unclear, so all addresses must be read again.
     Unclear,
     /// Another program removed the address, if the address existed at all.
     Others,

@@ -33,11 +33,11 @@ const SHORTEST: (u8, u8) = (8, 32);
 /// Networks that a range of service addresses must not make local.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks of the node's other interfaces, and addresses of API servers. A range within such a
-    /// network is not possible.
+    /// Networks of the node's interfaces except `kube-ipvs0`, and addresses of API servers. The
+    /// proxy adds no range for a service network that lies within one of them.
     pub of_interfaces: BTreeSet<IpNet>,
-    /// Destinations of routes in the table `main`. A range within such a destination is possible,
-    /// because the more specific range has precedence.
+    /// Destinations of routes in the table `main`. A service network may lie within such a
+    /// destination, because its range is more specific and has precedence.
     pub routed: BTreeSet<IpNet>,
 }
 
@@ -61,7 +61,7 @@ pub struct Ranges {
     pub except: BTreeSet<IpNet>,
 }
 
-/// Inputs, other than the tables, from which the ranges are computed.
+/// Inputs from which the ranges are computed, in addition to the proxy's tables.
 #[derive(PartialEq, Eq)]
 pub(crate) struct RangeGround {
     pub(crate) service_cidrs: Option<Vec<IpNet>>,

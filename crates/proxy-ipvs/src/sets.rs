@@ -271,7 +271,8 @@ impl Set {
         self.row().comment
     }
 
-    /// Returns what a member of this set proves about virtual servers or addresses.
+    /// Returns the claim that membership in this set proves: that the mode owns a virtual server,
+    /// or that it has bound an address.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp

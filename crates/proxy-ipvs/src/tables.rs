@@ -119,7 +119,7 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries that still exist count as late. While the proxy must not
+    /// Sets whether unwanted entries that still exist count as overdue. While the proxy must not
     /// remove entries, they do not count.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();

@@ -1010,7 +1010,7 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn a_foreign_set_of_another_type_is_reported_with_advice() {
+fn another_programs_set_of_another_type_is_reported_with_the_fix() {
     on_a_node(|| {
         sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet
             ipset create KUBE-LOOP-BACK hash:ip,port,ip timeout 60; ipset create KUBE-NODE-PORT-TCP bitmap:port range 1-9

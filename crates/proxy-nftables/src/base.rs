@@ -155,7 +155,8 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Settings from which a layout computes its base.
+/// Settings from which a layout computes its base: the chains, sets and maps that do not depend on
+/// Services.
 struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,

@@ -325,8 +325,8 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if the kernel refused a wanted object that waits for its retry. Until the
-    /// retry, Services may depend on objects of the other layout.
+    /// Returns true if the kernel refused a wanted object that waits for its retry. During a change
+    /// of layout, Services may depend on objects of the old layout until the retry.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
@@ -398,8 +398,8 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules of base chains use the replaced set. So the plan flushes all base chains,
-            // deletes the set, and then writes the rules again.
+            // The kernel keeps a set while rules of base chains use it. So the plan flushes all
+            // base chains, deletes the old set, adds the new set, and then writes the rules again.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, BaseKey::Chain(_) | BaseKey::Chooser(_));
                 if is_chain && base.actual(key).is_some() {

@@ -48,7 +48,7 @@ pub(crate) struct Tables {
     /// NodePorts that a relay serves on localhost.
     ///
     /// - Their actual state is always known, because the relay is part of this process.
-    /// - They never count as late, because another program may use the same port.
+    /// - They never count as overdue, because another program may use the same port.
     pub(crate) listeners: Entries<u16, Arc<PortBackends>, Arc<Owner>>,
 }
 
@@ -63,8 +63,8 @@ impl Tables {
         tables
     }
 
-    /// Sets whether unwanted objects of Services count as late if the mode does not delete them in
-    /// time.
+    /// Sets whether unwanted objects of Services count as overdue if the mode does not delete them
+    /// in time.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -286,7 +286,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // Does not count these entries as late: the kernel refused this unit in a separate
+            // Does not count these entries as overdue: the kernel refused this unit in a separate
             // transaction, so the unit itself is invalid.
             lateness: Lateness::Excused,
         };
@@ -313,7 +313,7 @@ impl Tables {
     }
 }
 
-/// Class of a refused entry: it counts as late, or it is excused and does not count.
+/// Class of a refused entry: it counts as overdue, or it is excused and does not count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,

@@ -48,8 +48,8 @@ pub trait Kernel: Send + 'static {
     /// Fails if the kernel refuses the plan.
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 
-    /// Sets the endpoints of a listening port. Returns the port's number, or `None` if the port is
-    /// not open.
+    /// Sets the endpoints to which the relay sends the connections of a listening port. Returns the
+    /// port's number, or `None` if the port is not open.
     ///
     /// # Errors
     ///

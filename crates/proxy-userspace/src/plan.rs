@@ -131,7 +131,7 @@ pub enum NodePortsAt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Reason for the refusal, with advice for the operator.
+    /// Reason why the kernel refused the write, with advice for the operator.
     pub reason: String,
     /// Meaning of the refusal for other writes: they may succeed, or would fail now, too.
     pub blame: RefusalMeaning,

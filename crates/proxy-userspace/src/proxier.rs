@@ -401,7 +401,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == RefusalMeaning::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // Does not count the redirect as late: the kernel accepted the other changes of the
+            // Does not count the redirect as overdue: the kernel accepted the other changes of the
             // plan, so this change is invalid.
             redirects.excuse(&change.portal, state.now);
         }

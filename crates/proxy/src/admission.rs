@@ -6,8 +6,7 @@
 //! - `spec.externalIPs`: users who may write a Service choose these addresses.
 //! - `status.loadBalancer`: users who may write the status of a Service choose these addresses.
 //!
-//! Every mode refuses to serve a Service at the following addresses, regardless of the Service's
-//! age:
+//! Every mode rejects the following addresses of a Service, regardless of the Service's age:
 //!
 //! - addresses outside the allowed networks, if any are set;
 //! - another Service's cluster IP;
@@ -19,7 +18,7 @@
 //! So an address that the API server or a controller has assigned takes precedence over an address
 //! that a user has chosen.
 //!
-//! The model removes the refused addresses from the Service. It decides again whenever a cluster
+//! The model removes the rejected addresses from the Service. It decides again whenever a cluster
 //! IP, a load balancer's address, a node port or an address of this node appears or disappears. So
 //! the result does not depend on the order of events.
 //!
@@ -93,18 +92,18 @@ pub enum Refusal {
     NodePort(u16, Protocol),
 }
 
-/// A refused address of a Service.
+/// An address of a Service that the model rejects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefusedAddress {
     /// Field that contains the address.
     pub field: AddressField,
-    /// The refused address.
+    /// The rejected address.
     pub address: IpAddr,
-    /// Reason why the model refuses the address.
+    /// Reason why the model rejects the address.
     pub why: Refusal,
 }
 
-/// External and load-balancer addresses of all Services, and decisions on which of them to refuse.
+/// External and load-balancer addresses of all Services, and decisions on which of them to reject.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
@@ -178,13 +177,13 @@ impl Admission {
         self.version
     }
 
-    /// Returns the refused addresses of all Services, in arbitrary order.
+    /// Returns the addresses that the model rejects, with their Services, in arbitrary order.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.refused.iter().map(move |one| (name, one)))
     }
 
-    /// Returns the refused addresses of one Service.
+    /// Returns the addresses that the model rejects for one Service.
     pub(crate) fn refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
@@ -217,7 +216,7 @@ impl Admission {
     }
 
     /// Returns the Services that list this external or load-balancer address, in arbitrary order.
-    /// Includes Services to which the model refuses the address.
+    /// Includes Services for which the model rejects the address.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
@@ -244,7 +243,7 @@ impl Admission {
     }
 
     /// Records the addresses and node ports of a new Service, including addresses that the model
-    /// refuses.
+    /// rejects.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             *self.cluster_ips.entry(*ip).or_default() += 1;
@@ -274,7 +273,7 @@ impl Admission {
     }
 
     /// Forgets the addresses and node ports of a Service, including addresses that the model
-    /// refuses.
+    /// rejects.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             release(&mut self.cluster_ips, ip);
@@ -410,8 +409,8 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Removes all refused parts from a Service. The caller must have called [`enter`](Self::enter)
-    /// for this Service.
+    /// Removes all rejected parts from a Service. The caller must have called
+    /// [`enter`](Self::enter) for this Service.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();

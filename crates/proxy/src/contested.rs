@@ -1,6 +1,6 @@
 //! Parts of Services that are not served as the Service's author intends, each with the reason:
 //!
-//! * addresses that the model refuses;
+//! * addresses that the model rejects;
 //! * addresses that belong to the node;
 //! * parts that exceed the limits;
 //! * options that the node ignores.
@@ -64,7 +64,7 @@ impl Ord for OverLimit {
 /// Reason why an address is contested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestReason {
-    /// The model refuses the address, so the proxy does not serve it.
+    /// The model rejects the address, so the proxy does not serve it.
     Refused(Refusal),
     /// The proxy serves the address, although it belongs to this node.
     OfNode,

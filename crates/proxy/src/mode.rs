@@ -152,8 +152,9 @@ pub struct Standing {
     /// Time of the oldest change that the kernel does not have yet. Ignores an entry whose write
     /// failed for a reason that affects only this entry. The report's `failures` list such entries.
     pub pending_since: Option<Instant>,
-    /// Start of the period without progress on pending changes: the last successful write or the
-    /// oldest pending change, whichever is later. `None` if no pending change affects clients.
+    /// Start of the period in which changes that affect clients are pending, but no write succeeds:
+    /// the last successful write or the oldest such change, whichever is later. `None` if no such
+    /// change is pending.
     pub stuck_since: Option<Instant>,
     /// True if no write is running or pending.
     pub is_settled: bool,

@@ -86,7 +86,7 @@ pub enum Fate {
     Done,
     /// The kernel refused the write, or the mode could not try it.
     Refused,
-    /// The result is unknown, because the reply was lost.
+    /// The kernel's reply was lost, so it is unknown whether the kernel made the write.
     Unknown,
 }
 

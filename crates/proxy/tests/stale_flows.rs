@@ -325,11 +325,11 @@ fn only_flows_to_lost_addresses_of_a_service_are_stale() {
     }
 }
 
-/// Measures the cost of three Services that claim the same 1,000 addresses × 100 ports, which is
-/// more than the model allows. Two properties keep the cost low:
+/// Measures the cost of three Services that claim the same 100,000 frontends (1,000 addresses × 100
+/// ports). The model allows far fewer frontends per Service. Two properties keep the cost low:
 ///
-/// * A frontend is found without a search of a list. Otherwise, one Service would take minutes.
-/// * A change to endpoints searches no frontends.
+/// * The look-up of a frontend does not scan a list. With a scan, one Service would take minutes.
+/// * A change to endpoints looks up no frontends.
 #[test]
 fn the_cost_of_stale_flows_is_linear_in_the_frontends() {
     let address = |at: u16| {

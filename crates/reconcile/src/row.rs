@@ -11,7 +11,7 @@ use std::mem;
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
     /// Number of the epoch (time interval) in which the row became pending. The number is 0 for a
-    /// row that is not pending, or that the table excuses from counting as late.
+    /// row that is not pending, or that the table excuses from counting as overdue.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
     /// True if the actual value equals the wanted value.

@@ -9,7 +9,7 @@ use crate::table::{Removals, Table};
 pub trait Rows {
     /// Sets the current time. See [`Table::begin`].
     fn begin(&mut self, now: Instant);
-    /// Sets whether unwanted entries count as late. See [`Table::count_removals`].
+    /// Sets whether unwanted entries count as overdue. See [`Table::count_removals`].
     fn count_removals(&mut self, removals: Removals);
     /// Returns the number of pending keys. See [`Table::pending_len`].
     fn pending_len(&self) -> usize;
@@ -61,7 +61,7 @@ where
 
 /// Defines the functions `begin` and `all` in the `impl` of a struct of tables. The arguments name
 /// all fields of the struct, or end with `..`. Only pending entries of the tables in brackets may
-/// count as late. So `all` returns only these tables.
+/// count as overdue. So `all` returns only these tables.
 #[macro_export]
 macro_rules! tables {
     ([$($table:ident),+] $($apart:ident)* $(, $rest:tt)?) => {
@@ -72,7 +72,7 @@ macro_rules! tables {
             $($apart.begin(now);)*
         }
 
-        /// Returns the tables whose pending entries may count as late.
+        /// Returns the tables whose pending entries may count as overdue.
         pub(crate) fn all(&self) -> impl Iterator<Item = &dyn $crate::Rows> {
             [$(&self.$table as &dyn $crate::Rows),+].into_iter()
         }

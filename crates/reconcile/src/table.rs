@@ -23,13 +23,13 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// Largest number of pending keys that the table always lists, even if they are most of its keys.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Choice whether unwanted entries count as late.
+/// Policy for unwanted entries in the check for overdue changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
-    /// Unwanted entries count as late.
+    /// Unwanted entries count as overdue until they are removed.
     #[default]
     Late,
-    /// Unwanted entries do not count as late, because their removal is not allowed or not needed
+    /// Unwanted entries do not count as overdue, because their removal is not allowed or not needed
     /// yet.
     Excused,
 }
@@ -49,7 +49,7 @@ pub struct Table<K, V, O> {
     epoch: (u32, Option<Instant>),
     /// Start of each epoch, and number of rows that are pending since that epoch, by epoch number.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Choice whether unwanted entries count as late.
+    /// Policy for unwanted entries in the check for overdue changes.
     removals: Removals,
 }
 

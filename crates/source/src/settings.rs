@@ -51,9 +51,9 @@ pub enum Lists {
 /// Requested format of objects. Each response states its own format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContentType {
-    /// Kubernetes' protobuf, or JSON if the server has no protobuf.
+    /// Kubernetes' protobuf encoding, or JSON if the server does not support protobuf.
     #[default]
     Protobuf,
-    /// JSON. The request offers no alternative.
+    /// JSON only.
     Json,
 }

@@ -117,7 +117,7 @@ pub struct RejectedEntry {
     /// Service port of the entry, such as `default/web:http`. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
-    /// Reason of the failure, and the next step.
+    /// Reason why the entry was refused or rejected, and the next step.
     pub reason: String,
     /// Seconds since the first refusal, or 0 if unknown.
     pub seconds: f64,
@@ -131,7 +131,7 @@ pub struct Unreadable {
     pub family: String,
     /// Part of the state, such as `the virtual servers`.
     pub part: String,
-    /// Reason of the failure, and the next step.
+    /// Reason why the part cannot be read, and the next step.
     pub reason: String,
 }
 

@@ -63,14 +63,14 @@ const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet
 /// Arguments of `ip route` that select the local routes of a proxy.
 const ROUTES: &str = "table local proto 107";
 
-/// The daemon's binary and its mode, and a flag that marks upstream's kube-proxy.
+/// A kube-proxy to start: this project's or upstream's binary, and its mode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// True for Kubernetes' own kube-proxy, which lacks our additional flags and does not log the
-    /// end of a sync.
+    /// True for upstream's kube-proxy, which lacks our additional flags and does not log the end of
+    /// a sync.
     pub(crate) is_upstream: bool,
 }
 

@@ -215,7 +215,8 @@ impl Programmed {
         )
     }
 
-    /// Starts the daemon through the command `env`, and waits for the first sync of both families.
+    /// Starts the daemon, and waits for the first sync of both families. `env` is empty, or the
+    /// command `env` with variables for the daemon, such as a `PATH` with slow iptables programs.
     fn start(&self, env: &[&str]) -> Result<Running> {
         let program = kube_proxy()?.display().to_string();
         let argv = env.iter().copied().chain([program.as_str()]);
@@ -497,8 +498,8 @@ fn manually_removed_entries_are_reported_with_their_service(c: &mut Cluster) -> 
     ] {
         assert!(lines.contains(&line), "{line}: {}", diff.stdout);
     }
-    // The output has five sections with 10 lines, a heading for each section, and blank lines
-    // between the sections.
+    // The output has 10 entries in five sections, five headings, and four blank lines between the
+    // sections.
     assert_eq!(lines.len(), 10 + 5 + 4, "{}", diff.stdout);
     let planned = p.kube_proxy(&["plan", "-o", "wide"])?;
     assert_eq!(planned.status.code(), Some(1), "{planned:?}");

@@ -115,8 +115,8 @@ fn duration(arguments: &Arguments) -> Duration {
 
 fn soak(arguments: &Arguments) -> Result<ExitCode> {
     let mut cluster = Cluster::new("soak")?;
-    // Extends the timeouts for awaited states, because the machine may be slow. Requests keep their
-    // timeouts.
+    // Waits longer than usual for the daemon to reach a wanted state, because the machine may be
+    // slow. The timeouts of the clients' requests stay unchanged.
     cluster.patience = Duration::from_mins(1);
     let mut api = cluster.api_server(true)?;
     api.start()?;

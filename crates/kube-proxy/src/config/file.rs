@@ -22,7 +22,7 @@ pub enum ConfigurationError {
         verb: &'static str,
         /// Path of the configuration file.
         file: PathBuf,
-        /// Cause of the failure.
+        /// Error of the operating system about the file.
         source: io::Error,
     },
     /// The file's content is not a KubeProxyConfiguration.

@@ -80,7 +80,7 @@ pub enum Output {
     Wide,
     /// JSON object for programs.
     Json,
-    /// The same object as `Json`, in YAML.
+    /// The object of `Json`, encoded as YAML.
     Yaml,
 }
 

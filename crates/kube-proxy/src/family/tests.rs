@@ -374,7 +374,7 @@ async fn a_new_mode_takes_over_when_the_old_mode_is_idle() {
     world.script.finish(Report::default());
     world.turn(0).await;
     world.family.check(world.now);
-    // Until the hand-over, the old mode receives and writes changes, but starts no other work.
+    // Until the hand-over, the old mode receives and writes changes, but starts no drift check.
     assert_eq!((world.script.updates(), script.updates()), (2, 0));
     let state = |script: &Script| {
         let state = script.state();

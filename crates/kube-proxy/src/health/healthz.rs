@@ -6,8 +6,8 @@
 //! | `/healthz` | `/livez` returns 200, and the Node exists and is not being deleted             |
 //! | `/readyz`  | every object of the first lists is in the kernel, in every family              |
 //!
-//! Otherwise the response is 503. All paths return 503 if the daemon's loop hangs. Bodies and
-//! headers of `/livez` and `/healthz` are the same as upstream's
+//! If the condition is false, the response is 503. All paths return 503 if the daemon's loop hangs.
+//! Bodies and headers of `/livez` and `/healthz` are the same as upstream's
 //! (`pkg/proxy/healthcheck/proxy_health.go`). Upstream has no `/readyz`.
 
 use std::collections::BTreeMap;

@@ -23,11 +23,11 @@ const USED: [CapabilitySet; 3] = [
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Reports whether this process may change the kernel's network rules, or can obtain this right by
-/// [`pass_on`].
+/// Reports whether this process has the capability to change the kernel's network rules. The
+/// capability may need [`pass_on`] to become effective.
 pub fn may_administer_network() -> bool {
-    // Assumes the right if the capabilities cannot be read. If this assumption is wrong, the first
-    // request to the kernel fails.
+    // Assumes CAP_NET_ADMIN if the capabilities cannot be read. If this assumption is wrong, the
+    // first request to the kernel fails.
     capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
     })

@@ -93,7 +93,7 @@ impl Run {
     }
 }
 
-/// Result of one expression.
+/// Result of evaluating one expression of a rule.
 pub(super) enum ExpressionResult {
     On,
     Missed,

@@ -59,7 +59,8 @@ fn the_path_to_a_node_port_with_local_policy_is_predicted_in_ipvs_mode() {
         let found = world.comes_to(from, "192.168.99.10:30080");
         assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
     }
-    // The node sends to its own address, so this address (`vip`) is also the packet's source.
+    // `vip` means that the packet's source equals its destination address, because the node sends
+    // to its own address. Here, this is the NodePort's address, 192.168.99.10.
     let found = world.comes_to("node", "192.168.99.10:30080");
     assert_eq!(found, [format!("{LOCAL} vip")]);
 }

@@ -492,8 +492,8 @@ impl Failure {
     }
 }
 
-/// Returns true if a kernel set equals the wanted definition. Ignores comments and names of packet
-/// fields.
+/// Returns true if a kernel set equals the wanted definition. Ignores the comment, and the names of
+/// the packet fields in the key (`type_of`), because both are only for display.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,

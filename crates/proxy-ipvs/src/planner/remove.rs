@@ -43,7 +43,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
             // address without a virtual server would reach a process of the node.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // Keeps the virtual server: the kernel has reported its address as new on the node.
-            // After the next read of the addresses, a NodePort may want this virtual server.
+            // After the next read of the addresses, a NodePort may need this virtual server.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             // Keeps the fwmark virtual server while rules may still mark packets for it. Without
             // the fwmark virtual server, these packets would reach the virtual server at their

@@ -41,7 +41,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// Result of a rule or chain.
+/// Effect of a rule or chain on the evaluation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// The next rule follows.

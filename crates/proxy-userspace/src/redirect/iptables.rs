@@ -253,7 +253,7 @@ fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
     }
 }
 
-/// A reader of the output of `iptables-save`, line by line.
+/// Parser that finds the userspace mode's redirects in the output of `iptables-save`, line by line.
 pub(crate) struct SaveReader<'a> {
     family: IpFamily,
     config: &'a Config,

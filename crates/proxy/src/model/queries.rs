@@ -59,13 +59,13 @@ impl Model {
         self.service_cidrs.of(family)
     }
 
-    /// Returns the external and load-balancer addresses that the model refuses, each with its
+    /// Returns the external and load-balancer addresses that the model rejects, each with its
     /// Service, in arbitrary order.
     pub fn refused_addresses(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         self.admission.refused()
     }
 
-    /// Returns the external and load-balancer addresses that the model refuses to one Service.
+    /// Returns the external and load-balancer addresses that the model rejects for one Service.
     pub fn addresses_refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.admission.refused_to(name)
     }
@@ -82,7 +82,7 @@ impl Model {
     }
 
     /// Returns the Services that list this external or load-balancer address, in arbitrary order.
-    /// Includes Services to which the model refuses the address.
+    /// Includes Services for which the model rejects the address.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
         let names = self.admission.asking(address);
         names.filter_map(|name| self.services.get(name).map(|service| &**service))

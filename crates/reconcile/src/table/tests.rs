@@ -64,7 +64,7 @@ fn retries_of_a_failed_write_back_off_until_the_wanted_value_changes() {
 }
 
 #[test]
-fn drift_becomes_pending_and_unwanted_rows_are_dropped_after_removal() {
+fn drift_becomes_pending_and_removed_unwanted_entries_are_forgotten() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1)]);
@@ -160,7 +160,7 @@ fn a_key_with_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
 }
 
 #[test]
-fn a_row_with_an_unknown_outcome_is_retried_after_a_read() {
+fn an_entry_whose_write_has_an_unknown_outcome_is_retried_after_a_read() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);

@@ -61,7 +61,7 @@ struct ProxyRoute {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct ProxyError {
-    /// Reason for the failure, with the name of the proxy.
+    /// Reason why the connection failed, with the name of the proxy.
     pub(super) why: String,
     /// Next step for the operator.
     pub(super) advice: String,

@@ -7,7 +7,8 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length  watches
 //! ```
 //!
-//! Both directions use one table ([`schema`]). Like a real API server, they drop unknown fields.
+//! Encoder and decoder use one table ([`schema`]). Like a real API server, they drop unknown
+//! fields.
 
 mod schema;
 mod wire;

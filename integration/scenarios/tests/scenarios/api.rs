@@ -91,8 +91,8 @@ pub(crate) fn an_api_server_that_starts_later_is_awaited(c: &mut Cluster) -> Out
     c.await_first_sync()?;
     c.until_served(&web())?;
 
-    // Restarts the daemon while the API server is stopped. The kernel's state from before must
-    // stay.
+    // Restarts the daemon while the API server is stopped. The restart must not change the kernel's
+    // state.
     let before = c.state()?;
     c.stop()?;
     api.stop();

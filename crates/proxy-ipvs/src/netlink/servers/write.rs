@@ -301,8 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Encodes a destination with the attributes that this proxy sets, such as network address
-/// translation.
+/// Encodes a destination with the forwarding method of all of this proxy's destinations: NAT.
 fn destination(real: &RealServer) -> Destination {
     Destination {
         upper_threshold: real.max_connections.into(),
@@ -479,7 +478,8 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // The refusals agree with the proxy's tables, which also lack the second virtual server.
+        // Neither refusal is a `Belief` fault (wrong tables): the flag causes the refusal of the
+        // virtual server, and the missing virtual server causes the refusal of its destination.
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,
