@@ -41,32 +41,32 @@ const REASONS: [(&str, &str); 7] = [
     ),
     (
         "B",
-        "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, even \
-         clients inside the cluster reach only the local endpoint \
-         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, these clients reach \
-         any endpoint.",
+        "An IPVS virtual server has one list of destinations for all clients. So with externalTrafficPolicy Local, \
+         even clients inside the cluster reach only the local endpoint \
+         ([kubernetes/kubernetes#93456](https://github.com/kubernetes/kubernetes/issues/93456)). In iptables mode, \
+         these clients reach any endpoint.",
     ),
     (
         "C",
         "Without a local endpoint, the virtual server gets the remote endpoints, for clients inside the cluster \
-         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also forwards packets from \
-         outside clients. iptables mode drops these packets.",
+         ([kubernetes/kubernetes#97081](https://github.com/kubernetes/kubernetes/pull/97081)). So IPVS mode also \
+         forwards packets from outside clients. iptables mode drops these packets.",
     ),
     (
         "D",
-        "Without a local endpoint, the virtual server gets the remote endpoints (C). With externalTrafficPolicy Local, \
-         IPVS mode never masquerades packets to external addresses.",
+        "Without a local endpoint, the virtual server gets the remote endpoints (reason C). With \
+         externalTrafficPolicy Local, IPVS mode never masquerades packets to external addresses.",
     ),
     (
         "E",
-        "IPVS mode forwards the packet to another node with the service address as its source (A, D). That node sends \
-         no reply to a service address, so the client times out.",
+        "IPVS mode forwards the packet to another node with the service address as its source (reasons A and D). That \
+         node sends no reply to a service address, so the client times out.",
     ),
     (
         "F",
         "Without a local endpoint, a ClusterIP gets the remote endpoints if the Service has external addresses. \
-         Otherwise, its virtual server has no destination, and IPVS refuses the connection at once. iptables mode drops \
-         the packets in both cases.",
+         Otherwise, its virtual server has no destination, and IPVS refuses the connection at once. iptables mode \
+         drops the packets in both cases.",
     ),
     (
         "G",
@@ -80,25 +80,26 @@ const REASONS: [(&str, &str); 7] = [
 const BESIDE: &str = "
 ## Beside the table
 
-These results hold in every mode and IP family, for every policy, client and address, unless an item
-names an exception.
+The following results hold in every mode and IP family, for every policy, client and address, unless
+an item names an exception.
 
 - **UDP, SCTP and IPv6** have the results of TCP over IPv4. Userspace mode does not support SCTP.
 - **A Service without endpoints**: the kernel refuses packets at once with an ICMP port unreachable.
   After a burst, each client gets at most one such packet per second (`net.ipv4.icmp_ratelimit`). On
-  the node, a UDP client's send fails (nftables mode with upstream's layout: not to a node port).
+  the node, a UDP client's send fails (exception: to a node port, in nftables mode with upstream's
+  layout).
 - **Ports that the Service does not expose**, and node ports at a service address: in IPVS mode, a
   rule rejects packets at once, even if a process on the node listens
-  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables mode rejects these
-  packets only at ClusterIPs, iptables and userspace mode at no address.
+  ([kubernetes/kubernetes#72236](https://github.com/kubernetes/kubernetes/issues/72236)). nftables
+  mode rejects these packets only at ClusterIPs, iptables and userspace mode at no address.
 - **An unused address of the ServiceCIDRs**: nftables mode drops packets. IPVS mode with
   `--ipvs-vip-mode=range` refuses packets. Other modes ignore ServiceCIDRs.
 - **A pod that is the only endpoint of its Service** reaches itself by every address and policy. The
   rules masquerade the pod's packets.
 - **Terminating endpoints** that still serve get packets if no endpoint is ready (with policy Local:
   if no endpoint on this node is ready). If policy Local applies and no endpoint on this node
-  serves, IPVS mode uses all other endpoints (C, F). nftables mode then drops the packets, and
-  userspace mode resets connections.
+  serves, IPVS mode uses all other endpoints (reasons C and F). nftables mode then drops the
+  packets, and userspace mode resets connections.
 - **loadBalancerSourceRanges** apply only to load-balancer addresses. A client outside the ranges
   gets a timeout (in userspace mode, a reset). The node may connect if a range contains an address
   of its Node object.
@@ -370,8 +371,8 @@ The result columns show these modes:
 * **userspace**: userspace mode, with redirects by nftables or iptables. Reason G explains its
   results.
 
-A cell has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and with
-`--masquerade-all`. *Same*: the results of the column IPVS.
+A cell of the tables has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and
+with `--masquerade-all`. *Same* means the results of the column IPVS.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
 `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page.
