@@ -37,7 +37,7 @@ Six further connections stay open, each with ten requests per second.
 | modes | `ipvs-nftables` is IPVS mode with `--ipvs-shim=nftables`. Modes without a loss share a row |
 | time until repaired | longest time from the fault, or from the end of a lasting fault, until the kernel's state is correct. If the fault damaged no entry: duration of the next start or change. –: nothing to measure. The sync period is 30 s |
 | failed requests | requests without a reply within 0.9 s, before TCP repeats a lost SYN. *Not judged*: requests that timed out while the virtual machine paused for over 0.15 s |
-| lost connections | open connections that were reset, or silent for 20 s, of all connections that were open at the fault |
+| lost/open connections | connections that were reset, or silent for 20 s, and all connections that were open at the fault |
 
 A fault must cost no request and no open connection, unless it removes the kernel entries or API objects that serve them. Then traffic \
 must work again within a time limit. `make faults` fails if a row breaks this promise.
@@ -86,7 +86,7 @@ fn short_name(mode: &str) -> &str {
 /// Returns a table with a line for each fault and mode. Modes in which a fault causes no loss share
 /// a line.
 fn table(rows: &[Row]) -> String {
-    let mut text = "| fault | modes | time until repaired | requests | failed requests | lost connections |\n|---|---|--:|--:|--:|--:|\n".to_owned();
+    let mut text = "| fault | modes | time until repaired | requests | failed requests | lost/open connections |\n|---|---|--:|--:|--:|--:|\n".to_owned();
     for group in
         rows.chunk_by(|one, other| one.fault == other.fault && is_free(one) && is_free(other))
     {
@@ -103,7 +103,7 @@ fn table(rows: &[Row]) -> String {
         let broken = broken.map_or_else(String::new, |why| format!(" **NOT AS PROMISED**: {why}"));
         let _ = writeln!(
             text,
-            "| {}{broken} | {} | {repaired} | {}{unjudged} | {} | {} of {} |",
+            "| {}{broken} | {} | {repaired} | {}{unjudged} | {} | {}/{} |",
             first.fault,
             modes.join("; "),
             sum(|row| row.sent),
@@ -241,8 +241,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| restart | ipvs; iptables | 2.0 s | 20 | 0 | 0 of 12 |",
-                "| restart | nftables | 1.0 s | 10 | 3 | 0 of 6 |"
+                "| restart | ipvs; iptables | 2.0 s | 20 | 0 | 0/12 |",
+                "| restart | nftables | 1.0 s | 10 | 3 | 0/6 |"
             ]
         );
     }
