@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use rustix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, Kernel, LOOP_BACK, Snapshot};
 use crate::nat::Length;
@@ -177,8 +177,8 @@ enum LookSubject {
 
 /// Returns the CPU time that this thread has used, which the measured program could not use.
 fn own_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map(Duration::from).unwrap_or_default()
 }
 
 /// Returns the Services to look up: the first, the last, and some others in a scattered order. A

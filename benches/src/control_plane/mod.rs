@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use ipvs_netlink::{Protocol, ServiceKey};
 use lab::Signal;
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::counts;
 use crate::objects::{Objects, PORT, changed, path};
@@ -380,13 +380,9 @@ fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
 }
 
 /// Returns `CLOCK_MONOTONIC` in milliseconds. All processes share this clock.
-#[allow(
-    clippy::cast_precision_loss,
-    reason = "of a guest that is up for minutes"
-)]
 fn monotonic_ms() -> f64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
-    tv_sec as f64 * 1e3 + tv_nsec as f64 / 1e6
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    time.map(Duration::from).unwrap_or_default().as_secs_f64() * 1e3
 }
 
 /// Replaces one endpoint in each of many Services without waiting between the changes.

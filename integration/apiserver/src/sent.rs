@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value};
 
 /// Send times of changes by resource version, in nanoseconds of `CLOCK_MONOTONIC`, which all
@@ -17,9 +18,8 @@ impl SendTimes {
     /// Records the present time for these resource versions. A watch calls this function just
     /// before it writes the events of these versions.
     pub(crate) fn note(&self, versions: &[u64]) {
-        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
-        let now = u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000;
-        let now = now + u64::try_from(tv_nsec).unwrap_or(0);
+        let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
+        let now = u64::try_from(time.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for version in versions {
             times.entry(*version).or_insert(now);

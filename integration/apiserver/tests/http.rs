@@ -289,9 +289,8 @@ mod watching {
         })
         .await;
         let now = || {
-            let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-            u64::try_from(time.tv_sec).unwrap() * 1_000_000_000
-                + u64::try_from(time.tv_nsec).unwrap()
+            let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+            u64::try_from(Duration::from(time.unwrap()).as_nanos()).unwrap()
         };
         let then = server.version();
         let scope = format!("resourceVersion={then}&labelSelector=tier%3Dx");

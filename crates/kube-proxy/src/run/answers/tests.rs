@@ -64,8 +64,8 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
 
 /// Returns the CPU time of this thread, which does not depend on other load of the machine.
 fn worked() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap()
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
+    Duration::from(time.unwrap())
 }
 
 /// Replies to requests as the daemon's loop does, until `asking` is complete. Also returns the CPU
