@@ -20,6 +20,7 @@ enum Requirement {
     Chain(ChainKind),
     Expression(Discriminant<Expression>),
     Set,
+    Counter,
 }
 
 fn requirements(change: &Change) -> Vec<Requirement> {
@@ -34,6 +35,7 @@ fn requirements(change: &Change) -> Vec<Requirement> {
             kinds.collect()
         }
         Change::AddSet(_) => vec![Requirement::Set],
+        Change::AddCounter(_) => vec![Requirement::Counter],
         Change::AddRule(_, rule)
         | Change::InsertRule(_, _, rule)
         | Change::ReplaceRule(_, _, rule) => of_rule(rule),
