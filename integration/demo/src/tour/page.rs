@@ -26,16 +26,16 @@ pub(super) struct Page<'a> {
 impl Page<'_> {
     /// Prints the result of a line of the template:
     ///
-    /// - `$ STATUS MOST COMMAND`: at most `MOST` lines of the command's output. The command must
-    ///   exit with `STATUS`;
+    /// - `$ exit=STATUS lines=MOST COMMAND`: at most `MOST` lines of the command's output. The
+    ///   command must exit with `STATUS`;
     /// - `? WHO TO WANTED`: the result of a request from `WHO` to the address `TO`. The result must
     ///   contain `WANTED`;
     /// - any other line: the line unchanged.
     pub(super) fn line(&mut self, line: &str) -> Result<()> {
         if let Some(look) = line.strip_prefix("$ ") {
             let mut words = look.splitn(3, ' ');
-            let mut number = || words.next()?.parse().ok();
-            let (status, most) = (number(), number());
+            let mut number = |field: &str| words.next()?.strip_prefix(field)?.parse().ok();
+            let (status, most) = (number("exit="), number("lines="));
             let (status, most) = status.zip(most).with_context(|| line.to_owned())?;
             return self.look(words.next().unwrap_or_default(), status, most);
         }
