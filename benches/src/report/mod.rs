@@ -222,7 +222,7 @@ fn about(report: &Report) -> String {
         ("Commit", about.commit.clone()),
         ("Command", format!("`bench {}`", about.command)),
         ("Kernel", format!("{} ({})", kernel(report), about.kernel)),
-        ("Lab kernel (`LAB_LANE`)", about.lane.clone()),
+        ("Lab kernel, selected by `LAB_LANE`", about.lane.clone()),
         ("CPU", format!("{}; each guest is pinned to one", about.cpu)),
         ("Memory of a guest", about.memory.clone()),
         ("Load of the host at the start", about.load.clone()),
@@ -242,7 +242,7 @@ fn about(report: &Report) -> String {
         .into_iter()
         .map(|(name, value)| vec![name.to_owned(), value])
         .collect();
-    table(&["Run".into(), "value".into()], &rows)
+    table(&["Benchmark run".into(), "value".into()], &rows)
 }
 
 fn not_shown(report: &Report) -> String {
@@ -442,7 +442,11 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
     if sizes.is_empty() {
         return String::new();
     }
-    let title = format!("**{}** ({})", metric.title, metric.unit.name());
+    let title = format!(
+        "**{}** ({}), by Services × endpoints",
+        metric.title,
+        metric.unit.name()
+    );
     let row = |texts: &dyn Fn(Size) -> Vec<String>| -> Vec<Vec<String>> {
         let rows = sizes.iter().map(|&size| {
             let mut row = vec![services(size)];
@@ -764,7 +768,7 @@ fn surplus(report: &Report) -> String {
         return String::new();
     }
     let head = [
-        "**additional time of addresses instead of routes** (s)",
+        "**additional time of addresses instead of routes** (s), by Services × endpoints",
         "ipvs",
         "ipvs-route",
         "difference",

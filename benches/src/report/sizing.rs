@@ -56,7 +56,11 @@ fn tables(report: &Report) -> Result<String> {
     for (heading, axis, title) in FIGURES {
         let rows = Rows::of(report, axis, title)?;
         if !rows.sizes.is_empty() {
-            let figures = rows.table("Services × endpoints", services, with_spread);
+            let figures = rows.table(
+                &format!("{heading} (spread), by Services × endpoints"),
+                services,
+                with_spread,
+            );
             _ = write!(text, "### {heading}\n\n{figures}");
         }
     }
@@ -132,7 +136,11 @@ fn requests(report: &Report) -> Result<String> {
     };
     Ok(format!(
         "### Memory requests\n\n25 % more than the highest peak of all repeats, rounded up to the next multiple of {STEP} MB:\n\n{}",
-        rows.table("Services × endpoints, at most", services, request)
+        rows.table(
+            "memory request, by maximum Services × endpoints",
+            services,
+            request
+        )
     ))
 }
 

@@ -161,7 +161,7 @@ fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
     let [ipvs, would, ..] = columns else {
         panic!("{columns:?}");
     };
-    let cell = if *would == "same" { ipvs } else { would };
+    let cell = if *would == "as IPVS" { ipvs } else { would };
     let each: Vec<&str> = cell.split(" / ").collect();
     let each = match each.as_slice() {
         [one] => [*one; DETECTIONS],

@@ -35,8 +35,8 @@ Six further connections stay open, each with ten requests per second.
 | column | meaning |
 |---|---|
 | modes | `ipvs-nftables` is IPVS mode with `--ipvs-shim=nftables`. Modes without a loss share a row |
-| time until repaired | longest time from the fault, or from the end of a lasting fault, until the kernel's state is correct. If the fault damaged no entry: duration of the next start or change. –: nothing to measure. The sync period is 30 s |
-| failed requests | requests without a reply within 0.9 s, before TCP repeats a lost SYN. *Not judged*: requests that timed out while the virtual machine paused for over 0.15 s |
+| time until repaired | longest time from the fault, or from the end of a lasting fault, until the kernel's state is correct. If the fault damaged no entry: duration of the next start or change. The sync period is 30 s |
+| failed/sent requests | requests without a reply within 0.9 s (before TCP repeats a lost SYN), and all requests. *Not judged*: requests that timed out while the virtual machine paused for over 0.15 s |
 | lost/open connections | connections that were reset, or silent for 20 s, and all connections that were open at the fault |
 
 A fault must cost no request and no open connection, unless it removes the kernel entries or API objects that serve them. Then traffic \
@@ -86,7 +86,7 @@ fn short_name(mode: &str) -> &str {
 /// Returns a table with a line for each fault and mode. Modes in which a fault causes no loss share
 /// a line.
 fn table(rows: &[Row]) -> String {
-    let mut text = "| fault | modes | time until repaired | requests | failed requests | lost/open connections |\n|---|---|--:|--:|--:|--:|\n".to_owned();
+    let mut text = "| fault | modes | time until repaired | failed/sent requests | lost/open connections |\n|---|---|--:|--:|--:|\n".to_owned();
     for group in
         rows.chunk_by(|one, other| one.fault == other.fault && is_free(one) && is_free(other))
     {
@@ -94,7 +94,7 @@ fn table(rows: &[Row]) -> String {
         let modes: Vec<&str> = group.iter().map(|row| short_name(&row.mode)).collect();
         let sum = |of: fn(&Row) -> u64| group.iter().map(of).sum::<u64>();
         let repaired = group.iter().filter_map(|row| row.repaired).reduce(f64::max);
-        let repaired = repaired.map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"));
+        let repaired = repaired.map_or_else(|| "not measured".into(), duration);
         let unjudged = match sum(|row| row.unjudged) {
             0 => String::new(),
             count => format!(" ({count} not judged)"),
@@ -103,16 +103,26 @@ fn table(rows: &[Row]) -> String {
         let broken = broken.map_or_else(String::new, |why| format!(" **NOT AS PROMISED**: {why}"));
         let _ = writeln!(
             text,
-            "| {}{broken} | {} | {repaired} | {}{unjudged} | {} | {}/{} |",
+            "| {}{broken} | {} | {repaired} | {}/{}{unjudged} | {}/{} |",
             first.fault,
             modes.join("; "),
-            sum(|row| row.sent),
             sum(|row| row.failed),
+            sum(|row| row.sent),
             sum(|row| row.lost),
             sum(|row| row.open)
         );
     }
     text
+}
+
+/// Returns a duration in seconds, with one decimal place.
+fn duration(seconds: f64) -> String {
+    let text = format!("{seconds:.1} s");
+    if text == "0.0 s" {
+        "under 0.1 s".to_owned()
+    } else {
+        text
+    }
 }
 
 /// Saves the rows of one kernel. Keeps older rows of faults and modes that this run did not
@@ -172,7 +182,11 @@ pub(crate) fn page(parts: &[KernelRows]) -> String {
         });
         let missing: Vec<String> = missing.collect();
         if !missing.is_empty() {
-            let _ = writeln!(text, "\nNot run on this kernel: {}.", missing.join(", "));
+            let missing = missing.join("\n* ");
+            let _ = writeln!(
+                text,
+                "\nThese faults were not run on this kernel:\n\n* {missing}"
+            );
         }
     }
     text += "\n## Each fault, and kube-proxy's reaction\n\nkube-proxy repairs other programs' changes within the sync period, unless a row names a shorter time. In the last \
@@ -210,7 +224,9 @@ mod tests {
         };
         let page = page(&[part]);
         assert!(page.contains("## Linux 6.1 (lane A)"));
-        assert!(page.contains("Not run on this kernel: upgrade and back (ipvs), "));
+        assert!(page.contains(
+            "These faults were not run on this kernel:\n\n* upgrade and back (ipvs)\n* "
+        ));
         assert!(!page.contains("(nftables)"), "that kernel may not have it");
         for fault in ALL {
             assert!(page.contains(&format!("| **{}** | ", fault.name)));
@@ -241,8 +257,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| restart | ipvs; iptables | 2.0 s | 20 | 0 | 0/12 |",
-                "| restart | nftables | 1.0 s | 10 | 3 | 0/6 |"
+                "| restart | ipvs; iptables | 2.0 s | 0/20 | 0/12 |",
+                "| restart | nftables | 1.0 s | 3/10 | 0/6 |"
             ]
         );
     }

@@ -116,7 +116,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     operator::upgrade, "upgrade and back", EACH_FORM, NEVER, anywhere,
         "An older binary (`BEFORE`) and this binary replace each other five times.";
     operator::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "kube-proxy starts again with another scheduler, sync period, masquerade setting and `--ipvs-vip-mode`.";
+        "kube-proxy restarts with new values of `--ipvs-scheduler`, `--ipvs-sync-period`, `--masquerade-all` and `--ipvs-vip-mode`.";
     operator::reload, "configuration file changed", BY_KERNEL, NEVER, anywhere,
         "The configuration file of the running daemon changes: scheduler, masqueradeAll, sync period.";
     operator::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
@@ -179,8 +179,8 @@ pub(crate) const ALL: &[Fault] = faults! {
         "kube-proxy starts in a memory cgroup of 48 MB without swap; then endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
-    source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
-        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy applies the empty list, so traffic fails until the objects are back.";
+    source::emptied, "all API objects deleted", BY_KERNEL, ONLY_IPVS, anywhere,
+        "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy applies the empty list, so traffic fails for these 2 s.";
     source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
         "Another program replies instead of the API server, with invalid and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,

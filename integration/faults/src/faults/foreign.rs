@@ -24,7 +24,8 @@ struct Damage<'a> {
     kinds: &'a [&'a str],
     /// Reaction of kube-proxy to the damage, for the table.
     did: &'a str,
-    /// Time limit for the repair. `None`: the sync period plus the time of the repair.
+    /// Time limit for the repair. `None` means the limit for a repair by the next periodic sync
+    /// ([`period`]).
     within: Option<Duration>,
     /// True if the damage must not make any request fail.
     is_harmless: bool,
@@ -74,8 +75,8 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.close(damaged, promise)
 }
 
-/// Returns the time limit for a repair by the next periodic sync: the sync period plus the time of
-/// the repair.
+/// Returns the time limit for a repair by the next periodic sync: the sync period plus
+/// [`AT_ONCE`], the limit for writing the repair.
 fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }

@@ -62,7 +62,7 @@ pub(super) fn other_flags(s: &mut Stage<'_>) -> Result<Row> {
         s.launch(flags)?;
         s.until_ready()?;
     }
-    s.did("changed scheduler, masquerading and VIP mode in place");
+    s.did("changed scheduler, masquerade rules and service addresses in place");
     s.close(began, Promise::NothingFails)
 }
 

@@ -314,12 +314,12 @@ impl Row {
         [0, 1, 2].map(|column| self.expected(mode, Transport::Tcp, column))
     }
 
-    /// Returns a mode's cell in the document: its results, or "same" if the mode has the results of
-    /// IPVS mode.
+    /// Returns a mode's cell in the document: its results, or "as IPVS" if the mode has the results
+    /// of IPVS mode.
     fn cell(&self, mode: Mode) -> String {
         let all = self.results(mode);
         if all == self.results(Mode::Ipvs) {
-            "same".to_owned()
+            "as IPVS".to_owned()
         } else {
             in_one_cell(&all.map(str::to_owned))
         }
@@ -372,7 +372,7 @@ The result columns show these modes:
   results.
 
 A cell of the tables has one result, or three: with `--cluster-cidr`, without `--cluster-cidr`, and
-with `--masquerade-all`. *Same* means the results of the column IPVS.
+with `--masquerade-all`.
 
 `integration/scenarios/tests/matrix` tests every row with real packets and `kube-proxy explain`.
 `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md` prints this page.
@@ -408,7 +408,7 @@ fn differing_rows() -> String {
     );
     for (name, mode) in [
         ("IPVS mode", Mode::Ipvs),
-        ("IPVS mode, exact", Mode::Exact),
+        ("IPVS mode, `--ipvs-semantics=exact`", Mode::Exact),
         ("nftables mode", Mode::Nftables),
         ("userspace mode", Mode::Userspace),
     ] {
