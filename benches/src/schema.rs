@@ -69,7 +69,7 @@ impl Axis {
     }
 }
 
-/// Formats the axis by its name on the command line and in the report.
+/// Formats the axis as the name that the command line and the report use.
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.to_possible_value();

@@ -33,7 +33,7 @@ fn of_repository(folder: &Path) -> Option<String> {
     let Some(name) = head.strip_prefix("ref: ") else {
         return Some(head).filter(|head| is_commit(head));
     };
-    // An additional worktree shares the branches of the first worktree.
+    // A linked worktree shares the main worktree's branches; `commondir` names their directory.
     let common = read(&git.join("commondir")).map_or(git.clone(), |common| git.join(common));
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));

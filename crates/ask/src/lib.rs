@@ -10,10 +10,10 @@
 //!
 //! | exit status | meaning |
 //! |---|---|
-//! | 0 | no problem |
-//! | 1 | a problem |
-//! | 2 | the command line is invalid, or the response cannot be read |
-//! | 3 | no daemon runs |
+//! | 0 | the subcommand found no problem |
+//! | 1 | the subcommand found a problem, such as a failed Service or a lost packet |
+//! | 2 | the command line is invalid, or the daemon's response cannot be read |
+//! | 3 | no daemon responds on this node |
 
 mod explain;
 mod leftovers;

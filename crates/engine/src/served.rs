@@ -23,8 +23,8 @@ pub trait Served: Rows {
         self.len() == 0
     }
 
-    /// Reports whether entries are wanted but the kernel has none of them, not even with a
-    /// different value.
+    /// Reports whether at least one entry is wanted, but the kernel has no wanted entry, not even
+    /// with a different value.
     fn serves_nobody(&self) -> bool;
 
     /// Reports whether the write of every wanted entry has failed. Ignores the `held` entries that

@@ -68,9 +68,9 @@ impl Finder {
         }
     }
 
-    /// Creates a finder of entries that belong to a mode in `modes`, but not to the mode `mine`.
-    /// With [`ReferencedChain::Keep`], a chain without rules is not a leftover if a rule of another
-    /// program jumps to it.
+    /// Creates a finder of entries that belong to a mode in `modes`, but not to the current mode,
+    /// `mine`. If `held` is [`ReferencedChain::Keep`], an empty chain does not count as a leftover
+    /// while another program's rule jumps to the chain.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: ReferencedChain) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {

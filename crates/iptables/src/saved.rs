@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_words_are_split_and_unquoted_as_by_iptables() {
+    fn rule_lines_are_split_into_unquoted_words_as_by_iptables_restore() {
         assert_eq!(
             words(r#"-A X --comment "a \"b\" -j c" "" -j D"#),
             ["-A", "X", "--comment", r#"a "b" -j c"#, "", "-j", "D"]

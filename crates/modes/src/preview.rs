@@ -57,7 +57,7 @@ pub struct CurrentEntryCount {
     pub entries: usize,
 }
 
-/// Change to one entry that a mode would make.
+/// A change that a mode would make to one kernel entry.
 #[derive(Debug, Clone, Serialize)]
 pub struct Change {
     /// Scope of the change: `node`, `IPv4` or `IPv6`.
@@ -88,7 +88,7 @@ pub struct Change {
     pub service: Option<String>,
 }
 
-/// Effect of a change on its entry.
+/// Effect of a change on a kernel entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {

@@ -1027,7 +1027,7 @@ fn rules_are_removed_only_after_the_lists_are_complete() {
 }
 
 #[test]
-fn local_endpoints_stay_served_until_the_lists_are_complete() {
+fn local_endpoints_stay_served_until_the_initial_lists_are_complete() {
     let mut local = service(1);
     local.external_local = true;
     local.ports[0].node_port = Some(30_001);

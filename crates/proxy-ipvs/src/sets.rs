@@ -294,9 +294,9 @@ impl Set {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address that a member contains. Returns `None` for addresses without a
-    /// port, for NodePorts, which are served at several addresses, and for loop-back members, which
-    /// contain an endpoint.
+    /// Returns the service address (IP address, protocol and port) in a member. Returns `None` for
+    /// a member without an address or without a port, and for every member of the loop-back set,
+    /// whose address and port belong to an endpoint.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,

@@ -87,7 +87,8 @@ fn errors_name_the_missing_kernel_modules() {
     let error = Iptables::choose(Some(Backend::Nft))
         .unwrap_err()
         .to_string();
-    // Linux 7.2 has the tables of the nft backend, but none of its extensions.
+    // Errors of iptables-nft: the kernel lacks nf_tables for IP, or it has nf_tables but does not
+    // support the extensions of iptables (Linux 7.2).
     let reasons = [
         "Failed to initialize nft",
         "Extension addrtype revision 0 not supported",

@@ -1339,7 +1339,7 @@ fn a_layout_change_is_one_transaction_in_each_direction() {
     }
 }
 
-// ---- layout that depends on the number of Service ports ----
+// ---- nftables layout that depends on the number of Service ports ----
 
 /// Numbers of Service ports at which the layout changes, small enough for a test.
 const SIZES: LayoutSizes = LayoutSizes {
@@ -1347,7 +1347,8 @@ const SIZES: LayoutSizes = LayoutSizes {
     upstream_below: 3,
 };
 
-/// Creates a node without listed objects. The node's layout depends on the number of Service ports.
+/// Creates a node without listed objects. The node's nftables layout depends on the number of
+/// Service ports.
 fn by_size(kernel: FakeKernel) -> World {
     let mut world = World::unlisted(kernel, Layout::Upstream);
     world.sizes = Some(SIZES);
@@ -1360,7 +1361,7 @@ fn empty_kernel() -> FakeKernel {
 }
 
 #[test]
-fn a_new_number_of_service_ports_changes_the_layout_in_one_transaction() {
+fn crossing_a_service_port_limit_changes_the_layout_in_one_transaction() {
     let content_of = |layout, services: u16| {
         let mut fresh = World::new(layout);
         (1..=services).for_each(|number| web(&mut fresh, number, [1, 2, 3, 4]));

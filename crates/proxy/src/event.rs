@@ -78,8 +78,8 @@ pub enum Event {
     ServiceCidrApplied(ServiceCidr),
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
-    /// All addresses and ports at which the source reaches its API server. No Service may redirect
-    /// packets to these addresses. Before the source reads events over a connection to a new
-    /// address, it sends this event.
+    /// All addresses and ports at which the source reaches its API server. No Service may capture
+    /// packets that are sent to these addresses. Before the source reads events over a connection
+    /// to a new address, it sends this event.
     ApiServerAt(Vec<SocketAddr>),
 }

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_above_their_shares_take_turns() {
+    fn namespaces_above_their_share_of_a_batch_take_turns() {
         let mut world = World::new();
         for of in ["a/1", "a/2", "a/3", "c/1", "d/1"] {
             world.told(large(of, &[]));

@@ -60,20 +60,22 @@ pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
     sorted: Vec<SliceEndpoint<'a>>,
-    /// Indexes of each slice's endpoints in `sorted`.
+    /// For each EndpointSlice, the indexes of its endpoints in `sorted`.
     places: Vec<Vec<usize>>,
-    /// Slices that have a port, each with the port number in that slice. The key is the port's name
-    /// and protocol. A Service may have thousands of ports, in different slices.
+    /// EndpointSlices that contain a port, with the port number in each EndpointSlice. The key is
+    /// the port's name and protocol. A Service may have thousands of ports, in different
+    /// EndpointSlices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Indexes of slices, each with the number of a port in that slice.
+/// Pairs of an EndpointSlice's index in [`Endpoints::places`], and a port number in that
+/// EndpointSlice.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
 struct SliceEndpoint<'a> {
     endpoint: EndpointView<'a>,
-    /// Index of the endpoint's slice.
+    /// Index of the endpoint's EndpointSlice in [`Endpoints::places`].
     slice: usize,
     is_local: bool,
 }
@@ -95,8 +97,8 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
-        // If a slice contains an address twice and neither endpoint is terminating, the last
-        // endpoint counts, as in upstream (`endpointslicecache.go`, `addEndpoints`).
+        // If an EndpointSlice contains an address twice and neither endpoint is terminating, the
+        // later endpoint is used, as in upstream (`endpointslicecache.go`, `addEndpoints`).
         let is_same = |one: &SliceEndpoint<'_>, next: &SliceEndpoint<'_>| {
             (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
                 && !next.endpoint.terminating
@@ -126,13 +128,13 @@ impl<'a> Endpoints<'a> {
         }
     }
 
-    /// Returns the endpoints of a port, sorted, one for each address and port. If slices disagree,
-    /// an endpoint that is not terminating wins: it belongs to a new pod with the same address.
-    /// Costs O(n).
+    /// Returns the endpoints of a port, sorted, one for each address and port. If EndpointSlices
+    /// disagree, an endpoint that is not terminating wins: it belongs to a new pod with the same
+    /// address. Costs O(n).
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // The list is unsorted only in two cases: several slices contain one address, or one
-        // address has several port numbers.
+        // The list is unsorted only in two cases: several EndpointSlices contain one address, or
+        // one address has several port numbers.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -140,7 +142,7 @@ impl<'a> Endpoints<'a> {
         found
     }
 
-    /// Returns all endpoints of a port as its slices list them: O(results).
+    /// Returns all endpoints of a port in the order of its EndpointSlices: O(results).
     fn listed(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let numbers = self.numbers.get(&(&*port.name, port.protocol));
         let numbers = numbers.into_iter().flatten();
@@ -148,7 +150,7 @@ impl<'a> Endpoints<'a> {
         let listed =
             listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
         let mut listed: Vec<(usize, u16)> = listed.collect();
-        // Endpoints within one slice are already sorted.
+        // The endpoints of one EndpointSlice are already sorted.
         listed.sort_by_key(|(place, _)| *place);
         let listed = listed.into_iter();
         let candidates = listed.filter_map(|(place, number)| {
@@ -243,13 +245,13 @@ struct Candidate<'a> {
 pub struct EndpointVerdict<'a> {
     /// Address of the pod.
     pub ip: IpAddr,
-    /// The pod's port, or `None` if the slice has no port for this Service port.
+    /// The pod's port, or `None` if the EndpointSlice has no port for this Service port.
     pub port: Option<u16>,
-    /// The endpoint in its slice.
+    /// The endpoint as its EndpointSlice describes it.
     pub endpoint: EndpointView<'a>,
     /// True if the endpoint is on this node.
     pub is_local: bool,
-    /// Number of slice entries for this endpoint. Only one entry counts.
+    /// Number of entries for this endpoint in EndpointSlices. Only one entry counts.
     pub listed: usize,
     /// Reason why traffic that may use any node uses the endpoint, or does not use it.
     pub cluster: Reason,
@@ -278,7 +280,8 @@ pub enum Reason {
     OtherNode,
     /// Not used: the endpoint is on another node.
     NotOnNode,
-    /// Not used: the endpoint's slice lacks a port with the Service port's name and protocol.
+    /// Not used: the endpoint's EndpointSlice lacks a port with the Service port's name and
+    /// protocol.
     OtherPort,
 }
 
@@ -343,7 +346,7 @@ impl<'a> Endpoints<'a> {
         judged
     }
 
-    /// Returns the endpoints whose slices lack the port.
+    /// Returns the endpoints whose EndpointSlices lack the port.
     fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<EndpointVerdict<'a>> {
         let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
         let others = self.sorted.iter();

@@ -212,8 +212,8 @@ fn a_new_api_server_address_is_taken_from_services_at_once() {
     add(&mut model, &thief);
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
     model.take_changes();
-    // The new address applies even during a list, because the list may never end while a Service
-    // redirects the packets to this address.
+    // The model protects a new API server address even before the running list is complete: the
+    // list may never end while a Service captures the packets that the source sends to the address.
     model.apply(Event::ListStarted(Kind::Service));
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));

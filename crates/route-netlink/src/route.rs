@@ -87,8 +87,8 @@ impl LocalRoute {
         let mut message = request(family, self.protocol);
         message.header.destination_prefix_length = self.prefix;
         if family == Family::Inet {
-            // With scope host, the kernel accepts an IPv4 route on a link that is down. IPv6 has no
-            // scopes.
+            // With scope host, the kernel accepts an IPv4 route on a link that is down. IPv6
+            // routes have no scope.
             message.header.scope = RouteScope::Host;
         }
         message.attributes = vec![

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_equals_the_stored_object_at_any_version() {
+    fn a_recorded_object_equals_the_stored_object_at_every_resource_version() {
         // The digits of the version also appear in other fields of the object.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",

@@ -866,14 +866,14 @@ mod encodings {
         std::str::from_utf8(bytes).unwrap()
     }
 
-    /// Returns the kind in an envelope, and its message.
+    /// Returns the kind and the encoded object in a protobuf envelope.
     fn opened(bytes: &[u8]) -> (&str, &[u8]) {
         let envelope = bytes.strip_prefix(b"k8s\0").unwrap();
         let types = fields(envelope, 1)[0];
         (text(fields(types, 2)[0]), fields(envelope, 2)[0])
     }
 
-    /// Returns the name in a message's metadata.
+    /// Returns `metadata.name` of a protobuf-encoded object.
     fn name(message: &[u8]) -> &str {
         text(fields(fields(message, 1)[0], 1)[0])
     }

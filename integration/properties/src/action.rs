@@ -12,13 +12,13 @@ use chance::Chance;
 pub struct Action {
     /// Kind of the action.
     pub verb: Verb,
-    /// Random number that selects the action's details, such as the changed Service.
+    /// Random number from which the action derives its details, such as the Service to change.
     pub dice: u32,
 }
 
 macro_rules! verbs {
     ($($(#[doc = $doc:literal])* $name:ident $word:literal $weight:literal,)*) => {
-        /// Kinds of actions. Each has a name in files of saved sequences.
+        /// Kinds of actions. Files with saved sequences name the kind of each action.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verb {
             $($(#[doc = $doc])* $name,)*

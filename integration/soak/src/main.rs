@@ -33,20 +33,20 @@ use report::Samples;
 /// Checks that nothing grows while Services are created, changed and deleted under traffic.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Duration, in minutes
+    /// Duration of the test run, in minutes
     #[arg(long, default_value_t = 120.0)]
     minutes: f64,
-    /// The folder for samples, curves and the table
+    /// Directory for the samples, the charts and the table
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// ipvs, iptables or nftables (which needs lane B)
+    /// Proxy mode: ipvs, iptables or nftables (nftables needs lane B)
     #[arg(long, default_value = "ipvs")]
     mode: String,
 }
 
-/// Approximate number of samples of a run. A chart cannot show more samples.
+/// Approximate number of samples of a test run. A chart cannot show more samples.
 const SAMPLES: f64 = 720.0;
-/// Minimum number of samples for a judgement.
+/// Minimum number of samples from which growth is judged.
 const FEWEST: usize = 20;
 /// Minimum interval between two samples of the figures.
 const CLOSEST: Duration = Duration::from_secs(1);

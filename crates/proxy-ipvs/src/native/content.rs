@@ -168,8 +168,8 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the IP family in whose syntax a rule must be printed. The syntax differs only in the
-/// ICMP code of a reject.
+/// Returns the IP family for printing a rule. The text depends on the family only in `reject`
+/// statements: the families name ICMP codes differently.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {

@@ -66,7 +66,7 @@ impl Native {
         })
     }
 
-    /// Returns the number of transactions sent since the table was opened.
+    /// Returns the number of transactions sent since this handle was opened.
     pub(super) fn sent(&self) -> u32 {
         self.sent
     }

@@ -249,7 +249,7 @@ fn the_oldest_service_that_lacks_a_mark_gets_the_next_free_mark() {
 }
 
 #[test]
-fn a_change_to_upstreams_semantics_removes_the_sets_of_exact_semantics() {
+fn switching_from_exact_to_upstream_semantics_removes_the_exact_sets() {
     let world = web();
     let before = world.kernel.state().snapshot.sets.len();
     let mut world = world.restarted(Config {

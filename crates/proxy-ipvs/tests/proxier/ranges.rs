@@ -242,7 +242,7 @@ fn a_refused_range_keeps_addresses_and_other_services() {
 }
 
 #[test]
-fn a_network_of_the_node_divides_the_range() {
+fn a_routed_network_inside_the_service_range_splits_the_range() {
     let kernel = empty();
     kernel.state().snapshot.networks.routed = [net("10.100.0.0/16"), net("10.0.0.0/8")].into();
     let mut world = world_on(kernel);
@@ -256,7 +256,7 @@ fn a_network_of_the_node_divides_the_range() {
     ];
     assert_eq!(ranges(&world), around);
     assert_eq!(bound(&world), ["10.100.0.11", "192.0.2.20"]);
-    // The route to the node's network is removed. The next check detects this.
+    // Both routes disappear from the table `main`. The next check detects this.
     world.work();
     world.kernel.state().snapshot.networks.routed.clear();
     world.check();

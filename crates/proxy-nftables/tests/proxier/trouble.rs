@@ -106,7 +106,7 @@ fn with_ports(set: &mut Set) {
 }
 
 #[test]
-fn an_affinity_set_of_another_kind_is_replaced() {
+fn an_affinity_set_of_the_wrong_type_is_replaced() {
     let kinds: [fn(&mut Set); 3] = [
         with_ports,
         |set| set.dynamic = false,

@@ -73,7 +73,7 @@ fn an_event_affects_only_the_ip_families_that_it_changes() {
     }
 }
 
-/// Creates a model with these events, and completes the list of slices.
+/// Creates a model with these events, and completes the initial list of EndpointSlices.
 fn model(events: impl IntoIterator<Item = Event>) -> Model {
     let mut model = Model::new();
     model.apply(Event::ListStarted(Kind::EndpointSlice));
@@ -115,7 +115,8 @@ fn the_model_ignores_external_ips_if_configured() {
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
-/// Returns a slice of 100 ready endpoints with these placements.
+/// Returns an event that adds an EndpointSlice with 100 ready endpoints. `placement` returns the
+/// node, zone and hints of an endpoint, for the endpoint's number.
 fn slice_of_100(placement: impl Fn(u8) -> Placement) -> Event {
     let endpoints = (0..100).map(|number| Endpoint {
         address: [10, 244, 0, number].into(),

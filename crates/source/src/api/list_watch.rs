@@ -176,8 +176,8 @@ impl ListWatch {
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // True if no list has run since the last back-off wait. A list may then follow at once. If
-        // the watch after that list expires too, the next list waits.
+        // True if the next list may start without a wait: no list has run since the last back-off
+        // wait or successful watch. If a watch expires soon after a list, the next list waits.
         let mut may_list = true;
         loop {
             self.has_progressed = false;

@@ -26,7 +26,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Returns the kind's name in the spelling of an object's field `kind`.
+/// Returns the kind's name as objects spell it in their `kind` field, for example `EndpointSlice`.
 pub const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "Service",

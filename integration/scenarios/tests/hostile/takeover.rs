@@ -142,8 +142,8 @@ pub(crate) fn addresses_stay_with_their_rightful_service(c: &mut Cluster) -> Out
     })?;
     answers(&c.client, VICTIM, "near")?;
 
-    // With a list of allowed addresses, the daemon programs only these addresses. It removes
-    // existing entries for other addresses.
+    // With `--allowed-external-cidrs`, the daemon programs only external addresses in these
+    // networks. It removes its existing entries for external addresses outside the networks.
     api.apply(&thief("c-free", "10.96.0.68", 80, "192.0.2.5 198.51.100.5"))?;
     c.until_answered(&c.outside, "192.0.2.5:80")?;
     c.stop()?;
