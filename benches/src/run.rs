@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kube_proxy_is_parsed_from_the_command_line() {
+    fn a_kube_proxy_to_compare_with_is_parsed_from_the_command_line() {
         let subject = other("upstream=/opt/kube-proxy:iptables").unwrap();
         assert_eq!(subject.name, "upstream-iptables");
         assert!(other("upstream=/opt/kube-proxy").is_err());

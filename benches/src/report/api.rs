@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn more_api_traffic_than_another_kube_proxy_misses_the_aim() {
+    fn more_api_traffic_than_the_compared_kube_proxy_misses_the_aim() {
         let report = |ours| Report {
             version: 1,
             about: About {

@@ -196,7 +196,7 @@ fn service_addresses_bound_as_routes_are_removed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn cleanup_removes_leftovers_of_two_modes_at_once() {
+fn one_cleanup_removes_leftovers_of_two_modes() {
     on_a_node(|| {
         leave_iptables_mode();
         leave_ipvs_mode();
@@ -277,7 +277,7 @@ fn temporary_ipsets_that_a_crash_left_are_removed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn cleanup_keeps_a_link_of_another_type_and_removes_service_addresses() {
+fn cleanup_keeps_a_kube_ipvs0_that_is_no_dummy_link_and_removes_its_service_addresses() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type veth peer name other
             ip addr add 10.96.0.10/32 dev kube-ipvs0; ip addr add 10.1.0.1/24 dev kube-ipvs0

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_footprint_explains_only_chains_in_its_list() {
+    fn a_footprint_explains_only_the_chains_that_it_lists() {
         const TABLE: Space<'static> = Space::Nftables("small");
         const SMALL: Footprint = Footprint {
             nft_tables: &["small"],

@@ -240,13 +240,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_table_of_size_0_is_reported_as_missing() {
+    fn an_ipvs_connection_table_of_size_0_is_reported_as_missing() {
         assert_eq!(connection_table(4096), "connection table of 4096 slots");
         assert!(connection_table(0).starts_with("no connection table before"));
     }
 
     #[test]
-    fn a_limit_counts_as_nearly_reached_at_90_percent() {
+    fn a_resource_limit_counts_as_nearly_reached_at_90_percent() {
         let is_near = |used, most| limit(String::new(), used, most).near;
         assert!(!is_near(89, 100));
         assert!(is_near(90, 100));

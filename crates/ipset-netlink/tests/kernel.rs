@@ -460,7 +460,7 @@ fn many_sets_are_changed_in_one_call() {
 }
 
 #[test]
-fn an_entry_of_another_type_or_family_is_refused() {
+fn an_entry_with_a_type_or_family_unlike_its_set_is_refused() {
     let mut ipset = new_namespace();
     for set_type in SetType::ALL {
         ipset
@@ -601,7 +601,7 @@ fn a_new_mark_replaces_an_entrys_mark_and_a_deletion_ignores_the_mark() {
 }
 
 #[test]
-fn a_change_is_one_message_even_for_a_recreated_set() {
+fn a_write_to_a_known_set_is_one_message_and_a_recreated_set_is_noticed() {
     let mut ipset = new_namespace();
     let set = Definition::new(SetType::HashIpPort, FOUR);
     ipset.create("s", &set).unwrap();

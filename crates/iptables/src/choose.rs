@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_hints_outweigh_chains_and_chains_outweigh_rules() {
+    fn kubelet_hints_outweigh_chains_and_chains_outweigh_rules_when_a_backend_is_chosen() {
         let of = |saved: &str| {
             let mut evidence = Evidence::default();
             saved.lines().for_each(|line| evidence.add(line));

@@ -493,7 +493,7 @@ mod tests {
     // Output of iptables 1.8.9.
 
     #[test]
-    fn a_table_that_iptables_save_omits_is_reported_as_unprinted() {
+    fn a_table_that_iptables_save_omits_is_reported() {
         let text = "# Table `nat' is incompatible, use 'nft' tool.\n\
              # Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn base_chains_that_iptables_save_omits_are_reported_as_unprinted() {
+    fn base_chains_that_iptables_save_omits_are_reported() {
         let text = "# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n\
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter"]);
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_commit_line_is_truncated() {
+    fn saved_rules_without_a_commit_line_count_as_truncated() {
         let whole = "*nat\n:A - [0:0]\nCOMMIT\n";
         assert_eq!(printed(whole).cut_short(), None);
         assert_eq!(printed("*nat\n:A - [0:0]\n").cut_short(), Some("nat"));

@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_in_rules_have_the_order_of_iptables_save() {
+    fn conntrack_states_and_set_fields_have_the_order_of_iptables_save() {
         use FlowState::{Dnat, Established, Related};
         let unordered = Match::NotState(&[Dnat, Established, Related]);
         assert_eq!(

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_without_ipvs_names_the_modprobe_command() {
+    fn the_error_for_missing_ipvs_support_names_the_modprobe_command() {
         let refused = |errno| {
             Err(Refusal {
                 errno,

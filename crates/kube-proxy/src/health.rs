@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_is_stuck_for_two_sync_periods_is_unhealthy() {
+    fn an_ip_family_that_is_stuck_for_two_sync_periods_is_unhealthy() {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

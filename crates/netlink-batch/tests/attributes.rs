@@ -119,7 +119,7 @@ proptest! {
 }
 
 #[test]
-fn encoded_bytes_equal_the_kernels_layout() {
+fn encoded_attributes_have_the_kernels_byte_layout() {
     let mut batch = Batch::new();
     assert!(batch.is_empty());
     let index = batch.push(0x1234, 0x0400, |writer| {

@@ -255,7 +255,7 @@ fn requests_get_replies_and_refused_dumps_fail() {
 }
 
 #[test]
-fn without_permission_each_message_is_refused() {
+fn a_socket_without_cap_net_admin_gets_each_message_refused() {
     in_namespace(|| {
         let mut connection = open();
         namespace::drop_rights();

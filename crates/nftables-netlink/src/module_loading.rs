@@ -80,7 +80,7 @@ mod tests {
     use crate::value::Register;
 
     #[test]
-    fn each_beginning_ends_with_a_new_kind_of_expression() {
+    fn each_beginning_of_a_transaction_ends_with_a_new_kind_of_expression() {
         let mark = Expression::Meta {
             key: MetaKey::Mark,
             to: Register::FIRST,

@@ -461,7 +461,7 @@ fn concurrent_writers_detect_each_others_commits() {
 }
 
 #[test]
-fn a_change_of_another_table_does_not_restart_a_read() {
+fn a_change_to_an_unread_table_does_not_restart_a_read() {
     in_namespace(|mut nftables| {
         let chain = |number: u16| Chain {
             name: name(&format!("c{number}")),

@@ -888,7 +888,7 @@ fn only_added_or_removed_node_addresses_cause_a_read() {
 }
 
 #[test]
-fn an_address_change_during_a_read_causes_another_read() {
+fn an_address_change_during_a_read_causes_a_second_read() {
     let old: IpAddr = [192, 168, 0, 10].into();
     let new: IpAddr = [192, 168, 0, 11].into();
     for (address, is_there) in [(old, true), (new, false)] {
@@ -1001,7 +1001,7 @@ fn only_the_older_load_balancer_at_a_shared_address_has_rules() {
 }
 
 #[test]
-fn rules_are_removed_only_after_the_lists_are_complete() {
+fn rules_are_removed_only_after_the_initial_lists_are_complete() {
     let held = serving(2);
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(service(2)));

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_routes_of_a_range_omit_the_networks_of_interfaces() {
+    fn the_routes_of_a_service_range_omit_the_subnets_of_interfaces() {
         assert_eq!(
             routes(&["10.96.0.0/12"], &["172.16.0.0/12"]),
             ["10.96.0.0/12"]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_network_within_the_nodes_network_gets_no_range_and_is_reported() {
+    fn a_service_cidr_within_the_nodes_subnet_gets_no_route_and_is_reported() {
         for network in ["10.0.0.0/8", "10.96.0.0/12"] {
             let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&[network], &[]));
             assert_eq!(ranges, Ranges::default());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_of_table_main_is_an_exception_only_if_it_lies_within_a_range() {
+    fn a_route_of_table_main_is_an_exception_only_if_it_lies_within_a_service_range() {
         let main = ["10.0.0.0/8", "10.96.0.0/12", "10.100.0.0/16"];
         let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&[], &main));
         assert_eq!(ranges.except, ["10.100.0.0/16".parse().unwrap()].into());
@@ -247,19 +247,19 @@ mod tests {
     }
 
     #[test]
-    fn a_service_network_that_is_too_large_gets_no_range() {
+    fn a_service_cidr_that_is_too_large_gets_no_route() {
         let (ranges, skipped) = both(&["0.0.0.0/0", "fd00::/8"], &networks(&[], &[]));
         assert_eq!((ranges, skipped.len()), (Ranges::default(), 2));
     }
 
     #[test]
-    fn a_service_network_within_another_service_network_needs_no_route() {
+    fn a_service_cidr_within_a_larger_service_cidr_needs_no_route() {
         let nets = ["10.96.0.0/12", "10.97.0.0/16", "10.128.0.0/16"];
         assert_eq!(routes(&nets, &[]), ["10.96.0.0/12", "10.128.0.0/16"]);
     }
 
     #[test]
-    fn a_service_network_with_too_many_exceptions_gets_no_range() {
+    fn a_service_cidr_with_too_many_exceptions_gets_no_route() {
         let others: Vec<String> = (0..100).map(|n| format!("10.96.{n}.1/32")).collect();
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let (ranges, skipped) = both(&["10.96.0.0/12"], &networks(&others, &[]));

@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_each_set_is_the_index_of_its_row() {
+    fn each_ipsets_enum_value_is_the_index_of_its_table_row() {
         for (index, set) in Set::every().enumerate() {
             assert_eq!(set as usize, index);
         }

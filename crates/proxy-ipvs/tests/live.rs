@@ -1010,7 +1010,7 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn another_programs_set_of_another_type_is_reported_with_the_fix() {
+fn a_foreign_ipset_with_our_name_but_a_wrong_type_is_reported_with_the_fix() {
     on_a_node(|| {
         sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet
             ipset create KUBE-LOOP-BACK hash:ip,port,ip timeout 60; ipset create KUBE-NODE-PORT-TCP bitmap:port range 1-9
@@ -1352,7 +1352,7 @@ fn a_rule_that_the_kernel_refused_is_reported_with_its_line() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn an_existing_link_of_another_type_is_used() {
+fn an_existing_kube_ipvs0_that_is_no_dummy_link_is_used() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type bridge");
         let mut node = golden_node();
@@ -1396,7 +1396,7 @@ fn packets_to_a_bound_address_stay_on_the_node() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn the_link_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
+fn kube_ipvs0_is_set_down_unless_that_would_remove_many_ipv6_addresses() {
     for (count, stays_up) in [(3, false), (1_500, true)] {
         on_a_node(move || {
             let [mut four, mut six] = [IpFamily::V4, IpFamily::V6].map(open);

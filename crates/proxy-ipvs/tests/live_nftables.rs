@@ -430,7 +430,7 @@ fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
 /// Another program has created a set with our name but another type. The proxier replaces only that
 /// set.
 #[test]
-fn a_foreign_nftables_set_that_has_our_name_but_another_type_is_replaced() {
+fn a_foreign_nftables_set_with_our_name_but_a_wrong_type_is_replaced() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
         for (set, of) in [

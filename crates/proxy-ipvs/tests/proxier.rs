@@ -155,7 +155,7 @@ fn the_entries_of_a_deleted_service_are_removed_in_reverse_order() {
 }
 
 #[test]
-fn no_entry_is_removed_before_the_lists_are_complete() {
+fn no_entry_is_removed_before_the_initial_lists_are_complete() {
     let foreign = web();
     let mut world = foreign.restarted(Config::default());
     world.service(service("default/other", "10.96.0.11", 80));

@@ -742,7 +742,7 @@ fn a_change_in_the_flat_layout_is_one_transaction_and_a_restart_writes_nothing()
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn the_layout_changes_in_both_directions_with_few_transactions() {
+fn the_nftables_layout_changes_in_both_directions_with_few_transactions() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 0..300 {

@@ -172,7 +172,7 @@ fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
 }
 
 #[test]
-fn the_documented_matrix_follows_from_the_rules() {
+fn the_documented_packet_matrix_follows_from_the_nftables_rules() {
     let (mut title, mut rows) = ("", 0);
     for line in MATRIX.lines() {
         if let Some(of) = line.strip_prefix("## ") {

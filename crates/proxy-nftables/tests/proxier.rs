@@ -323,7 +323,7 @@ fn a_service_rejects_connections_until_it_has_an_endpoint() {
 }
 
 #[test]
-fn no_object_is_deleted_before_the_lists_are_complete() {
+fn no_object_is_deleted_before_the_initial_lists_are_complete() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -583,7 +583,7 @@ fn a_dormant_table_is_activated() {
 }
 
 #[test]
-fn a_foreign_set_with_the_name_of_a_base_set_but_another_type_is_replaced() {
+fn a_foreign_set_with_the_name_of_a_base_set_but_a_wrong_type_is_replaced() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -970,7 +970,7 @@ fn an_affinity_timeout_and_a_traffic_policy_can_change_on_old_and_new_kernels() 
 }
 
 #[test]
-fn service_cidrs_apply_at_once_and_a_restart_keeps_their_rules() {
+fn service_cidrs_apply_immediately_and_a_restart_keeps_their_rules() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1057,7 +1057,7 @@ fn a_new_address_of_the_node_object_serves_when_an_interface_has_the_address() {
 }
 
 #[test]
-fn the_nodes_primary_address_serves_in_addition_to_networks() {
+fn node_ports_are_served_at_the_primary_node_address_and_in_given_cidrs() {
     for layout in LAYOUTS {
         let serving = |nets: &[&str]| {
             let addresses = ["127.0.0.1", "192.168.0.10", "10.9.0.1", "10.9.0.2"];
@@ -1080,7 +1080,7 @@ fn the_nodes_primary_address_serves_in_addition_to_networks() {
 }
 
 #[test]
-fn networks_that_contain_no_node_address_serve_no_node_ports() {
+fn nodeport_addresses_without_a_node_address_serve_no_node_ports() {
     for layout in LAYOUTS {
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;
@@ -1312,7 +1312,7 @@ fn all_kinds(world: &mut World) {
 }
 
 #[test]
-fn a_layout_change_is_one_transaction_in_each_direction() {
+fn a_change_of_the_nftables_layout_is_one_transaction_in_each_direction() {
     for is_old in [false, true] {
         let mut world = World::new(Layout::Upstream);
         world.kernel.state().is_old = is_old;
@@ -1401,7 +1401,7 @@ fn crossing_a_service_port_limit_changes_the_layout_in_one_transaction() {
 }
 
 #[test]
-fn the_first_transaction_has_the_layout_for_the_number_of_services() {
+fn the_first_transaction_has_the_nftables_layout_for_the_number_of_services() {
     for (services, layout) in [(6, Layout::Upstream), (7, Layout::Flat)] {
         let mut world = by_size(empty_kernel());
         world.list(true);
@@ -1416,7 +1416,7 @@ fn the_first_transaction_has_the_layout_for_the_number_of_services() {
 }
 
 #[test]
-fn the_layout_stays_while_the_lists_are_incomplete() {
+fn the_nftables_layout_stays_while_the_initial_lists_are_incomplete() {
     for (layout, listed) in [(Layout::Flat, 1), (Layout::Upstream, 9)] {
         let mut before = World::new(layout);
         (1..=4).for_each(|number| web(&mut before, number, [1]));
@@ -1438,7 +1438,7 @@ fn the_layout_stays_while_the_lists_are_incomplete() {
 }
 
 #[test]
-fn the_layout_stays_after_another_program_deleted_the_table() {
+fn the_nftables_layout_stays_after_another_program_deleted_the_table() {
     let mut world = by_size(empty_kernel());
     world.list(true);
     (1..=7).for_each(|number| web(&mut world, number, [1]));
@@ -1453,7 +1453,7 @@ fn the_layout_stays_after_another_program_deleted_the_table() {
 }
 
 #[test]
-fn a_layout_change_keeps_services_that_are_not_listed_yet() {
+fn a_change_of_the_nftables_layout_keeps_services_that_are_not_listed_yet() {
     for (before, after) in [
         (Layout::Upstream, Layout::Flat),
         (Layout::Flat, Layout::Upstream),
@@ -1518,7 +1518,7 @@ fn valid_changes_after_an_invalid_change_are_written() {
 
 /// The kernel does not delete a set while unwanted chains use it.
 #[test]
-fn a_set_of_another_type_is_replaced_although_unwanted_chains_use_it() {
+fn a_set_with_a_wrong_key_type_is_replaced_although_unwanted_chains_use_it() {
     // In the first case, chains of the other layout use the set. In the second case, the set is
     // used by a chooser chain for a number of endpoints that no Service has.
     for (before, set) in [

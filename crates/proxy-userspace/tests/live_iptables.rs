@@ -48,7 +48,7 @@ fn iptables_rules_that_detect_pods_are_read_back_unchanged() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
-fn a_new_process_takes_over_the_redirects() {
+fn a_new_process_adopts_the_existing_redirects() {
     on_a_node(|| {
         one_process_comes_after_another(kernel);
         let saved = iptables().save(IpFamily::V4).unwrap();

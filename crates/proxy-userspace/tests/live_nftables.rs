@@ -45,7 +45,7 @@ fn nftables_rules_that_detect_pods_are_read_back_unchanged() {
 
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
-fn a_new_process_takes_over_the_redirects() {
+fn a_new_process_adopts_the_existing_redirects() {
     on_a_node(|| one_process_comes_after_another(kernel));
 }
 

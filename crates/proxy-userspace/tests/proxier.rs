@@ -213,7 +213,7 @@ fn a_listening_port_is_closed_after_its_redirect_is_removed() {
 }
 
 #[test]
-fn no_redirect_is_removed_before_the_lists_are_complete() {
+fn no_redirect_is_removed_before_the_initial_lists_are_complete() {
     let mut world = World::new();
     world.apply(service("web", "10.96.0.1"));
     world.sync();

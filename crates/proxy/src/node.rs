@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_address_and_networks_are_selected_together() {
+    fn the_primary_node_address_and_cidrs_can_be_selected_together() {
         let with_primary = |nets: &[&str]| {
             let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
             NodePortAddresses::PrimaryOrWithin(nets)

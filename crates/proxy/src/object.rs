@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_replaced_placements_equals_a_new_list() {
+    fn an_endpoint_list_with_replaced_placements_equals_a_new_endpoint_list() {
         let placed = |number: u8, node: u16, has_v6: bool| Endpoint {
             address: if has_v6 {
                 [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into()

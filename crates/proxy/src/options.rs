@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn option_rows_are_well_formed() {
+    fn each_service_option_has_a_well_formed_table_row() {
         for row in ROWS {
             let name = row.annotation.strip_prefix(PREFIX).unwrap();
             assert!(!name.is_empty() && name.len() <= 63 && !row.modes.is_empty());

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn few_changes_of_several_namespaces_are_one_batch() {
+    fn few_changes_in_several_namespaces_are_one_batch() {
         let mut world = World::new();
         let all = ["a/1", "a/2", "b/1"];
         world.told(all.map(|of| service(of, 2, &[])));
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_node_is_computed_as_one_batch() {
+    fn a_change_to_the_node_object_is_computed_as_one_batch() {
         let mut world = World::new();
         world.told(large("a/1", &[]));
         world.told([service("b/1", 1, &[])]);

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_networks_of_all_service_cidrs_are_reported_in_order() {
+    fn the_cidrs_of_all_service_cidr_objects_are_reported_in_order() {
         let name = |name| NamespacedName::new("", name);
         let mut cidrs = ServiceCidrs::default();
         let first = nets(&["10.96.0.0/12", "fd00:96::/112"]);

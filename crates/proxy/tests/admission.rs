@@ -148,7 +148,7 @@ fn a_service_may_list_its_cluster_ip_as_external_ip() {
 }
 
 #[test]
-fn external_ips_are_served_only_in_allowed_networks() {
+fn external_ips_are_served_only_in_allowed_cidrs() {
     let asked = service(
         "web",
         "10.96.0.10",
@@ -206,7 +206,7 @@ fn no_service_gets_the_api_servers_address() {
 }
 
 #[test]
-fn a_new_api_server_address_is_taken_from_services_at_once() {
+fn a_new_api_server_address_is_taken_from_services_immediately() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.8"]);
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);

@@ -153,7 +153,7 @@ fn the_destination_limit_counts_endpoints_for_each_address() {
 }
 
 #[test]
-fn a_service_whose_cluster_ip_alone_exceeds_a_limit_loses_ports_and_slices() {
+fn a_service_whose_cluster_ip_alone_exceeds_a_limit_loses_ports_and_endpoint_slices() {
     let given = service(MAX_FRONTENDS + 10, 1, 0);
     let huge = model(&given, &[slice("a", 100, 10)]);
     assert_eq!(served(&huge), [MAX_FRONTENDS, 0, 0, 1]);

@@ -202,7 +202,7 @@ fn local_policy_traffic_stays_on_the_node() {
 }
 
 #[test]
-fn slices_are_merged_by_address_and_port() {
+fn endpoint_slices_are_merged_by_address_and_port() {
     let found = resolve(
         web(),
         vec![

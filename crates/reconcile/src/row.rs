@@ -193,12 +193,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_with_an_empty_value_type_takes_24_bytes() {
+    fn a_table_row_with_an_empty_value_type_takes_24_bytes() {
         assert_eq!(size_of::<Row<(), Arc<u8>>>(), 24);
     }
 
     #[test]
-    fn the_actual_value_stays_when_claims_change() {
+    fn the_actual_value_of_a_row_stays_when_its_claims_change() {
         let mut row = Row::of_claim(1, 'a');
         row.set_actual(Some('a'));
         assert!(row.set_claim(&1, Some('b')));

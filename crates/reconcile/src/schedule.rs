@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_during_a_read_causes_another_read() {
+    fn a_read_request_during_a_read_causes_a_second_read() {
         let now = Instant::now();
         let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.begin();

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_connections_leave_no_entries_in_the_shares() {
+    fn ended_connections_leave_no_entries_in_the_per_client_shares() {
         let mut tried = Tried::new(1_000);
         tried.admit(0, "web", "10.0.0.1");
         for number in 1..10_000 {

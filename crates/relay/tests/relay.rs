@@ -234,7 +234,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn large_transfers_work_in_both_directions_at_once() {
+fn large_transfers_work_in_both_directions_simultaneously() {
     for carriage in [Carriage::Copy, Carriage::Splice, Carriage::Adaptive] {
         let with = Limits {
             carriage,

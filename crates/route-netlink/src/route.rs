@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_contains_the_addresses_of_its_network() {
+    fn a_route_contains_the_addresses_of_its_prefix() {
         let range = |address: IpAddr, prefix| LocalRoute {
             prefix,
             ..LocalRoute::host(7, address, 107)
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_of_another_protocol_or_family_are_ignored() {
+    fn routes_with_a_foreign_protocol_or_ip_family_are_ignored() {
         let route = LocalRoute::host(7, [10, 96, 0, 1].into(), 107);
         let range = LocalRoute {
             address: [10, 96, 0, 0].into(),

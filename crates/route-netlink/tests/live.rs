@@ -234,7 +234,7 @@ fn the_generation_mode_decides_whether_a_link_gets_a_link_local_address() {
 
 #[test]
 #[ignore = "needs dummy links and IPv6"]
-fn thousands_of_addresses_and_routes_are_written_at_once() {
+fn thousands_of_addresses_and_routes_are_written_in_one_batch() {
     const COUNT: u32 = 2_000;
     load_ipv6();
     in_namespace(|mut rtnetlink| {

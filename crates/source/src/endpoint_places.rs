@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_yaml_aliases_is_decoded_as_a_whole() {
+    fn a_yaml_list_with_aliases_is_decoded_as_a_whole() {
         let item = |of: &str| {
             format!(
                 "- apiVersion: discovery.k8s.io/v1\n  endpoints:\n  - addresses:\n    - 10.0.0.1\n  kind: EndpointSlice\n  \
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_lists_the_slices_of_one_service() {
+    fn one_request_lists_the_endpoint_slices_of_one_service() {
         let request = request(&NamespacedName::new("default", "web")).unwrap();
         assert_eq!(
             request.uri(),
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_without_endpoints_is_accepted() {
+    fn an_endpoint_slice_without_endpoints_is_accepted() {
         let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
             "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
         let found = EndpointPlaces::from_list(text).unwrap();

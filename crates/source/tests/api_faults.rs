@@ -345,7 +345,7 @@ async fn caught_up(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_source_catches_up_within_seconds_of_the_servers_return() {
+async fn the_source_catches_up_within_seconds_after_the_api_server_returns() {
     let aways = [0, 60, 300, 3600].map(Duration::from_secs);
     let comebacks = [
         Comeback::Same,
@@ -429,7 +429,7 @@ async fn the_longest_retry_wait_is_half_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_does_not_cause_a_new_list() {
+async fn a_watch_timeout_does_not_cause_a_new_list() {
     let (server, mut told) = well(Options::default()).await;
     listen(&mut told, Duration::from_secs(30)).await;
     let timeout = Rule::from(Fault::Refuse {
@@ -541,7 +541,7 @@ async fn a_watch_resumes_from_a_bookmark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_lists_that_expire_at_once_are_requested_rarely() {
+async fn slow_lists_whose_version_expires_immediately_are_requested_rarely() {
     let server = Server::start(paged()).await.unwrap();
     server.apply(service("web")).unwrap();
     server.faults().add(
@@ -595,7 +595,7 @@ async fn the_source_follows_its_own_node() {
 }
 
 #[tokio::test]
-async fn a_rotated_token_is_used_at_once() {
+async fn a_rotated_token_is_used_immediately() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
     let dir = std::env::temp_dir().join(format!("token-{}", std::process::id()));

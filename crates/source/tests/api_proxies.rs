@@ -193,7 +193,7 @@ async fn a_socks_proxy_works_over_ipv6() {
 
 /// Checks a server name that only the proxy can resolve.
 #[tokio::test]
-async fn the_proxy_resolves_the_servers_name() {
+async fn the_http_or_socks_proxy_resolves_the_api_servers_name() {
     for (scheme, speaks) in [
         ("http", ProxyProtocol::Http),
         ("socks5", ProxyProtocol::Socks5),

@@ -199,7 +199,7 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
 /// Checks that a list older than the last seen version deletes no object, unless the source has
 /// requested the newest list.
 #[tokio::test]
-async fn an_outdated_list_removes_no_object() {
+async fn an_outdated_list_response_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
     let list = |kind: &str, version: &str, items: &[Value]| {
@@ -258,7 +258,7 @@ async fn an_outdated_list_removes_no_object() {
 /// Checks that a failed watch causes no list unless its resource version has expired or is too
 /// large.
 #[tokio::test(start_paused = true)]
-async fn many_failed_watches_do_not_cause_a_list() {
+async fn failed_watches_do_not_cause_a_new_list_request() {
     let refuse = |code| Fault::Refuse {
         code,
         retry_after: Some(1),

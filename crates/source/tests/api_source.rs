@@ -377,7 +377,7 @@ async fn an_invalid_object_keeps_its_last_known_state() {
 }
 
 #[tokio::test]
-async fn an_object_without_a_name_keeps_the_list_from_being_whole() {
+async fn an_object_without_a_name_marks_the_list_as_partial() {
     let server = Scripted::new(|target| {
         lists(
             target,
@@ -506,7 +506,7 @@ async fn a_truncated_streamed_list_removes_no_object() {
 /// Checks that the source lists all objects again if the server's storage cannot read a version.
 /// Servers before Kubernetes 1.38 reject such a version with status 500, later servers with 400.
 #[tokio::test]
-async fn a_version_that_storage_cannot_read_causes_a_new_list() {
+async fn a_resource_version_that_the_api_server_rejects_causes_a_new_list() {
     for code in [500, 400] {
         let is_lost = Arc::new(AtomicBool::new(false));
         let has_lost = Arc::clone(&is_lost);
@@ -559,7 +559,7 @@ async fn the_source_recovers_from_responses_that_are_not_http() {
 }
 
 #[tokio::test]
-async fn a_configuration_error_ends_the_start_at_once() {
+async fn a_configuration_error_ends_the_start_immediately() {
     let dir = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let write = |name: &str, text: &str| {

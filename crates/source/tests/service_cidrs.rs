@@ -99,7 +99,7 @@ async fn service_cidrs_are_not_requested_by_default() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_without_service_cidrs_delays_no_list() {
+async fn an_api_server_without_the_service_cidr_api_delays_no_list() {
     for (code, said) in [
         (404, "it has none, which Kubernetes has from 1.33 on"),
         (
@@ -204,7 +204,7 @@ async fn service_cidrs_stay_known_after_permission_is_lost() {
 
 /// Simulates an upgrade of the server, which closes all connections.
 #[tokio::test(start_paused = true)]
-async fn service_cidrs_are_requested_at_once_after_the_servers_return() {
+async fn service_cidrs_are_requested_immediately_after_the_api_server_returns() {
     // Starts the capture before the source can log a line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();

@@ -218,7 +218,7 @@ async fn an_expired_certificate_is_named_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_rotated_certificate_authority_is_used() {
+async fn a_rotated_ca_is_used() {
     let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
     let folder = Folder::new();
     let server = serve(with(&old)).await;

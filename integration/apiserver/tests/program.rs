@@ -20,7 +20,7 @@ fn apiserver(objects: &Path, kubeconfig: &Path) -> Command {
 }
 
 #[test]
-fn the_program_serves_a_folder_until_terminated() {
+fn the_program_serves_a_directory_of_objects_until_terminated() {
     let kubeconfig = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubeconfig");
     let mut child = apiserver(Path::new(DATA), &kubeconfig)
         .stdout(Stdio::piped())

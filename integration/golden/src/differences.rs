@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn no_node_ports_are_expected_in_a_family_without_networks() {
+    fn no_node_ports_are_expected_in_an_ip_family_without_nodeport_addresses() {
         let lines_of = |ports: &str| {
             lines(&format!(
                 "table ip6 kube-proxy {{\nchain a {{\nchain a {ports} meta l4proto . th dport vmap @service-nodeports"

@@ -70,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn each_missing_default_folder_is_added_to_path() {
+    fn each_missing_default_directory_is_added_to_path() {
         assert_eq!(
             sane_path(Some("/opt/x:/usr/bin".as_ref())),
             "/opt/x:/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/bin"

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_uses_the_modules_folder_beside_its_file() {
+    fn a_lab_kernel_uses_the_modules_directory_beside_its_file() {
         let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
         let kernel = folder.join("linux");
         let release = folder.join("modules/6.12.1");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_given_by_path_is_lane_b() {
+    fn a_lab_kernel_given_by_path_is_lane_b() {
         let kernel = Path::new("/bin/sh");
         let Ok(Kernel::Uml { lane, modules, .. }) = Kernel::choose(None, Some(kernel)) else {
             panic!("not chosen")

@@ -17,7 +17,7 @@ fn main() {
         a_changed_configuration_is_applied_without_losing_connections,
         a_configuration_change_that_fails_is_retried if is_module("ip_vs_mh"),
         health_checks_are_served_at_node_port_addresses,
-        invalid_packets_are_accepted_after_a_configuration_change,
+        packets_in_conntrack_state_invalid_are_accepted_after_a_configuration_change,
         changes_that_need_a_restart_are_logged,
         a_restarted_container_keeps_its_pods_mode,
         an_unwritable_kernel_setting_affects_only_its_feature,
@@ -215,7 +215,9 @@ fn health_checks_are_served_at_node_port_addresses(c: &mut Cluster) -> Outcome {
 
 /// With `tcpBeLiberal`, no rule drops packets that conntrack considers invalid. If a later file
 /// omits the option, the kernel setting stays.
-fn invalid_packets_are_accepted_after_a_configuration_change(c: &mut Cluster) -> Outcome {
+fn packets_in_conntrack_state_invalid_are_accepted_after_a_configuration_change(
+    c: &mut Cluster,
+) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {
         format!("mode: iptables\nconntrack: {{maxPerCore: 0, tcpBeLiberal: {is_liberal}}}\n")

@@ -15,7 +15,7 @@ const API: [&str; 2] = ["172.35.0.9", "6443"];
 
 fn main() {
     let stories = stories! {
-        a_rotated_token_and_certificate_authority_are_used,
+        a_rotated_token_and_ca_are_used,
         a_vanished_api_server_is_noticed_soon,
     };
     tell(&stories, Duration::from_mins(4))
@@ -89,7 +89,7 @@ fn started_in_a_pod(
     Ok((api, projected))
 }
 
-fn a_rotated_token_and_certificate_authority_are_used(c: &mut Cluster) -> Outcome {
+fn a_rotated_token_and_ca_are_used(c: &mut Cluster) -> Outcome {
     c.patience = Duration::from_secs(40);
     let authority = Authority::new("kubernetes")?;
     let (mut api, projected) = started_in_a_pod(c, &authority, "first")?;

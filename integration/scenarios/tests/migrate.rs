@@ -72,7 +72,7 @@ const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubern
 
 fn main() {
     let stories = stories! {
-        swapping_the_image_and_back_interrupts_no_connection,
+        a_change_to_our_image_and_back_to_upstreams_interrupts_no_connection,
         entries_of_iptables_mode_are_removed_after_ipvs_mode_serves,
         entries_of_ipvs_mode_are_removed_after_iptables_mode_serves,
         upstreams_state_is_adopted_without_losing_connections,
@@ -257,7 +257,9 @@ impl Programmed {
     }
 }
 
-fn swapping_the_image_and_back_interrupts_no_connection(c: &mut Cluster) -> Outcome {
+fn a_change_to_our_image_and_back_to_upstreams_interrupts_no_connection(
+    c: &mut Cluster,
+) -> Outcome {
     let p = Programmed::new(c, &LOAD_BALANCER)?;
     let before = p.state()?;
     p.under_traffic(|| {

@@ -16,8 +16,8 @@ fn main() {
         each_http_page_is_served_at_upstreams_path,
         the_daemon_is_ready_after_its_first_complete_sync,
         load_balancers_skip_a_node_being_deleted,
-        a_node_without_its_sets_is_unhealthy,
-        changed_pod_networks_of_the_node_are_used,
+        a_node_with_an_ipset_of_the_wrong_type_is_unhealthy,
+        changed_pod_cidrs_of_the_node_are_used,
         a_health_server_port_in_use_is_reported_and_retried,
         an_emptied_api_server_is_logged_and_counted,
         idle_connections_of_a_pod_do_not_block_probes,
@@ -185,7 +185,7 @@ fn load_balancers_skip_a_node_being_deleted(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn a_node_without_its_sets_is_unhealthy(c: &mut Cluster) -> Outcome {
+fn a_node_with_an_ipset_of_the_wrong_type_is_unhealthy(c: &mut Cluster) -> Outcome {
     const SET: &str = "KUBE-NODE-PORT-SCTP-HASH";
     c.apply(&web())?;
     c.start(&["--ipvs-sync-period=2s"])?;
@@ -206,7 +206,7 @@ fn a_node_without_its_sets_is_unhealthy(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-fn changed_pod_networks_of_the_node_are_used(c: &mut Cluster) -> Outcome {
+fn changed_pod_cidrs_of_the_node_are_used(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     api.apply(&web())?;
     apply_node(&api, "{}")?;

@@ -37,28 +37,37 @@ fn main() {
             "a_restart_deletes_only_stale_flows",
             a_restart_deletes_only_stale_flows,
         ),
-        story("ipvs_leads_nobody_to_a_dead_endpoint", |c| {
-            no_udp_client_reaches_a_removed_endpoint(c, &[])
-        }),
-        story("iptables_mode_leads_nobody_to_a_dead_endpoint", |c| {
-            let flags = ["--proxy-mode=iptables", "--iptables-min-sync-period=0s"];
-            no_udp_client_reaches_a_removed_endpoint(c, &flags)
-        }),
-        story("userspace_mode_leads_nobody_to_a_dead_endpoint", |c| {
-            no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=userspace"])
-        }),
+        story(
+            "in_ipvs_mode_no_udp_client_reaches_a_removed_endpoint",
+            |c| no_udp_client_reaches_a_removed_endpoint(c, &[]),
+        ),
+        story(
+            "in_iptables_mode_no_udp_client_reaches_a_removed_endpoint",
+            |c| {
+                let flags = ["--proxy-mode=iptables", "--iptables-min-sync-period=0s"];
+                no_udp_client_reaches_a_removed_endpoint(c, &flags)
+            },
+        ),
+        story(
+            "in_userspace_mode_no_udp_client_reaches_a_removed_endpoint",
+            |c| no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=userspace"]),
+        ),
         Story {
             is_possible: has_nftables,
-            ..story("nftables_mode_leads_nobody_to_a_dead_endpoint", |c| {
-                no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=nftables"])
-            })
+            ..story(
+                "in_nftables_mode_no_udp_client_reaches_a_removed_endpoint",
+                |c| no_udp_client_reaches_a_removed_endpoint(c, &["--proxy-mode=nftables"]),
+            )
         },
         Story {
             is_possible: has_nftables,
-            ..story("flat_nftables_lead_nobody_to_a_dead_endpoint", |c| {
-                let flags = ["--proxy-mode=nftables", "--nftables-layout=flat"];
-                no_udp_client_reaches_a_removed_endpoint(c, &flags)
-            })
+            ..story(
+                "in_the_flat_nftables_layout_no_udp_client_reaches_a_removed_endpoint",
+                |c| {
+                    let flags = ["--proxy-mode=nftables", "--nftables-layout=flat"];
+                    no_udp_client_reaches_a_removed_endpoint(c, &flags)
+                },
+            )
         },
         story(
             "a_full_conntrack_table_delays_no_change",

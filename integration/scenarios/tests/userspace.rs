@@ -100,25 +100,25 @@ fn main() {
             is_possible: || true,
         },
         Story {
-            name: "a_busy_udp_client_follows_a_moved_address",
-            tell: a_busy_udp_client_follows_a_moved_address,
+            name: "a_busy_udp_client_follows_an_address_that_moves_between_services",
+            tell: a_busy_udp_client_follows_an_address_that_moves_between_services,
             is_possible: || true,
         },
     ];
     let without = stories! { || !has_nftables();
-        USERSPACE_LEGACY, IPTABLES: "userspace_to_iptables_without_nftables",
-        USERSPACE_LEGACY, IPVS: "userspace_to_ipvs_without_nftables",
+        USERSPACE_LEGACY, IPTABLES: "services_work_after_a_change_from_userspace_mode_to_iptables_mode_without_nf_tables",
+        USERSPACE_LEGACY, IPVS: "services_work_after_a_change_from_userspace_mode_to_ipvs_mode_without_nf_tables",
     };
     let with = stories! { has_nftables;
-        USERSPACE, NFTABLES: "userspace_to_nftables",
-        USERSPACE, IPTABLES: "userspace_to_iptables",
-        USERSPACE, IPVS: "userspace_to_ipvs",
-        USERSPACE, IPVS_NFTABLES: "userspace_to_ipvs_on_nftables",
-        USERSPACE_IPTABLES, NFTABLES: "userspace_by_iptables_to_nftables",
-        USERSPACE_IPTABLES, IPTABLES: "userspace_by_iptables_to_iptables",
+        USERSPACE, NFTABLES: "services_work_after_a_change_from_userspace_mode_on_nftables_to_nftables_mode",
+        USERSPACE, IPTABLES: "services_work_after_a_change_from_userspace_mode_on_nftables_to_iptables_mode",
+        USERSPACE, IPVS: "services_work_after_a_change_from_userspace_mode_on_nftables_to_ipvs_mode",
+        USERSPACE, IPVS_NFTABLES: "services_work_after_a_change_from_userspace_mode_on_nftables_to_ipvs_mode_with_the_nftables_shim",
+        USERSPACE_IPTABLES, NFTABLES: "services_work_after_a_change_from_userspace_mode_on_iptables_to_nftables_mode",
+        USERSPACE_IPTABLES, IPTABLES: "services_work_after_a_change_from_userspace_mode_on_iptables_to_iptables_mode",
     };
     let redirects = [Story {
-        name: "services_work_from_nftables_redirects_to_iptables_redirects_and_back",
+        name: "services_work_after_a_change_from_nftables_redirects_to_iptables_redirects_and_back",
         tell: |c| there_and_back(c, &USERSPACE, &USERSPACE_IPTABLES),
         is_possible: has_nftables,
     }];
@@ -337,7 +337,7 @@ fn relay_traffic_is_reported(c: &mut Cluster) -> Outcome {
 
 /// An address moves from one Service to another Service, and both Services continue to exist.
 /// Existing flows must move to the other Service, even if their clients never stop sending.
-fn a_busy_udp_client_follows_a_moved_address(c: &mut Cluster) -> Outcome {
+fn a_busy_udp_client_follows_an_address_that_moves_between_services(c: &mut Cluster) -> Outcome {
     const PACE: Duration = Duration::from_millis(50);
     const SHARED: &str = "192.0.2.20";
     let [old, new] = [

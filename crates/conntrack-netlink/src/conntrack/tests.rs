@@ -21,7 +21,7 @@ fn the_deletion_of_a_missing_flow_is_not_a_refusal() {
 }
 
 #[test]
-fn the_error_without_conntrack_names_the_modprobe_command() {
+fn the_error_for_missing_conntrack_support_names_the_modprobe_command() {
     let error = refused(refusal(errno::EINVAL).into());
     assert!(
         error

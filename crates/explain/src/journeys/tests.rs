@@ -273,7 +273,7 @@ fn each_protocol_of_a_service_address_is_traced() {
 }
 
 #[test]
-fn an_address_from_the_end_of_a_network_is_within_the_network() {
+fn an_address_counted_from_the_end_of_a_subnet_is_within_the_subnet() {
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     assert_eq!(
         from_end(&net("10.0.0.4/30"), 2),
@@ -305,7 +305,7 @@ impl Routing for Alone {
 }
 
 #[test]
-fn without_known_networks_the_outside_sender_is_next_to_the_node() {
+fn without_a_default_route_the_outside_sender_is_in_the_nodes_subnet() {
     let mut objects = objects(&[], Vec::new());
     objects.node = OwnNode {
         addresses: vec!["172.35.0.100".parse().unwrap()],

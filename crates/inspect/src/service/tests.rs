@@ -241,7 +241,7 @@ fn counters_without_an_address_are_shown_at_the_service_port() {
 }
 
 #[test]
-fn draining_endpoints_that_no_slice_contains_are_listed() {
+fn draining_endpoints_that_are_in_no_endpoint_slice_are_listed() {
     let since = Instant::now();
     let now = since + Duration::from_secs(12);
     let target = |last: u8| proxy::Target {

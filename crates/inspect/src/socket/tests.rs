@@ -67,7 +67,7 @@ async fn ask(places: &SocketLocations, path: &str) -> io::Result<String> {
 }
 
 #[tokio::test]
-async fn a_client_that_runs_as_the_daemons_user_gets_a_response() {
+async fn a_client_with_the_daemons_user_id_gets_a_response() {
     let own = Own::new("answered");
     assert!(own.places.connect().unwrap().is_none());
     let _server = start(own.places.clone(), echo);
@@ -77,7 +77,7 @@ async fn a_client_that_runs_as_the_daemons_user_gets_a_response() {
 }
 
 #[tokio::test]
-async fn a_symlink_as_socket_folder_is_rejected_and_the_abstract_socket_is_used() {
+async fn a_symlink_as_socket_directory_is_rejected_and_the_abstract_socket_is_used() {
     let own = Own::new("link");
     fs::create_dir(own.root.join("elsewhere")).unwrap();
     let link = own.root.join("inspect");
@@ -89,7 +89,7 @@ async fn a_symlink_as_socket_folder_is_rejected_and_the_abstract_socket_is_used(
 }
 
 #[tokio::test]
-async fn without_a_socket_folder_the_abstract_socket_is_used() {
+async fn without_a_socket_directory_the_abstract_socket_is_used() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
     // The client of an abstract socket requires that the server runs the client's own program. In
@@ -100,7 +100,7 @@ async fn without_a_socket_folder_the_abstract_socket_is_used() {
 }
 
 #[tokio::test]
-async fn an_error_names_another_program_at_the_abstract_socket() {
+async fn the_error_for_an_abstract_socket_in_use_names_its_process() {
     let own = Own::abstract_only("impostor");
     let address = std_unix::SocketAddr::from_abstract_name(own.name()).unwrap();
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
@@ -146,7 +146,7 @@ fn listen_words(places: &SocketLocations) -> String {
 }
 
 #[tokio::test]
-async fn a_socket_folder_that_everyone_can_write_is_rejected() {
+async fn a_world_writable_socket_directory_is_rejected() {
     use std::os::unix::fs::PermissionsExt as _;
     let own = Own::new("folder");
     let _server = start(own.places.clone(), echo);

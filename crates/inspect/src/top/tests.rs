@@ -207,7 +207,7 @@ async fn counter_samples_are_dropped_a_minute_after_the_last_request() {
 }
 
 #[test]
-fn the_loop_searches_a_limited_number_of_services_per_turn() {
+fn a_search_examines_a_limited_number_of_services_per_turn_of_the_main_loop() {
     let names: Vec<_> = (0..LOOKED_AT_A_TURN + 10)
         .map(|number| {
             (
@@ -259,7 +259,7 @@ fn invalid_top_queries_are_rejected() {
 }
 
 #[test]
-fn clients_that_list_different_ports_see_the_same_rates() {
+fn clients_that_request_different_service_ports_see_the_same_rates() {
     let fake = Fake::default();
     let (one, other) = ("10.96.0.1:80", "10.96.0.2:80");
     let set = |connections| {

@@ -91,7 +91,7 @@ fn set_headers_have_the_numbers_of_entries_and_references() {
 
 #[test]
 #[cfg_attr(target_endian = "big", ignore = "recorded on a little-endian machine")]
-fn a_set_in_several_messages_is_joined() {
+fn a_set_that_is_listed_in_several_messages_is_joined() {
     let messages = reply("ipset list");
     let (_, portnet4) = messages
         .iter()

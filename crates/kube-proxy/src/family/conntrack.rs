@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_removed_during_a_conntrack_pass_need_another_pass() {
+    fn entries_removed_during_a_conntrack_pass_need_a_second_pass() {
         let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let mut flows = flows.unwrap();
         let (end, running) = std::sync::mpsc::channel::<()>();

@@ -219,7 +219,7 @@ async fn service_programming_is_measured_from_the_arrival_of_the_change() {
 /// A change that needs no write must complete at once. Otherwise, the family would seem to wait for
 /// this change forever.
 #[tokio::test]
-async fn a_change_without_a_write_completes_at_once() {
+async fn a_change_that_needs_no_write_completes_immediately() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.stands(None, true);
@@ -362,7 +362,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
 }
 
 #[tokio::test]
-async fn a_new_mode_takes_over_when_the_old_mode_is_idle() {
+async fn a_new_mode_replaces_the_old_mode_when_the_old_mode_is_idle() {
     let mut world = World::new();
     world.told([service("web", None)]);
     world.turn(0).await;

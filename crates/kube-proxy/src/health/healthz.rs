@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readyz_waits_for_the_first_sync_of_each_family() {
+    async fn readyz_waits_for_the_first_sync_of_each_ip_family() {
         let world = World::new();
         assert_eq!(world.codes().await, [200, 200, 503]);
         let (_, body) = world.ask("/readyz").await;
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hung_loop_fails_livez_and_readyz() {
+    async fn a_hung_main_loop_fails_livez_and_readyz() {
         let world = World::new();
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_does_not_answer_probes_is_hung() {
+    fn a_main_loop_that_does_not_answer_probes_is_hung() {
         let pulse = Pulse::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn many_probes_do_not_keep_the_loop_busy() {
+    fn many_probes_do_not_keep_the_main_loop_busy() {
         let pulse = Pulse::default();
         let now = Instant::now();
         assert_eq!(pulse.hung_for(now), None);

@@ -301,7 +301,7 @@ fn the_build_info_metric_has_the_matching_kubernetes_version() {
 
 /// The metrics contain every feature gate with its value, like upstream 1.37.
 #[test]
-fn each_feature_gate_is_a_metric() {
+fn each_feature_gate_has_a_metric() {
     let told = |gates: &str| {
         let gates = format!("--feature-gates={gates}");
         let Ok(Command::Run(options)) = command_line::parse(["kube-proxy", &*gates]) else {
@@ -424,7 +424,7 @@ fn metric_samples_match_the_recorded_events() {
 }
 
 #[test]
-fn the_layout_metric_is_1_only_for_the_layout_of_the_table() {
+fn the_nftables_layout_metric_is_1_only_for_the_layout_in_use() {
     let text = busy_in(ProxyMode::Nftables).classic();
     for (layout, value) in [("flat", 1), ("upstream", 0)] {
         let labels = format!("{{ip_family=\"IPv6\",layout=\"{layout}\"}}");

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_state_of_the_service_link_causes_notices() {
+    fn only_removal_and_state_changes_of_kube_ipvs0_cause_notices() {
         let (down, up) = (link(7, LinkState::Down), link(7, LinkState::Up));
         let (other, gone) = (link(8, LinkState::Up), Event::LinkRemoved(down.clone()));
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);

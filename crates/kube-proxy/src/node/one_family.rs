@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn single_family_networks_cause_a_warning_on_dual_stack() {
+    fn single_family_cidr_flags_cause_a_warning_on_dual_stack() {
         let (v4, v6, both) = (IpFamily::V4, IpFamily::V6, IpFamily::ALL);
         let quiet = [
             (

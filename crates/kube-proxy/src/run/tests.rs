@@ -119,7 +119,7 @@ async fn shutdown_waits_a_limited_time_for_running_writes() {
 }
 
 #[tokio::test]
-async fn requests_are_answered_while_the_loop_computes() {
+async fn requests_are_answered_while_the_main_loop_computes() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let computes_for = Duration::from_secs(2);
     script.state().computes_for = computes_for;
@@ -157,7 +157,7 @@ async fn requests_are_answered_while_the_loop_computes() {
 }
 
 #[tokio::test]
-async fn one_ip_family_does_not_wait_for_the_other_family() {
+async fn changes_in_ipv4_do_not_wait_for_a_busy_ipv6() {
     let ((four, of_four), (six, of_six)) =
         (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![four, six]);
@@ -201,7 +201,7 @@ async fn a_busy_ip_family_later_gets_all_changes() {
 }
 
 #[tokio::test]
-async fn changes_do_not_wake_the_loop_until_a_family_is_ready() {
+async fn changes_do_not_wake_the_main_loop_until_an_ip_family_is_ready() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
     daemon.turn(Instant::now()).await.unwrap();

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_networks_are_merged_into_one_interval() {
+    fn adjacent_cidrs_are_merged_into_one_interval() {
         let nets = ["10.0.0.0/25", "10.0.0.128/25", "255.0.0.0/8", "10.0.0.7/32"];
         let nets = nets.map(|net| net.parse().unwrap());
         let told: Vec<(Vec<u8>, bool)> = intervals(&nets, 4)

@@ -442,7 +442,7 @@ fn a_refused_removal_of_a_drained_destination_is_retried_after_pauses() {
 }
 
 #[test]
-fn after_a_restart_no_drain_ends_before_the_lists_are_complete() {
+fn after_a_restart_no_drain_ends_before_the_initial_lists_are_complete() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     world.open(WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);

@@ -241,7 +241,7 @@ fn a_check_compares_the_readable_parts_of_the_kernel_state() {
 // ---- notifications of the kernel ----
 
 #[test]
-fn a_removed_service_address_is_bound_again_at_once() {
+fn a_removed_service_address_is_bound_again_immediately() {
     let mut world = web();
     let address = ip("10.96.0.10");
     world.kernel.state().snapshot.bound.remove(&address);

@@ -207,7 +207,7 @@ fn a_policy_change_marks_packets_only_while_their_virtual_server_exists() {
 }
 
 #[test]
-fn without_a_free_mark_all_clients_reach_only_local_endpoints() {
+fn without_a_free_packet_mark_all_clients_reach_only_local_endpoints() {
     let mut world = world_of(MarkBits(1));
     world.service(exposed("default/first", 11, true));
     world.slice(slice("default/first", &PAIR));

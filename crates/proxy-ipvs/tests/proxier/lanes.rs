@@ -456,7 +456,7 @@ fn node_ports_stay_unchanged_until_the_node_is_known() {
 
 /// Upstream kube-proxy does the same, because it reads all addresses of the node in each sync.
 #[test]
-fn service_addresses_in_a_node_port_network_serve_node_ports() {
+fn service_addresses_within_nodeport_addresses_serve_node_ports() {
     let mut world = World::new();
     let mut node = NodeFacts::new(IpFamily::V4, NODE);
     let net = "10.96.0.0/16".parse().unwrap();
@@ -512,7 +512,7 @@ fn hold_at(held: &HeldParts, what: &[&'static str]) {
 }
 
 #[test]
-fn node_ports_are_served_if_a_removed_node_address_returns_at_once() {
+fn node_ports_are_served_if_a_removed_node_address_returns_immediately() {
     let held: HeldParts = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
     let mut web = service("default/web", "10.96.0.10", 80);

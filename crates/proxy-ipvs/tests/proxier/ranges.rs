@@ -82,7 +82,7 @@ fn position(written: &[String], op: &str) -> usize {
 }
 
 #[test]
-fn a_range_is_written_after_its_virtual_servers_and_rules() {
+fn the_route_of_a_service_range_is_written_after_virtual_servers_and_rules() {
     let mut world = serving();
     let written = world.written();
     let range = position(&written, "add local route to 10.96.0.0/12");
@@ -117,7 +117,7 @@ fn a_restart_before_the_service_cidrs_are_known_writes_nothing() {
 }
 
 #[test]
-fn an_unwanted_range_stays_until_its_addresses_are_local_by_other_routes() {
+fn the_route_of_an_unwanted_service_range_stays_until_its_addresses_are_bound() {
     let mut world = serving();
     world.work();
     list_cidrs(&mut world, &["10.112.0.0/16"]);
@@ -139,7 +139,7 @@ fn an_unwanted_range_stays_until_its_addresses_are_local_by_other_routes() {
 }
 
 #[test]
-fn a_removed_range_stays_while_the_kernel_refuses_an_address() {
+fn the_route_of_a_removed_service_range_stays_while_the_kernel_refuses_an_address() {
     let mut world = serving();
     world.work();
     let refusal = "bind 10.96.0.10 to kube-ipvs0".to_owned();
@@ -199,7 +199,7 @@ fn a_change_of_the_vip_mode_keeps_each_address_local() {
 }
 
 #[test]
-fn a_refused_range_keeps_addresses_and_other_services() {
+fn a_refused_route_of_a_service_range_keeps_bound_addresses_and_other_services() {
     let mut world = serving();
     list_cidrs(&mut world, &["10.112.0.0/16"]);
     assert_eq!(world.sync().pending, 0);
@@ -268,7 +268,7 @@ fn a_routed_network_inside_the_service_range_splits_the_range() {
 }
 
 #[test]
-fn a_range_whose_route_has_an_old_source_address_is_written_again() {
+fn a_service_range_route_with_an_old_source_address_is_written_again() {
     let mut world = serving();
     world.work();
     let former = RangeSource::Former;

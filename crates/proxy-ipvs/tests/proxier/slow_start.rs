@@ -119,7 +119,7 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 }
 
 #[test]
-fn new_endpoints_get_full_weights_at_once_if_no_other_endpoint_serves() {
+fn new_endpoints_get_full_weights_immediately_if_no_older_endpoint_serves() {
     // If a Service begins to serve, all its endpoints are new, so they get their full weights at
     // once.
     let mut world = serving("wrr");
@@ -139,7 +139,7 @@ fn new_endpoints_get_full_weights_at_once_if_no_other_endpoint_serves() {
 }
 
 #[test]
-fn a_change_of_the_slow_start_option_changes_weights_in_place_and_at_once() {
+fn a_change_to_the_slow_start_option_changes_weights_in_place_and_immediately() {
     let mut world = serving("wrr");
     let plain = [(SCHEDULER, "wrr"), (WEIGHTS, "local=4")];
     let slow = [plain[0], plain[1], (SLOW_START, "5m")];
@@ -201,7 +201,7 @@ fn a_returning_endpoint_keeps_its_connections_and_its_weight_grows_again() {
 }
 
 #[test]
-fn weights_that_another_program_changed_are_repaired_at_once() {
+fn weights_that_another_program_changed_are_repaired_immediately() {
     let mut world = growing(2);
     let mut damaged = world.kernel.state();
     let at = damaged.snapshot.servers.get_mut(&server(AT)).unwrap();

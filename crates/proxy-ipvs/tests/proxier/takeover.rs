@@ -50,7 +50,7 @@ fn the_iptables_modes_rules_are_removed_after_the_first_sync() {
 }
 
 #[test]
-fn the_iptables_modes_rules_stay_while_lists_are_incomplete() {
+fn the_iptables_modes_rules_stay_while_initial_lists_are_incomplete() {
     let mut world = programmed();
     for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
         let is_whole = kind != Kind::Service;
@@ -210,7 +210,7 @@ fn bound_otherwise() -> World {
 }
 
 #[test]
-fn an_address_is_bound_before_the_binding_of_another_vip_mode_is_removed() {
+fn an_address_is_bound_before_its_binding_by_the_previous_vip_mode_is_removed() {
     let mut world = bound_otherwise().listed();
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -272,7 +272,7 @@ fn a_route_to_an_address_stays_while_the_kernel_refuses_to_bind_the_address() {
 }
 
 #[test]
-fn service_addresses_of_another_vip_mode_stay_while_lists_are_incomplete() {
+fn service_addresses_of_the_previous_vip_mode_stay_while_initial_lists_are_incomplete() {
     let mut world = bound_otherwise();
     world.sync();
     let order = world.written();

@@ -58,7 +58,7 @@ fn without_a_node_address_node_ports_are_served_at_all_addresses() {
 }
 
 #[test]
-fn node_ports_stay_closed_until_the_lists_are_complete() {
+fn node_ports_stay_closed_until_the_initial_lists_are_complete() {
     let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10"]);
     let mut world = World::unlisted(kernel, Layout::Upstream);
     web(&mut world, 1, [1]);
@@ -139,7 +139,7 @@ fn an_affinity_set_of_the_wrong_type_is_replaced() {
 }
 
 #[test]
-fn an_affinity_set_of_another_kind_does_not_disable_timeout_changes() {
+fn an_affinity_set_of_the_wrong_type_does_not_disable_timeout_changes() {
     let mut world = World::new(Layout::Upstream);
     world.apply(with_affinity(1, 300));
     world.apply(slice_of(1, [1]));

@@ -325,7 +325,7 @@ fn packets_for_which_the_map_lacks_an_endpoint_are_rejected() {
 }
 
 #[test]
-fn both_layouts_give_packets_the_same_verdict() {
+fn the_upstream_and_the_flat_layout_give_packets_the_same_verdict() {
     let configs = [
         (NodePortAddresses::All, false),
         (NodePortAddresses::Primary, true),
@@ -334,6 +334,6 @@ fn both_layouts_give_packets_the_same_verdict() {
 }
 
 #[test]
-fn both_layouts_give_ipv6_packets_the_same_verdict() {
+fn the_upstream_and_the_flat_layout_give_ipv6_packets_the_same_verdict() {
     compare(IpFamily::V6, &[(NodePortAddresses::Primary, false)]);
 }

@@ -225,7 +225,7 @@ fn endpoints_of_other_nodes_keep_no_node_name() {
 }
 
 #[test]
-fn a_whole_list_removes_missing_objects() {
+fn a_list_without_unreadable_objects_removes_missing_objects() {
     let mut model = model([START, service("a"), service("b")]);
     assert!(!model.is_complete());
     model.apply(complete(Kind::Service, true));
@@ -287,7 +287,7 @@ fn objects_missing_from_a_list_are_reported_with_counts() {
 }
 
 #[test]
-fn slices_and_the_node_missing_from_a_list_are_reported() {
+fn endpoint_slices_and_the_node_missing_from_a_list_are_reported() {
     let slice = Event::SliceApplied(EndpointSlice {
         name: name("a-1"),
         service: name("a"),
@@ -331,7 +331,7 @@ fn slices_and_the_node_missing_from_a_list_are_reported() {
 }
 
 #[test]
-fn cluster_ip_ranges_are_known_after_a_whole_list() {
+fn service_cidrs_are_known_after_a_list_of_all_service_cidr_objects() {
     let cidr = |name: &str, nets: &[&str]| {
         Event::ServiceCidrApplied(ServiceCidr {
             name: name.into(),
@@ -429,7 +429,7 @@ fn changes_are_counted_with_their_trigger_times() {
 }
 
 #[test]
-fn a_complete_list_that_is_not_whole_removes_no_object() {
+fn a_complete_list_with_unreadable_objects_removes_no_object() {
     let mut model = model([START, service("a"), complete(Kind::Service, false)]);
     assert!(model.is_complete() && !model.is_whole());
     for event in [START, complete(Kind::Service, false)] {
@@ -463,7 +463,7 @@ fn an_unreadable_object_stays_unknown_after_an_unreadable_change() {
 }
 
 #[test]
-fn an_unreadable_object_keeps_the_model_from_being_whole() {
+fn an_unreadable_object_marks_the_model_as_partial() {
     let first = [
         START,
         unreadable("a"),

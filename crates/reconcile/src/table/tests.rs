@@ -12,7 +12,7 @@ fn due(table: &T, now: Instant) -> Vec<u8> {
 }
 
 #[test]
-fn only_a_change_of_owners_changes_the_version_of_conflicts() {
+fn only_a_change_of_owners_changes_the_conflict_list_version() {
     let mut table = T::new();
     table.claim(&1, [(7, 1)]);
     let alone = table.contested_version();
@@ -127,7 +127,7 @@ fn pending_since_is_the_time_of_the_oldest_pending_row() {
 }
 
 #[test]
-fn excused_removals_do_not_count_as_late() {
+fn removals_that_must_wait_do_not_count_as_late() {
     let now = Instant::now();
     let mut table = T::new();
     table.begin(now);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn parsed_networks_lose_their_host_bits() {
+    fn parsed_cidrs_lose_their_host_bits() {
         let read = |text| net(text).map(|net| net.to_string());
         assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("010.0.0.0/8").as_deref(), Some("10.0.0.0/8"));

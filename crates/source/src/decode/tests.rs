@@ -361,7 +361,7 @@ fn an_invalid_field_of_a_service_is_ignored_and_reported() {
 /// Checks stored objects that are older than the present validation. This validation requires a
 /// single spelling of addresses, and names that begin with a letter.
 #[test]
-fn old_spellings_in_stored_objects_are_normalized() {
+fn old_field_spellings_in_stored_objects_are_normalized() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
         let [name, port] = names;
         json!({
@@ -476,7 +476,7 @@ fn read_slice(object: Value) -> (EndpointSlice, Vec<String>) {
 }
 
 #[test]
-fn a_slice_with_all_fields_is_decoded() {
+fn an_endpoint_slice_with_all_fields_is_decoded() {
     let (slice, problems) = read_slice(json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
@@ -537,7 +537,7 @@ fn a_slice_with_all_fields_is_decoded() {
 }
 
 #[test]
-fn an_endpoint_has_the_zone_of_its_slice_even_if_another_slice_disagrees() {
+fn each_endpoint_slice_sets_the_zone_of_its_own_endpoints() {
     let long = "z".repeat(64);
     for zone in ["a", "b", &long] {
         let (slice, problems) = read_slice(json!({
@@ -553,7 +553,7 @@ fn an_endpoint_has_the_zone_of_its_slice_even_if_another_slice_disagrees() {
 }
 
 #[test]
-fn slices_for_other_consumers_are_ignored() {
+fn endpoint_slices_for_other_consumers_are_ignored() {
     let ignored = |labels: Value, kind: &str| match slice(
         json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind}),
     ) {
@@ -582,7 +582,7 @@ fn slices_for_other_consumers_are_ignored() {
 }
 
 #[test]
-fn an_invalid_field_of_a_slice_is_ignored_and_reported() {
+fn an_invalid_field_of_an_endpoint_slice_is_ignored_and_reported() {
     let (slice, problems) = read_slice(json!({
         "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv6",

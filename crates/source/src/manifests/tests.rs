@@ -200,7 +200,7 @@ fn an_invalid_manifest_is_reported_and_keeps_its_previous_objects() {
 }
 
 #[test]
-fn an_invalid_manifest_at_start_keeps_the_lists_from_being_whole() {
+fn an_invalid_manifest_at_start_marks_the_initial_lists_as_partial() {
     for heal in [true, false] {
         let dir = Temporary::new();
         dir.write("a.yaml", &service("a", "10.96.0.1"));
@@ -316,7 +316,7 @@ fn files_that_are_not_manifests_are_ignored() {
 }
 
 #[test]
-fn a_manifest_folder_that_cannot_be_watched_is_an_error() {
+fn a_manifest_directory_that_cannot_be_watched_is_an_error() {
     let dir = Temporary::new();
     dir.write("file", "");
     for (path, advice) in [
@@ -406,7 +406,7 @@ async fn all_events_of_a_manifest_change_arrive_together() {
 }
 
 #[tokio::test]
-async fn a_mounted_config_map_of_manifests_changes_at_once() {
+async fn a_config_map_update_replaces_the_mounted_manifests() {
     let dir = Temporary::new();
     for (version, ip) in [("..1", "10.96.0.1"), ("..2", "10.96.0.2")] {
         fs::create_dir(dir.0.join(version)).unwrap();
@@ -441,7 +441,7 @@ async fn a_partly_written_manifest_is_not_read() {
 }
 
 #[tokio::test]
-async fn a_removed_manifest_folder_keeps_its_objects_until_recreated() {
+async fn a_removed_manifest_directory_keeps_its_objects_until_recreated() {
     let outer = Temporary::new();
     let dir = outer.0.join("x/manifests");
     fs::create_dir_all(&dir).unwrap();

@@ -69,9 +69,9 @@ macro_rules! story {
 /// - with nf_tables (lane B): the test of the rows for TCP, in `make test-full`.
 fn is_in_tests(story: &str) -> bool {
     let rows = if clients::has_nftables() {
-        "matrix::each_row_of_the_matrix_holds"
+        "matrix::each_row_of_the_packet_matrix_holds"
     } else {
-        "matrix::each_row_holds_for_udp_and_sctp"
+        "matrix::each_row_of_the_packet_matrix_holds_for_udp_and_sctp"
     };
     story == rows
 }
@@ -85,7 +85,7 @@ fn main() {
         return;
     }
     let stories: &[Story] = stories! {
-        matrix: each_row_of_the_matrix_holds, each_row_holds_for_udp_and_sctp;
+        matrix: each_row_of_the_packet_matrix_holds, each_row_of_the_packet_matrix_holds_for_udp_and_sctp;
         edges: a_service_without_endpoints_is_refused, unexposed_service_ports_reach_no_process, a_pod_reaches_itself_through_its_service,
             terminating_endpoints_serve_only_without_ready_endpoints, source_ranges_limit_load_balancer_addresses, service_addresses_answer_ping;
     };
@@ -94,13 +94,13 @@ fn main() {
             "iptables::",
             ["--proxy-mode=iptables"],
             || true,
-            matrix::each_row_of_the_matrix_holds
+            matrix::each_row_of_the_packet_matrix_holds
         ),
         story!(
             "userspace_iptables::",
             ["--proxy-mode=userspace", "--iptables-backend=nft"],
             clients::has_nftables,
-            matrix::each_row_of_the_matrix_holds
+            matrix::each_row_of_the_packet_matrix_holds
         ),
         // On a kernel without nf_tables (lane A), the tests of `kube-proxy explain` for replies run
         // only in IPVS mode, because all modes have the same rules there.

@@ -20,7 +20,7 @@ const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
 
-pub(crate) fn each_row_of_the_matrix_holds(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_row_of_the_packet_matrix_holds(c: &mut Cluster) -> Outcome {
     if Mode::of(c) != Mode::Ipvs {
         return every_row_by_chance(c);
     }
@@ -105,7 +105,7 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
 
 /// UDP, SCTP and IPv6 have the same results as TCP over IPv4. The test skips
 /// `internalTrafficPolicy`, because its effect does not depend on the protocol.
-pub(crate) fn each_row_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
+pub(crate) fn each_row_of_the_packet_matrix_holds_for_udp_and_sctp(c: &mut Cluster) -> Outcome {
     let mode = Mode::of(c);
     c.near.serve_sctp(8080)?;
     c.far.serve_sctp(8080)?;

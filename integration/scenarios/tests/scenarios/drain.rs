@@ -117,7 +117,9 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
     Ok(())
 }
 
-pub(crate) fn udp_clients_move_to_another_endpoint_at_once(c: &mut Cluster) -> Outcome {
+pub(crate) fn udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_immediately(
+    c: &mut Cluster,
+) -> Outcome {
     let dns = Service::new("dns", "10.96.0.10")
         .port(udp(80, 8080))
         .endpoints("10.244.1.10 10.244.2.10");

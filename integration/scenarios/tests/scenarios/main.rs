@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_mins(10);
 fn main() {
     let stories = stories! {
         // The module `refusals` comes first, because it needs a kernel that has never loaded IPVS.
-        refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_folder_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
+        refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_directory_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
         ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_and_foreign_services_are_ignored;
         manifests: added_edited_and_deleted_manifests_are_followed, manifests_renamed_into_place_are_followed, an_address_moved_between_services_is_always_served, an_invalid_manifest_keeps_its_services, an_invalid_manifest_at_start_blocks_removals;
         api: services_from_streamed_lists_are_served, services_from_cached_lists_are_served, an_api_server_that_starts_later_is_awaited, services_stay_while_the_api_server_is_unreachable, invalid_responses_keep_all_services;
@@ -41,9 +41,9 @@ fn main() {
         shim: upstreams_and_lean_shims_switch_under_traffic, nftables_and_iptables_shims_switch_under_traffic if has_nft(), the_shims_nftables_table_is_repaired if has_nft(), the_nftables_shim_needs_neither_iptables_nor_ipset if has_nft(), leftover_rules_without_iptables_are_logged_at_each_start if has_nft(), foreign_dnat_rules_do_not_affect_service_traffic if has_nft();
         foreign: foreign_kernel_state_stays;
         drift: a_resync_repairs_each_kind_of_damage;
-        vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_range_excludes_the_networks_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
+        vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_service_range_excludes_the_subnets_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
         addresses: node_ports_follow_the_node_addresses, added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
-        drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_move_to_another_endpoint_at_once, endpoint_changes_lose_no_udp_query;
+        drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_immediately, endpoint_changes_lose_no_udp_query;
         conflicts: the_older_service_wins_a_shared_address;
         options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;
         invalid_objects: invalid_objects_are_reported_by_name, an_endpoint_refused_by_the_kernel_is_reported, a_foreign_ipset_with_our_name_is_reported;

@@ -143,7 +143,7 @@ pub(crate) fn unknown_flags_stop_the_start(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn a_missing_manifest_folder_stops_the_start(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_missing_manifest_directory_stops_the_start(c: &mut Cluster) -> Outcome {
     c.launch_with(&["--manifests=/nonexistent/manifests"])?;
     says(
         &c.refusal()?,

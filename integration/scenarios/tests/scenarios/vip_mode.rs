@@ -132,7 +132,7 @@ pub(crate) fn a_change_of_the_vip_mode_keeps_open_connections(c: &mut Cluster) -
 /// - Packets to networks of other interfaces and of static routes still take those routes.
 /// - A Service address outside of the ServiceCIDRs has its own route.
 /// - The node's processes are unreachable at all addresses of a ServiceCIDR.
-pub(crate) fn a_range_excludes_the_networks_of_other_interfaces(c: &mut Cluster) -> Outcome {
+pub(crate) fn a_service_range_excludes_the_subnets_of_other_interfaces(c: &mut Cluster) -> Outcome {
     let inside = Service::new("inside", "10.108.0.10")
         .port(tcp(80, 8080))
         .endpoints("10.244.2.10");

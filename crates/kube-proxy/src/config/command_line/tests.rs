@@ -1248,7 +1248,7 @@ fn each_flag_has_a_test_row_and_help() {
 }
 
 #[test]
-fn a_local_traffic_detector_uses_only_networks_of_its_ip_family() {
+fn a_local_traffic_detector_uses_only_pod_cidrs_of_its_ip_family() {
     let net = |text: &str| text.parse().unwrap();
     let by_cluster = DetectLocal::ClusterCidr(vec![net("10.244.0.0/16")]);
     assert_eq!(

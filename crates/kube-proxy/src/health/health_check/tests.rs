@@ -236,7 +236,7 @@ async fn a_closed_health_check_server_closes_its_connections() {
 
 /// Load balancers receive responses even while other clients keep silent connections open.
 #[tokio::test]
-async fn silent_connections_do_not_block_health_checks() {
+async fn connections_without_a_request_do_not_block_health_checks() {
     let world = World::new("").await;
     let mut idle = Vec::new();
     for _ in 0..300 {
@@ -328,7 +328,7 @@ async fn health_check_servers_follow_changed_node_port_addresses() {
 }
 
 #[test]
-fn node_port_networks_with_all_addresses_make_servers_listen_on_any_address() {
+fn nodeport_addresses_with_all_addresses_make_servers_listen_on_the_unspecified_address() {
     let within = |nets: &[&str]| {
         NodePortAddresses::Within(nets.iter().map(|net| net.parse().unwrap()).collect())
     };

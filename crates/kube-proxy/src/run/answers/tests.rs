@@ -96,7 +96,7 @@ async fn get(inspect: &Arc<Inspect>, path: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn the_status_api_reports_the_state_of_the_loop() {
+async fn the_status_api_reports_the_state_of_the_main_loop() {
     let (mut daemon, inspect) = daemon(3, 2);
     let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
     let ((code, status), ..) = asked.await;
@@ -192,7 +192,7 @@ async fn the_api_lists_services_in_pages_and_individually() {
 /// Services take 0.7 s. The asserted limit is much higher, because the test also runs without
 /// optimization.
 #[tokio::test]
-async fn no_api_request_blocks_the_loop() {
+async fn no_inspection_api_request_blocks_the_main_loop() {
     const SERVICES: usize = 50_000;
     let (mut daemon, inspect) = daemon(SERVICES, 5);
     for from in [0, 20_000, 47_500] {
@@ -243,7 +243,7 @@ async fn services_with_many_endpoints_are_returned_in_small_batches() {
 /// The test prints the time of the longest reply. The asserted limit is much higher than the usual
 /// time.
 #[tokio::test]
-async fn address_lookups_do_not_block_the_loop() {
+async fn address_lookups_do_not_block_the_main_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);
     let find = async |address: [u8; 4], port| {
         let found = inspect.claimants(address.into(), port).await.unwrap();

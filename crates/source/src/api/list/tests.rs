@@ -214,7 +214,7 @@ fn a_truncated_list_is_rejected() {
 }
 
 #[test]
-fn a_list_of_another_kind_is_rejected() {
+fn a_list_of_an_unrequested_kind_is_rejected() {
     for (kind, json, protobuf) in SAME {
         for other in Kind::ALL {
             for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
@@ -300,7 +300,7 @@ fn a_list_that_is_not_json_is_rejected() {
 }
 
 #[test]
-fn an_empty_list_needs_a_kind() {
+fn an_empty_list_without_a_kind_is_rejected() {
     for items in [json!([]), Value::Null] {
         assert_eq!(page(&items).1.len(), 0);
     }

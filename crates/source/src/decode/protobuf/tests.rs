@@ -501,7 +501,7 @@ fn an_invalid_protobuf_message_affects_only_its_own_object() {
 }
 
 #[test]
-fn an_object_of_another_kind_is_ignored() {
+fn an_object_of_an_unrequested_kind_is_ignored() {
     let node = encoded(NODE, &json!({"metadata": {"name": "node1"}}));
     let read = event(Kind::Service, &framed("ADDED", &envelope("Node", &node)));
     let Ok(WatchEvent::Applied(Ok(decoded))) = read else {

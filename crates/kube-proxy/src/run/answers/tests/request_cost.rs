@@ -102,7 +102,7 @@ async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn busiest_services_are_ranked_outside_the_loop() {
+async fn busiest_services_are_ranked_outside_the_main_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);
     daemon
         .observed
@@ -117,7 +117,7 @@ async fn busiest_services_are_ranked_outside_the_loop() {
 }
 
 #[tokio::test]
-async fn explanations_are_computed_outside_the_loop() {
+async fn explanations_are_computed_outside_the_main_loop() {
     let (mut daemon, inspect) = daemon(1, 20_000);
     let path = "/api/v1/explain?to=ns-0/web-0:http&from=node";
     let (_, took) = beside(&mut daemon, code(&inspect, path)).await;
