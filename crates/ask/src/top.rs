@@ -184,7 +184,7 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut failure = None;
     let mut ticks = interval(Duration::from_secs(arguments.interval));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Skips the first tick, which fires at once, because the first sample was already taken.
+    // Skips the first tick, which fires immediately, because the first sample was already taken.
     ticks.tick().await;
     let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {

@@ -164,9 +164,8 @@ fn beside(modes: Footprints, serving: &ServingMode, excluded: &[IpNet], manner: 
     cleanup
 }
 
-/// Makes new connections use the current mode instead of the former modes. For this, empties the
-/// chains of leftover nftables tables, which would send packets to virtual servers that are about
-/// to be deleted.
+/// Makes new connections use the current mode. For this, empties the chains of leftover nftables
+/// tables, which would send packets to virtual servers that are about to be deleted.
 ///
 /// Then waits for a short time, so that connections through virtual servers can complete a
 /// handshake or a close.

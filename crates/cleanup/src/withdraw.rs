@@ -62,8 +62,8 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Access to the entries that redirect packets, except iptables rules: virtual servers, ipsets and
-/// nftables tables.
+/// Access to the entries that redirect packets to endpoints, except iptables rules: virtual
+/// servers, ipsets and nftables tables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
@@ -127,7 +127,7 @@ impl Stores {
         }
     }
 
-    /// Removes the entries that redirect packets to this address and port.
+    /// Removes the entries that capture packets sent to this address and port.
     fn withdraw(
         &mut self,
         modes: Footprints,
@@ -356,8 +356,8 @@ impl OwnTable {
         self.nftables.element(family.into(), self.name, set, key)
     }
 
-    /// Deletes the elements that redirect packets to an address and port, unless the address is a
-    /// cluster IP. Returns the number of deleted elements.
+    /// Deletes the elements that capture packets sent to an address and port, unless the address is
+    /// a cluster IP. Returns the number of deleted elements.
     fn delete(&mut self, family: IpFamily, at: SocketAddr) -> Result<usize, Failure> {
         let address = Concatenation::new().address(at.ip());
         if let Some(cluster_ips) = (self.mode.cluster_ips)(family) {
@@ -429,7 +429,7 @@ fn len(types: &[DataType]) -> usize {
         .sum()
 }
 
-/// Deletes the iptables rules that redirect packets to one of these addresses.
+/// Deletes the iptables rules that capture packets sent to one of these addresses.
 fn withdraw_rules(
     modes: Footprints,
     family: IpFamily,
@@ -467,8 +467,8 @@ fn withdraw_rules(
     }
 }
 
-/// Returns the rules of these modes that redirect packets to one of these addresses, each with its
-/// table.
+/// Returns the rules of these modes that capture packets sent to one of these addresses, each with
+/// its table.
 fn leading<'a>(
     modes: Footprints,
     addresses: &[SocketAddr],

@@ -206,7 +206,7 @@ pub trait Scheme: Sized + Send + 'static {
         None
     }
 
-    /// Makes the scheme plan all writes at once instead of waiting for earlier writes. A preview
+    /// Makes the scheme plan all writes now, without waiting for earlier writes. A preview
     /// needs this, because nothing is written during a preview.
     fn forgo_waiting(&mut self) {}
 

@@ -1,8 +1,8 @@
 //! Limits the number of connections to all HTTP servers of this process.
 //!
 //! Every host can connect to the ports, and a client may connect and stay silent. So a server
-//! accepts each new connection at once. If a limit is exceeded, the new connection evicts an old
-//! connection. There are two limits:
+//! accepts each new connection immediately. If a limit is exceeded, the new connection evicts an
+//! old connection. There are two limits:
 //!
 //! - A client may have [`CLIENT_SHARE`] connections to one server. A further connection evicts this
 //!   client's oldest idle connection.

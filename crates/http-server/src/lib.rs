@@ -149,7 +149,7 @@ impl Drop for Server {
 pub enum ConflictPolicy {
     /// Retry the bind until the address is free.
     Retry,
-    /// Fail the start at once (`--bind-address-hard-fail`).
+    /// Fail the start immediately (`--bind-address-hard-fail`).
     Fail,
 }
 

@@ -26,7 +26,7 @@ impl Reply {
     }
 }
 
-/// Replies of the kernel to a batch that was sent at once
+/// Replies of the kernel to a batch that was sent in one call
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {

@@ -22,10 +22,10 @@
 //! - calls nat chains only until one of them has decided the translation;
 //! - joins branches with equal results.
 //!
-//! **Kernel.** [`Kernel`] reads the kernel by single queries, for example for the member of a set,
-//! for a virtual server by its key, or for a route. [`Kernel`] makes a dump only if no single query
-//! suffices. iptables can only return whole tables. Such a table stays text, and the walk parses
-//! only the rules on the path.
+//! **Kernel.** [`Kernel`] reads the kernel by single queries. For example, a query returns a member
+//! of a set, a virtual server by its key, or a route. [`Kernel`] makes a dump only if no single
+//! query suffices. iptables can only return whole tables. Such a table stays text, and the walk
+//! parses only the rules on the path.
 //!
 //! **Reply.** The reply ([`answer`]) is a separate packet. It goes from the endpoint to the client
 //! address that the endpoint sees. The reply passes no nat chain, because the kernel reverts the

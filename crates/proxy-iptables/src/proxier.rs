@@ -221,7 +221,7 @@ impl engine::Scheme for Iptables {
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
-        // A read of all rules comes first, so the canary need not be checked at once.
+        // A read of all rules comes first, so the canary need not be checked immediately.
         let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);

@@ -205,9 +205,9 @@ impl Node {
 /// Order in which the endpoints of the Service are added to a node.
 #[derive(Debug, Clone, Copy)]
 enum Arrival {
-    /// All endpoints are added at once, in the order of their addresses on all nodes.
+    /// All endpoints are added together, in the order of their addresses on all nodes.
     Ascending,
-    /// All endpoints are added at once, in the order that the planner chooses.
+    /// All endpoints are added together, in the order that the planner chooses.
     AtOnce,
     /// The endpoints are added one after another, in the same order on all nodes.
     OneByOne,

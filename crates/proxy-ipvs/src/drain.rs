@@ -105,7 +105,7 @@ impl Drains {
     }
 
     /// Replaces the draining targets of a virtual server with `targets`, which is sorted. A new
-    /// target makes the next query due at once.
+    /// target makes the next query due immediately.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
@@ -122,8 +122,8 @@ impl Drains {
         self.total.add(drain);
     }
 
-    /// Makes the next query of a virtual server due at once, because one of its destinations has
-    /// begun to drain.
+    /// Makes the next query of a virtual server due immediately, because one of its destinations
+    /// has begun to drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);

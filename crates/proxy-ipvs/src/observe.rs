@@ -262,10 +262,10 @@ impl Ipvs {
         }
     }
 
-    /// Adopts a foreign virtual server that a Service wants if the virtual server has the ownership
-    /// flag, or if a kube-proxy could have created it for this Service. The first dump may have
-    /// missed this virtual server, or other evidence of ownership may be lost. Reports all other
-    /// wanted virtual servers as foreign.
+    /// Adopts a foreign virtual server that a Service wants. The virtual server must have the
+    /// ownership flag, or be one that a kube-proxy could have created for this Service. The first
+    /// dump may have missed this virtual server, or other evidence of ownership may be lost.
+    /// Reports all other wanted virtual servers as foreign.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {

@@ -7,7 +7,7 @@
 //!   multiplied by the number of steps.
 //! - **Restart**: the weight in the kernel shows how far the destination has grown.
 //! - **Condition**: a destination grows only while another destination has its full weight. So if a
-//!   Service begins to serve, all its destinations get their full weights at once.
+//!   Service begins to serve, all its destinations get their full weights immediately.
 //! - **Cost**: each new destination needs at most nine more writes. All steps share one timer. It
 //!   fires at most once a second, or every 100 ms while more virtual servers are due than one round
 //!   can handle.
@@ -225,7 +225,7 @@ impl Growths {
     }
 
     /// Returns the time at which a destination began to grow, or `None` if it gets its full weight
-    /// at once.
+    /// immediately.
     fn since(
         &self,
         place: &Place<'_>,
@@ -304,7 +304,8 @@ mod tests {
             }
         }
         assert_eq!(ramp.age(0, 10), Duration::ZERO);
-        // A full weight of 1 has no smaller weight, so the destination has its full weight at once.
+        // A full weight of 1 has no smaller weight, so the destination has its full weight
+        // immediately.
         assert_eq!(ramp.weight(Duration::ZERO, 1), 1);
     }
 

@@ -319,7 +319,7 @@ impl Plan {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
             // Gives the set no size, as upstream does. For a set with a size, the kernel would
-            // allocate all memory at once: 2 MiB for 65,535 elements.
+            // allocate all memory immediately: 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),

@@ -1,4 +1,4 @@
-//! Changes single rules of long chains, instead of writing whole chains.
+//! Changes single rules of long chains, so that the chains need not be written as a whole.
 //!
 //! With session affinity, the chain that chooses an endpoint has one rule for each endpoint. Each
 //! of these rules uses its own set. To write one such rule, the kernel searches all sets of the

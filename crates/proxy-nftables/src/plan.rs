@@ -94,7 +94,7 @@ pub(crate) enum Timeouts {
 /// Method of deleting unwanted chains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// Unwanted chains are deleted in the same transaction as the other changes.
+    /// Unwanted chains are deleted in the same transaction as the plan's other changes.
     #[default]
     Together,
     /// Unwanted chains are deleted in a later transaction. If a transaction deletes an element that

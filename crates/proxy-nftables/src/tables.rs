@@ -96,7 +96,7 @@ impl Tables {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Returns true for an object that only the other layout uses. Returns false for a chooser
+    /// Returns true for an object that only the unwanted layout has. Returns false for a chooser
     /// chain: a chooser that no Service needs may belong to the wanted layout.
     fn is_of_other_layout(&self, key: &BaseKey) -> bool {
         self.base.wanted(key).is_none()

@@ -169,7 +169,7 @@ const DIFFERENCES: [&str; 2] = [
     // Unlike in upstream, IPv4 networks in `--nodeport-addresses` do not make IPv6 addresses serve
     // NodePorts.
     "flag-nodeport-addresses-cidr IPv6",
-    // Unlike upstream, this mode deletes an unwanted chain at once.
+    // Unlike upstream, this mode deletes an unwanted chain immediately.
     "restart-leftovers IPv4",
 ];
 

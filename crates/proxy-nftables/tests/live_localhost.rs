@@ -212,7 +212,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Returns true if the rules reject a datagram to the NodePort at once.
+    /// Returns true if the rules reject a datagram to the NodePort immediately.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();

@@ -819,7 +819,7 @@ fn the_removal_of_an_endpoint_moves_at_most_one_other_endpoint() {
     );
 }
 
-/// The kernel reserves 2 MiB at once for a set with a size. An earlier version of this program
+/// The kernel reserves 2 MiB immediately for a set with a size. An earlier version of this program
 /// created such sets.
 #[test]
 fn new_affinity_sets_have_no_size_and_old_sets_release_their_memory() {

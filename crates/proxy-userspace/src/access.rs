@@ -74,9 +74,9 @@ fn serve(
     opened
 }
 
-/// Writes the whole plan at once. If the kernel refuses the plan, first writes the base (the rules
-/// that do not depend on Services) with the existing redirects. Then writes halves of the changes
-/// until each refused change is isolated.
+/// Writes the whole plan in one write. If the kernel refuses the plan, first writes the base (the
+/// rules that do not depend on Services) with the existing redirects. Then writes halves of the
+/// changes until each refused change is isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();

@@ -206,7 +206,7 @@ impl Admission {
     }
 
     /// Returns the EndpointSlices of a Service that are not served, because they exceed its limits.
-    /// Returns `None` if all slices are served.
+    /// Returns `None` if all EndpointSlices are served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -513,7 +513,7 @@ impl Admission {
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Learns the API server's addresses from the endpoints in these slices of
+    /// Learns the API server's addresses from the endpoints in these EndpointSlices of
     /// `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {

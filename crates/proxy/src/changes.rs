@@ -27,8 +27,8 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of events that changed an EndpointSlice.
     pub slice_changes: usize,
-    /// Times of the events that caused changes to slices. A deletion adds no time, because the
-    /// annotation of a deleted slice contains the time of an earlier change.
+    /// Times of the events that caused changes to EndpointSlices. A deletion adds no time, because
+    /// the annotation of a deleted EndpointSlice contains the time of an earlier change.
     pub triggers: Vec<Trigger>,
     /// Known objects that a new list lacked, with one entry per list.
     pub vanished: Vec<MissingObjects>,
@@ -65,11 +65,11 @@ impl Extend<IpFamily> for FamilySet {
 /// A changed EndpointSlice, and the time of the event that caused the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
-    /// Service to which the slice belongs.
+    /// Service to which the EndpointSlice belongs.
     pub service: NamespacedName,
-    /// IP family of the slice.
+    /// IP family of the EndpointSlice.
     pub family: IpFamily,
-    /// Time of the event, from the slice's annotation
+    /// Time of the event, from the EndpointSlice's annotation
     /// ([`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger)).
     pub at: SystemTime,
 }

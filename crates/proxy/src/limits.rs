@@ -164,8 +164,8 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> RemovedPar
         let mut load = 0_usize;
         let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
-            // Counts each port of the Service at most once per slice, because port names are
-            // unique.
+            // Counts each port of the Service at most once per EndpointSlice, because port names
+            // are unique.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
             let count = slice.endpoints.len();
             let has_room = slice.ports.iter().all(|port| {

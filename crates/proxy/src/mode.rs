@@ -47,7 +47,7 @@ pub trait Mode: Send {
     fn check(&mut self, now: Instant);
 
     /// Starts all pending work for which worker threads are idle. These threads read and write the
-    /// kernel's state. Returns at once.
+    /// kernel's state. Returns immediately.
     fn proceed(&mut self, model: &Model, now: Instant);
 
     /// Starts only writes for which clients wait. The daemon calls this function instead of

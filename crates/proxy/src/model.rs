@@ -28,11 +28,11 @@ pub struct Model {
     /// Services by name. The values are boxed, because a hash table needs up to twice the memory of
     /// its entries. While the table grows, it needs up to three times their memory.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Slices by Service, sorted by name. A list needs less memory than a tree: most Services have
-    /// one slice, and even one tree node would be ten times as large.
+    /// EndpointSlices by Service, sorted by name. A list needs less memory than a tree: most
+    /// Services have one EndpointSlice, and even one tree node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Service of each slice. A deletion event names only the slice, and the label of a changed
-    /// slice may name another Service than before.
+    /// Service of each EndpointSlice. A deletion event names only the EndpointSlice, and the label
+    /// of a changed EndpointSlice may name another Service than before.
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Version number of the set of Service names. Changes whenever a Service is added or deleted.
     names_version: u64,
@@ -309,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Applies the limits to a Service again, after its slices have changed.
+    /// Applies the limits to a Service again, after its EndpointSlices have changed.
     fn weigh_again(&mut self, name: &NamespacedName) {
         let slices = slices_of(&self.slices, name);
         let is_within = |service: &Service| limits::is_within(service, slices);
@@ -346,8 +346,8 @@ impl Model {
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
         let own_node = self.own_node.as_deref();
-        // Collects the zones of the endpoints' nodes. The endpoints of a slice may be on many
-        // nodes, but these nodes are in few zones.
+        // Collects the zones of the endpoints' nodes. The endpoints of an EndpointSlice may be on
+        // many nodes, but these nodes are in few zones.
         let mut zones = SmallVec::<[Arc<Placement>; 8]>::new();
         slice.endpoints = slice.endpoints.with_placements(|placement| {
             let is_just_elsewhere = is_just_elsewhere(placement, own_node);
@@ -446,8 +446,8 @@ fn slices_of<'a>(
     slices.get(service).map_or(&[], Vec::as_slice)
 }
 
-/// Returns the index of a slice among the slices of its Service, or the index at which to insert
-/// it.
+/// Returns the index of an EndpointSlice among the EndpointSlices of its Service, or the index at
+/// which to insert it.
 fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
     slices.binary_search_by(|slice| slice.name.cmp(name))
 }

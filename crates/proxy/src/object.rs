@@ -162,24 +162,24 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
 }
 
-/// An EndpointSlice of one IP family. Slices with `addressType: FQDN` are never proxied.
+/// An EndpointSlice of one IP family. EndpointSlices with `addressType: FQDN` are never proxied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Namespace and name of the slice.
+    /// Namespace and name of the EndpointSlice.
     pub name: NamespacedName,
-    /// The Service of the slice: label `kubernetes.io/service-name`.
+    /// The Service of the EndpointSlice: label `kubernetes.io/service-name`.
     pub service: NamespacedName,
-    /// The slice's IP family (`addressType`).
+    /// The EndpointSlice's IP family (`addressType`).
     pub family: IpFamily,
-    /// The slice's `ports` that have a number.
+    /// The EndpointSlice's `ports` that have a number.
     pub ports: SmallVec<[EndpointPort; 1]>,
-    /// The slice's `endpoints`, each with its first address.
+    /// The EndpointSlice's `endpoints`, each with its first address.
     pub endpoints: EndpointList,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub change_trigger: Option<SystemTime>,
 }
 
-/// One entry of a slice's `ports`.
+/// One entry of an EndpointSlice's `ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointPort {
     /// Name of the port, or empty if absent.
@@ -353,8 +353,8 @@ impl EndpointList {
     /// Packs endpoints. Returns `None` if an address is IPv6, or if there are too many distinct
     /// states.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // Finds equal states with a hash table, because a slice may have many states: each endpoint
-        // may be on another node.
+        // Finds equal states with a hash table, because an EndpointSlice may have many states: each
+        // endpoint may be on another node.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();

@@ -1,9 +1,9 @@
 //! Divides changes to Services into batches (the code calls a batch a piece). The mode computes
 //! kernel entries for one batch at a time.
 //!
-//! A tenant can change very many entries of its namespace at once: with Services of the largest
-//! size, or with thousands of small Services. Changes in other namespaces then wait for at most one
-//! batch:
+//! A tenant can change very many entries of its namespace at the same time: with Services of the
+//! largest size, or with thousands of small Services. Changes in other namespaces then wait for at
+//! most one batch:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update

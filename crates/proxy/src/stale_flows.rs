@@ -131,7 +131,7 @@ impl UdpService {
     }
 }
 
-/// Returns the serving endpoints of each UDP port in the slices, by the port's name.
+/// Returns the serving endpoints of each UDP port in the EndpointSlices, by the port's name.
 fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec<SocketAddr>> {
     let mut all: HashMap<&str, Vec<SocketAddr>> = HashMap::new();
     for slice in view.slices().filter(|slice| slice.family == family) {

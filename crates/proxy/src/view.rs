@@ -1,4 +1,4 @@
-//! A Service with its slices: the input of a mode's compiler.
+//! A Service with its EndpointSlices: the input of a mode's compiler.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,19 +7,20 @@ use hashbrown::HashSet;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Service};
 
-/// A Service and its slices: the input of a mode's compiler.
+/// A Service and its EndpointSlices: the input of a mode's compiler.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceView<'a> {
     /// The Service, with only the addresses and ports that the model serves.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
-    /// Slices that the proxy does not serve, because the Service exceeds its limits.
+    /// EndpointSlices that the proxy does not serve, because the Service exceeds its limits.
     pub(crate) left_out: Option<&'a HashSet<NamespacedName>>,
     pub(crate) api_servers: &'a [SocketAddr],
 }
 
 impl<'a> ServiceView<'a> {
-    /// Creates a view of a Service and its slices. The slices must be sorted by name.
+    /// Creates a view of a Service and its EndpointSlices. The EndpointSlices must be sorted by
+    /// name.
     pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
         Self {
             service,
@@ -35,7 +36,8 @@ impl<'a> ServiceView<'a> {
         self.api_servers.iter().any(|at| at.ip() == address)
     }
 
-    /// Returns the slices of both families within the [limits](crate::limits), sorted by name.
+    /// Returns the EndpointSlices of both families within the [limits](crate::limits), sorted by
+    /// name.
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
         let left_out = self.left_out;
         let slices = self.slices.iter();

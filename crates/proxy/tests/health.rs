@@ -103,8 +103,8 @@ fn an_endpoint_address_is_counted_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
-        // This slice repeats a pod with another port, and contains the address of a deleted pod
-        // that a new pod uses now.
+        // This EndpointSlice repeats a pod with another port, and contains the address of a deleted
+        // pod that a new pod uses now.
         slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
     ];
     assert_eq!(told(events), [Some(2), None]);

@@ -37,7 +37,7 @@ fn service(ports: usize, ingress: usize, external: usize) -> Service {
     service
 }
 
-/// Returns a slice with the first `ports` ports of the Service.
+/// Returns an EndpointSlice with the first `ports` ports of the Service.
 fn slice(slice: &str, ports: usize, endpoints: usize) -> EndpointSlice {
     EndpointSlice {
         name: name(slice),
@@ -72,7 +72,7 @@ fn model(service: &Service, slices: &[EndpointSlice]) -> Model {
     model
 }
 
-/// Returns the numbers of served ports, load-balancer addresses, external IPs and slices.
+/// Returns the numbers of served ports, load-balancer addresses, external IPs and EndpointSlices.
 fn served(model: &Model) -> [usize; 4] {
     let view = model.view(&name("big")).unwrap();
     let of = view.service;
@@ -226,8 +226,8 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // 51 slices exceed a port's limit of endpoints by one slice. The Service has a cluster IP and a
-    // NodePort.
+    // 51 EndpointSlices exceed a port's limit of endpoints by one EndpointSlice. The Service has a
+    // cluster IP and a NodePort.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
         .collect();
@@ -258,7 +258,7 @@ fn a_service_with_very_many_endpoints_is_served_completely() {
 #[test]
 fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
     let given = service(MAX_FRONTENDS, 0, 0);
-    // Some slices have a port that no other slice has, and some have no port.
+    // Some EndpointSlices have a port that no other EndpointSlice has, and some have no port.
     let slices: Vec<_> = (0..2_000)
         .map(|number| {
             let mut slice = slice(

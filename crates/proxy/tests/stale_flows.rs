@@ -45,8 +45,9 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     }
 }
 
-/// Returns a slice whose endpoints serve DNS over UDP on port `number` and over TCP on port 8053.
-/// The prefix `~` of an address means serving while terminating, and `-` means not serving.
+/// Returns an EndpointSlice whose endpoints serve DNS over UDP on port `number` and over TCP on
+/// port 8053. The prefix `~` of an address means serving while terminating, and `-` means not
+/// serving.
 fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
     let port = |protocol, port| EndpointPort {
         name: "dns".into(),
@@ -134,8 +135,8 @@ impl World {
     }
 }
 
-/// Returns the Service `dns` with four kinds of frontends, and its slices with different ports, in
-/// both families.
+/// Returns the Service `dns` with four kinds of frontends, and its EndpointSlices with different
+/// ports, in both families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");

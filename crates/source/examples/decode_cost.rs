@@ -226,7 +226,7 @@ fn serve(answer: Vec<u8>) -> String {
     format!("http://{address}")
 }
 
-/// Returns an EndpointSlice like the controller's slices for a Deployment's Pods.
+/// Returns an EndpointSlice like the controller's EndpointSlices for a Deployment's Pods.
 fn slice(number: usize, endpoints: usize) -> Value {
     let service = format!("service-{number}");
     let list: Vec<Value> = (0..endpoints)

@@ -32,8 +32,8 @@ impl Complaints {
     /// Returns log lines about an object's problems. Returns none if the log has reported the same
     /// problems.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
-        /// Largest number of log lines about one object. A slice with a thousand invalid endpoints
-        /// usually has a single cause.
+        /// Largest number of log lines about one object. An EndpointSlice with a thousand invalid
+        /// endpoints usually has a single cause.
         const MOST: usize = 5;
         if problems.is_empty() {
             self.0.remove(key);

@@ -22,10 +22,11 @@ use crate::manifests;
 /// Label of an EndpointSlice that contains the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// Maximum number of slices in a response. 1,000 slices have up to 100,000 endpoints.
+/// Maximum number of EndpointSlices in a response. 1,000 EndpointSlices have up to 100,000
+/// endpoints.
 const SLICES_MAX: &str = "1000";
 
-/// Pod, node and zone of an endpoint, according to its slice.
+/// Pod, node and zone of an endpoint, according to its EndpointSlice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointLocation {
     /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
@@ -37,10 +38,10 @@ pub struct EndpointLocation {
 }
 
 /// Locations of a Service's endpoints. One address may have several locations: host-network pods of
-/// a node share an address, and a slice may contain a terminating pod and its replacement.
+/// a node share an address, and an EndpointSlice may contain a terminating pod and its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {
-    /// Ports of each slice. The slices are sorted by name, as in the model.
+    /// Ports of each EndpointSlice. The EndpointSlices are sorted by name, as in the model.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
     /// Log lines about ignored endpoints, at most [`IGNORED_MAX`].
@@ -50,12 +51,12 @@ pub struct EndpointPlaces {
 /// Maximum number of log lines about ignored endpoints.
 const IGNORED_MAX: usize = 20;
 
-/// Name, protocol and number of each port of a slice.
+/// Name, protocol and number of each port of an EndpointSlice.
 type SlicePorts = Vec<(Option<String>, Option<String>, Option<u16>)>;
 
 #[derive(Debug, Clone)]
 struct ListedEndpoint {
-    /// Index in `slices` of the slice that contains the endpoint.
+    /// Index in `slices` of the EndpointSlice that contains the endpoint.
     slice: usize,
     terminating: bool,
     whereabouts: EndpointLocation,
@@ -127,8 +128,8 @@ impl EndpointPlaces {
         };
         let listed = self.endpoints.get(&address)?.iter().enumerate();
         let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
-            // If a slice lists the address twice and neither entry is terminating, the last entry
-            // counts.
+            // If an EndpointSlice lists the address twice and neither entry is terminating, the
+            // last entry counts.
             let later = (!listed.terminating).then_some(Reverse(*position));
             (listed.terminating, listed.slice, later, *position)
         };
@@ -241,7 +242,7 @@ fn may_name(text: &str, name: &str) -> bool {
 }
 
 /// Decodes the EndpointSlices of a document, which may contain the Service's name. Skips list items
-/// that cannot contain the name. Returns no slices if the document cannot be decoded.
+/// that cannot contain the name. Returns no EndpointSlices if the document cannot be decoded.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -491,7 +492,7 @@ mod tests {
     }
 
     /// Checks two host-network pods of one node, which share an address. Each pod is in its own
-    /// slice.
+    /// EndpointSlice.
     #[test]
     fn pods_that_share_an_address_are_distinguished_by_port() {
         let text = r#"{"items":[
@@ -523,7 +524,7 @@ mod tests {
     }
 
     /// Checks that the result is the endpoint that `proxy::Endpoints` uses, for any order of the
-    /// slices.
+    /// EndpointSlices.
     #[test]
     fn the_effective_endpoint_of_a_shared_address_is_returned() {
         let slice = |name: &str, pods: &[(&str, bool)]| {

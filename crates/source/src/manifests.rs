@@ -50,7 +50,7 @@ const UNFINISHED: Duration = Duration::from_secs(1);
 const REFILLED: Duration = Duration::from_secs(1);
 /// Longest delay of a read while changes keep arriving.
 const LONGEST: Duration = Duration::from_secs(3);
-/// Symbolic link that a mounted ConfigMap replaces to change all its files at once.
+/// Symbolic link that a mounted ConfigMap replaces to change all its files together.
 const CONFIG_MAP_DATA: &str = "..data";
 /// Number of batches of events that may wait for the receiver of the stream.
 const IN_FLIGHT: usize = 1;

@@ -140,7 +140,7 @@ pub struct Address {
     /// Scheduler of the virtual server. Absent in modes other than IPVS.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
-    /// The Service that has the address instead, or [`ANOTHER_PROGRAM`] if another program has a
+    /// The Service that has won the address, or [`ANOTHER_PROGRAM`] if another program has a
     /// virtual server at the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,

@@ -70,7 +70,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits until a condition holds. Fails at once if a program has ended. If the condition
+    /// Waits until a condition holds. Fails immediately if a program has ended. If the condition
     /// returns an error, checks the condition again later. On a timeout, fails with the condition's
     /// last error.
     pub(crate) fn until(

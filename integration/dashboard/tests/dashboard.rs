@@ -174,7 +174,7 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
 }
 
 /// Adds an EndpointSlice with the annotation `last-change-trigger-time`, waits until the daemon has
-/// programmed the slice, and deletes it.
+/// programmed the EndpointSlice, and deletes it.
 fn add_and_remove_endpoint(c: &Cluster, api: &ApiServer) -> Result<()> {
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
     api.apply(&format!(

@@ -160,14 +160,14 @@ impl<'a> Stage<'a> {
         flags
     }
 
-    /// Starts the daemon with the manifest directory as its source. Returns at once.
+    /// Starts the daemon with the manifest directory as its source. Returns immediately.
     pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch(&flags)
     }
 
-    /// Starts the daemon with an API server as its source. Returns at once.
+    /// Starts the daemon with an API server as its source. Returns immediately.
     pub(crate) fn launch_on(&mut self, api: &ApiServer, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

@@ -350,7 +350,7 @@ fn the_daemon_set_selects_the_architectures_of_the_image() {
     }
 }
 
-/// If the ConfigMap still contains the placeholder address, the daemon exits at once. The error
+/// If the ConfigMap still contains the placeholder address, the daemon exits immediately. The error
 /// names the next step.
 #[tokio::test]
 async fn the_daemon_exits_if_the_api_server_is_still_the_placeholder() {

@@ -16,7 +16,7 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// Timeout for a result that normally follows at once. It is this long for a loaded machine.
+/// Timeout for a result that normally follows immediately. It is this long for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Timeout for one request of [`tally`](crate::tally).
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);

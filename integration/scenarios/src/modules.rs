@@ -27,8 +27,8 @@ impl Drop for Modprobe {
     }
 }
 
-/// Returns true if the tests run in a VM of the lab, and if `name` is a module that the VM's kernel
-/// loads from a file.
+/// Returns true if the tests run in a VM of the lab whose kernel loads the module `name` from a
+/// file.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

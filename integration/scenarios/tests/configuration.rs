@@ -425,7 +425,7 @@ fn an_unwritable_kernel_setting_affects_only_its_feature(c: &mut Cluster) -> Out
         Ok(())
     };
     is_served(c)?;
-    // The daemon applies the change at once, except for settings that are not writable.
+    // The daemon applies the change immediately, except for settings that are not writable.
     map.publish("..2", &fields(""))?;
     let said = |c: &mut Cluster| {
         let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;

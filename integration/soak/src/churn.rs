@@ -224,7 +224,7 @@ fn delete(api: &ApiServer, service: &Service) -> Result<()> {
     api.delete_service(service.name())?;
     for family in ["ipv4", "ipv6"] {
         let slice = format!("{}-{family}", service.name());
-        // Some Services have slices of only one family.
+        // Some Services have EndpointSlices of only one family.
         if let Err(error) = api.delete_slice(&slice)
             && family == "ipv4"
         {

@@ -216,8 +216,8 @@ async fn service_programming_is_measured_from_the_arrival_of_the_change() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
-/// A change that needs no write must complete at once. Otherwise, the family would seem to wait for
-/// this change forever.
+/// A change that needs no write must complete immediately. Otherwise, the family would seem to wait
+/// for this change forever.
 #[tokio::test]
 async fn a_change_that_needs_no_write_completes_immediately() {
     let mut world = World::new();

@@ -135,7 +135,7 @@ impl Clearing {
         }
     }
 
-    /// Logs the waiting warnings. After this call, each new warning is logged at once.
+    /// Logs the waiting warnings. After this call, each new warning is logged immediately.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {

@@ -253,7 +253,7 @@ impl Daemon {
     /// objects.
     ///
     /// Rules whose process has ended serve no client. So this function makes packets bypass such
-    /// rules at once.
+    /// rules immediately.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {

@@ -85,8 +85,8 @@ pub(crate) async fn gather_within(
         }
         tokio::select! {
             event = events.next() => match event {
-                // Applies all queued events at once, because each turn of this loop reads the clock
-                // and sets timers.
+                // Applies all queued events together, because each turn of this loop reads the
+                // clock and sets timers.
                 Some(event) => drain(events, model, event).await,
                 None => return,
             },
@@ -141,8 +141,8 @@ mod tests {
         ]
     }
 
-    /// Returns the model after a start, and the start's duration. The source sends `first` at once,
-    /// and the events in `later` after a pause.
+    /// Returns the model after a start, and the start's duration. The source sends `first`
+    /// immediately, and the events in `later` after a pause.
     async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
         let (pause, later) = later;
         let later = stream::once(async move {

@@ -92,8 +92,8 @@ impl IntoProxiers for Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // Parses the output of `iptables-save` at once, and then drops the output, because it may
-        // be large.
+        // Parses the output of `iptables-save` immediately, and then drops the output, because it
+        // may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))

@@ -21,7 +21,8 @@ pub(super) static ROWS: &Rows<Context> = &[
         SysctlRow::comfort("proc/sys/net/ipv4/vs/conn_reuse_mode"),
         |Context { kernel, .. }| ((4, 1) <= *kernel && *kernel < (5, 9)).then_some(0),
     ),
-    // This setting ends connections to a removed destination at once instead of after a timeout.
+    // This setting ends connections to a removed destination immediately instead of after a
+    // timeout.
     (
         SysctlRow::comfort("proc/sys/net/ipv4/vs/expire_nodest_conn"),
         |_| Some(1),

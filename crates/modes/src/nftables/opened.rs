@@ -230,7 +230,7 @@ fn has_flat(family: IpFamily) -> bool {
 /// Returns the limits of the relay that serves NodePorts on localhost.
 fn limits() -> Limits {
     Limits {
-        // Closes the ports at once, because the next process opens the same ports.
+        // Closes the ports immediately, because the next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
         // All clients have the same address, so affinity applies to the port as a whole.

@@ -108,8 +108,8 @@ impl WrittenEntries {
 
 impl Comparison {
     /// Begins to compare a dump with the tables. Compares the link, the node's addresses and the
-    /// sizes of sets at once and as a whole. If one of these parts differs, a worker thread reads
-    /// the part again.
+    /// sizes of sets in one step. If one of these parts differs, a worker thread reads the part
+    /// again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,

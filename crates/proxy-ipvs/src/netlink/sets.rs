@@ -38,9 +38,9 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads our sets one by one instead of all sets at once, because other programs' sets may be
-    /// huge. Skips another program's set that has our name but another type: the later attempt to
-    /// create our set reports the reason.
+    /// Reads our sets one by one instead of all sets in one dump, because other programs' sets may
+    /// be huge. Skips another program's set that has our name but another type: the later attempt
+    /// to create our set reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();

@@ -120,8 +120,8 @@ fn a_restart_continues_a_slow_start_from_the_kernels_weight() {
 
 #[test]
 fn new_endpoints_get_full_weights_immediately_if_no_older_endpoint_serves() {
-    // If a Service begins to serve, all its endpoints are new, so they get their full weights at
-    // once.
+    // If a Service begins to serve, all its endpoints are new, so they get their full weights
+    // immediately.
     let mut world = serving("wrr");
     assert_eq!(weights(&world), [10, 10]);
     world.slice(slice("default/web", &[]));
@@ -160,13 +160,13 @@ fn a_change_to_the_slow_start_option_changes_weights_in_place_and_immediately() 
         assert!(written.iter().all(|op| !op.contains("add")), "{written:?}");
         assert!(!world.proxier_due_within(Duration::from_hours(1)));
     }
-    // If the previous daemon had no slow start, a restart changes the weights at once.
+    // If the previous daemon had no slow start, a restart changes the weights immediately.
     world.service(annotated(&plain));
     world.sync();
     let mut world = on(world.kernel, annotated(&slow), &PAIR);
     world.sync();
     assert_eq!(weights(&world), [40, 10]);
-    // If the option is removed, a growing endpoint gets its full weight at once.
+    // If the option is removed, a growing endpoint gets its full weight immediately.
     let mut world = growing(2);
     world.service(annotated(&plain));
     world.sync();

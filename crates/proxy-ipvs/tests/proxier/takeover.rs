@@ -234,7 +234,7 @@ fn an_address_is_bound_before_its_binding_by_the_previous_vip_mode_is_removed() 
 
 /// Before the change of `--ipvs-vip-mode`, the service address was a route. Now it is an address on
 /// the link. If another program removes this address, the kernel sends a notification, and the
-/// proxier binds the address again at once.
+/// proxier binds the address again immediately.
 #[test]
 fn an_address_that_is_lost_after_a_change_of_the_vip_mode_is_bound_again() {
     let mut world = bound_otherwise().listed();

@@ -435,8 +435,8 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks that the mode writes very many Services at once, then one more Service, and then removes
-/// all Services.
+/// Checks that the mode writes very many Services in one sync, then one more Service, and then
+/// removes all Services.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;

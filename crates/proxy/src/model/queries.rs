@@ -16,15 +16,15 @@ use crate::options::ServiceOptions;
 use crate::view::ServiceView;
 
 impl Model {
-    /// Reports whether the source has listed Services and slices at least once. Until then, the
-    /// daemon writes no kernel entry.
+    /// Reports whether the source has listed Services and EndpointSlices at least once. Until then,
+    /// the daemon writes no kernel entry.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
-    /// Reports whether the model has known every existing Service and slice at least once. Until
-    /// then, the daemon keeps kernel entries without a known Service, because they may belong to an
-    /// unreadable Service. Never becomes false again.
+    /// Reports whether the model has known every existing Service and EndpointSlice at least once.
+    /// Until then, the daemon keeps kernel entries without a known Service, because they may belong
+    /// to an unreadable Service. Never becomes false again.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
@@ -176,7 +176,7 @@ impl Model {
         &self.changes
     }
 
-    /// Returns a Service with its slices, or `None` if the Service does not exist.
+    /// Returns a Service with its EndpointSlices, or `None` if the Service does not exist.
     pub fn view(&self, name: &NamespacedName) -> Option<ServiceView<'_>> {
         let service = self.services.get(name)?;
         Some(ServiceView {
@@ -188,8 +188,8 @@ impl Model {
     }
 
     /// Returns the sorted addresses and ports of the API server: the addresses to which the source
-    /// connects, and the endpoints of `default/kubernetes`. No Service may redirect packets to
-    /// these addresses.
+    /// connects, and the endpoints of `default/kubernetes`. No Service may capture packets that are
+    /// sent to these addresses.
     pub fn api_servers(&self) -> &[SocketAddr] {
         self.admission.api_servers()
     }
@@ -210,7 +210,8 @@ impl Model {
         self.services.len()
     }
 
-    /// Returns the number of EndpointSlices, including slices of Services that are not proxied.
+    /// Returns the number of EndpointSlices, including EndpointSlices of Services that are not
+    /// proxied.
     pub fn slice_count(&self) -> usize {
         self.service_of.len()
     }

@@ -153,7 +153,7 @@ fn a_key_with_an_unknown_outcome_waits_for_a_read_despite_new_claims() {
     assert_eq!(due(&table, now), []);
     table.observe([(1, 1)]);
     assert_eq!(due(&table, now), [1]);
-    // After a failed write, a new claim makes the key due at once.
+    // After a failed write, a new claim makes the key due immediately.
     table.fail(&1, now);
     table.claim(&1, [(1, 3)]);
     assert_eq!(due(&table, now), [1]);

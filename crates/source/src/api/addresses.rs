@@ -43,8 +43,8 @@ use super::backoff::up_to;
 
 /// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Longest random time that is added to [`RESOLVE_PERIOD`], so that nodes that started at the same
-/// time do not resolve the name at the same time.
+/// Longest random time that is added to [`RESOLVE_PERIOD`]. Nodes that started together then
+/// resolve the name at different times.
 const SPREAD: Duration = Duration::from_secs(5);
 /// Time for which an address stays after the last lookup that returned it. An address with an open
 /// connection stays in any case.

@@ -20,8 +20,8 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
 /// Value of `Accept` that requests protobuf. A server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// Number of objects in a page, if the server needs pages. 500 slices with 50 endpoints each are 8
-/// MB of JSON.
+/// Number of objects in a page, if the server needs pages. 500 EndpointSlices with 50 endpoints
+/// each are 8 MB of JSON.
 const PAGE: &str = "500";
 /// Maximum number of bytes that are unpacked in one step.
 const UNPACKED: usize = 64 << 10;
@@ -78,8 +78,8 @@ impl Resource {
     /// Returns the URL of a list.
     ///
     /// Only a list of [`Age::Any`] has a limit. A watch cache ignores the limit. A server without a
-    /// watch cache needs the limit: otherwise it would read all objects at once. In other lists, a
-    /// limit would bypass the watch cache.
+    /// watch cache needs the limit: otherwise it would read all objects in one piece. In other
+    /// lists, a limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {

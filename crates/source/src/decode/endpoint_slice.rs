@@ -173,9 +173,9 @@ fn placement(
     })
 }
 
-/// Returns the placement, without hints, of an endpoint on `node`. Slices repeat the same few
-/// thousand placements, so each placement is allocated only once. Separate allocations would take a
-/// third of the time for decoding a list.
+/// Returns the placement, without hints, of an endpoint on `node`. EndpointSlices repeat the same
+/// few thousand placements, so each placement is allocated only once. Separate allocations would
+/// take a third of the time for decoding a list.
 fn on_node(node: &str, zone: &str) -> Arc<Placement> {
     /// Number of placements at which the cache is cleared. Kubernetes supports fewer nodes.
     const MOST: usize = 8192;

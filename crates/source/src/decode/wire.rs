@@ -59,7 +59,7 @@ pub(crate) struct Labels<'a> {
 /// Annotations of an object that the proxy reads.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
-    /// Time of the event that caused the last change of this slice
+    /// Time of the event that caused the last change of this EndpointSlice
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if any.
     pub(crate) change_trigger: Option<Time<'a>>,
     /// Annotation `k8s.io/initial-events-end` of the bookmark that ends a streamed list.

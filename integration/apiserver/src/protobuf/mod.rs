@@ -240,7 +240,8 @@ fn put_field(
     Ok(())
 }
 
-/// Decodes the object in a request body. Returns the JSON that a client would have sent instead.
+/// Decodes the object in a request body. Returns the object as the JSON that a
+/// client could send.
 ///
 /// # Errors
 /// Fails if the bytes are malformed.

@@ -141,7 +141,7 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     /// Time limit for the daemon's exit after SIGTERM. The exit itself is fast, but the VM is busy.
     const AT_ONCE: Duration = Duration::from_secs(2);
     /// Time limit for the daemon's exit after SIGTERM, while `iptables-restore` runs. The daemon
-    /// waits up to 6 s for the end of this program, so that the program does not run in parallel
+    /// waits up to 6 s for the end of this program. Otherwise, the program would run in parallel
     /// with the next kube-proxy.
     const AFTER_A_RESTORE: Duration = Duration::from_secs(8);
     let mut api = s.serve_on_api(&[])?;

@@ -62,7 +62,7 @@ impl ExplainOutputs {
     ) -> Result<Option<String>> {
         let said = self.says(c, from, (transport, to), service)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
-        // `not sent`: a rule rejects the packet on output, so the send fails at once. explain
+        // `not sent`: a rule rejects the packet on output, so the send fails immediately. explain
         // reports this as `refused`.
         let seen = if seen == "not sent" { "refused" } else { seen };
         let from = from.name();

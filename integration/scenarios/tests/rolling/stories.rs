@@ -138,7 +138,7 @@ pub(crate) fn a_deleted_service_refuses_new_connections(c: &mut Cluster) -> Outc
     // connection. At a removed address, the client gets an ICMP unreachable, which does not end a
     // TCP connection.
     assert_eq!(kept.ask(), Err(Failure::Reset));
-    // Once the Service exists again, its address works at once.
+    // Once the Service exists again, its address works immediately.
     c.apply(&web(BOTH))?;
     c.until_served(&web(BOTH))?;
     c.until_answered(&c.client, CLUSTER_IP)?;

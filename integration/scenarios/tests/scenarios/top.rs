@@ -61,7 +61,7 @@ pub(crate) fn top_restores_the_terminal_at_each_exit(c: &mut Cluster) -> Outcome
     top.ended()?;
 
     // With `--once`, `top` writes a single table to a pipe. It must succeed although the reader
-    // closes the pipe at once.
+    // closes the pipe immediately.
     let program = kube_proxy()?;
     let piped = format!(
         "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",

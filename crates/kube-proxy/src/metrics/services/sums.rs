@@ -71,8 +71,8 @@ impl Sum {
 }
 
 /// Updates all sums with the counts of the last read. The metrics omit a sum that has no count in
-/// this read. If `may_return` is true for its key, a sum with past counts stays in memory, so that
-/// its value does not fall when the count returns.
+/// this read. A sum with past counts stays in memory if `may_return` is true for its key. Its value
+/// then does not fall when the count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,

@@ -49,7 +49,7 @@ impl Input {
         // Returns the error now, because the reader reports an error only once. The next read would
         // report the end of the body.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
-        // The bytes have arrived, so this call returns at once.
+        // The bytes have arrived, so this call returns immediately.
         let held = self.body.fill_buf().await;
         held.map_err(|error| End::unreachable(&error))
     }
