@@ -828,7 +828,7 @@ fn looks_up_sources() -> bool {
 /// routing table. The kernel's default search takes longer the more addresses exist.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn many_bound_addresses_make_the_kernel_look_up_sources_in_the_routing_table() {
+fn with_many_bound_addresses_the_kernel_validates_source_addresses_by_a_route_lookup() {
     on_a_node(|| {
         sh(
             "echo 0 | tee /proc/sys/net/ipv4/conf/all/rp_filter > /proc/sys/net/ipv4/conf/eth0/rp_filter",

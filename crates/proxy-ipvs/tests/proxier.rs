@@ -257,7 +257,7 @@ fn the_cost_of_a_change_does_not_depend_on_the_number_of_services() {
     );
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
-    // The first endpoint on this node also needs the rule that matches its loop-back member. The
+    // The first endpoint on this node also needs the rule that matches KUBE-LOOP-BACK. The
     // proxier writes this rule only for the first endpoint.
     let local = [
         "10.244.1.5@node2",

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_over_time_shows_lines_and_the_time_before_judgement() {
+    fn a_chart_over_time_shows_lines_and_marks_the_warm_up() {
         let line = Line {
             name: "resident".into(),
             points: vec![(0.0, 20.0), (40.0, 21.0)],

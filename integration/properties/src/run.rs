@@ -790,8 +790,8 @@ impl<'a> World<'a> {
             if front.from == ClientLocation::Pod && !barred.is_empty() {
                 continue;
             }
-            // The daemon treats an unproven virtual server as foreign, so its address may not be
-            // local.
+            // If nothing proves that the daemon created a virtual server, the daemon treats the
+            // virtual server as foreign, and need not make its address local.
             if unproven.iter().any(|at| at.address == front.address) {
                 continue;
             }

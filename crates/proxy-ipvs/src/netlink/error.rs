@@ -53,8 +53,8 @@ pub enum OpenError {
 /// A set of another program that has the name of one of our sets, but another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the proxy's next write replaces the set. False if the set stays, and our set cannot
-    /// be created.
+    /// True if the proxy's next write replaces the foreign set. If false, the foreign set stays,
+    /// and the proxy cannot create its own set with this name.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.
     pub message: String,
