@@ -25,6 +25,8 @@
 //! - After a change of `--ipvs-shim` has moved the shim to nftables, the old rules stay until the
 //!   new sets are filled. The old rules do not know new virtual servers, so new virtual servers
 //!   wait for the new rules.
+//! - Rules that match a set for the first time wait while the set has obsolete members: members
+//!   that drop packets, and marks that the next plan replaces.
 
 mod addresses;
 mod budget;
