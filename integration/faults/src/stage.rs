@@ -374,7 +374,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Returns the drift since the start of the traffic: `rule 12, set 1`.
+    /// Returns the drift since the start of the traffic, such as `rule ×12, set ×1`.
     fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
         let now = self.drift()?;
         let grown = now.into_iter().filter_map(|(kind, count)| {
@@ -395,7 +395,7 @@ impl<'a> Stage<'a> {
         counted.with_context(|| format!("wanted {kinds:?}, counted {drifted:?}"))?;
         let seen: Vec<String> = drifted
             .iter()
-            .map(|(kind, count)| format!("{kind} {count}"))
+            .map(|(kind, count)| format!("{kind} ×{count}"))
             .collect();
         self.sees(&format!("drift: {}", seen.join(", ")));
         let said = self.c.said();
