@@ -298,23 +298,32 @@ const DROPS: [Set; 3] = [
 /// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
 /// that the Service's clients may send. A member of the firewall set is still useful while its
 /// virtual server is unwanted or still has the endpoints of a former Service.
-fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member) -> bool {
-    let is_open = || {
-        let at = set.service_address(member).map(VirtualServerKey::from);
-        at.is_some_and(|key| {
-            tables.servers.wanted(&key).is_some() && !loses_endpoints(tables, &key)
-        })
+///
+/// If the proxy may not delete entries (`may_delete`), because it does not know all objects, only a
+/// known Service with an endpoint makes a member obsolete.
+fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member, may_delete: bool) -> bool {
+    let key = || set.service_address(member).map(VirtualServerKey::from);
+    let is_open = |key| tables.servers.wanted(&key).is_some() && !loses_endpoints(tables, &key);
+    let is_served = |key| tables.servers.wanted(&key).is_some_and(serves);
+    let only_harms = || match set {
+        Set::LoadBalancerFirewall => may_delete && key().is_some_and(is_open),
+        _ => may_delete || key().is_some_and(is_served),
     };
-    tables.members(set).wanted(member).is_none() && (set != Set::LoadBalancerFirewall || is_open())
+    tables.members(set).wanted(member).is_none() && only_harms()
 }
 
 /// Returns the writes that remove obsolete members from the sets of [`DROPS`] for which `is_ended`
 /// returns true.
-pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) -> bool) -> Vec<Op> {
+pub(crate) fn end_drops(
+    tables: &Tables,
+    now: Instant,
+    may_delete: bool,
+    is_ended: impl Fn(Set) -> bool,
+) -> Vec<Op> {
     let sets = DROPS.into_iter().filter(|set| is_ended(*set));
     let ended = sets.flat_map(|set| {
         let due = tables.members(set).due(now);
-        let ended = due.filter(|member| is_obsolete_drop(tables, set, member));
+        let ended = due.filter(|member| is_obsolete_drop(tables, set, member, may_delete));
         let ended = sorted(ended).into_iter();
         ended.map(move |member| Op::RemoveMember(set, member))
     });
@@ -324,12 +333,14 @@ pub(crate) fn end_drops(tables: &Tables, now: Instant, is_ended: impl Fn(Set) ->
 /// Returns true if new rules would drop packets because of obsolete members of a set. `new` returns
 /// true for each set that only the new rules match. Ignores members that the kernel refuses to
 /// remove.
-pub(crate) fn would_drop(tables: &Tables, new: impl Fn(Set) -> bool) -> bool {
+pub(crate) fn would_drop(tables: &Tables, may_delete: bool, new: impl Fn(Set) -> bool) -> bool {
     let mut sets = DROPS.into_iter().filter(|set| new(*set));
     sets.any(|set| {
         let table = tables.members(set);
         let mut pending = table.pending();
-        pending.any(|member| !table.is_failing(member) && is_obsolete_drop(tables, set, member))
+        pending.any(|member| {
+            !table.is_failing(member) && is_obsolete_drop(tables, set, member, may_delete)
+        })
     })
 }
 

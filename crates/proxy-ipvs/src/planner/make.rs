@@ -119,12 +119,13 @@ pub(super) fn make(
     }
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
-    if of.claims.may_delete {
-        // A member that no rule matches yet has no effect. It must be removed before its rule is
-        // written, because the virtual server may have endpoints by then.
-        let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
-        ended.extend(masquerading::end_drops(tables, of.now, is_ended));
-    }
+    // A member that no rule matches yet has no effect. It must be removed before its rule is
+    // written, because the virtual server may have endpoints by then.
+    let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
+    let may_delete = of.claims.may_delete;
+    ended.extend(masquerading::end_drops(
+        tables, of.now, may_delete, is_ended,
+    ));
     let (first, later): (Vec<_>, Vec<_>) = members
         .into_iter()
         .map(|(_, set, member)| (set, member))

@@ -23,7 +23,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let replaces_marks = of.claims.may_delete && of.knows(Part::Servers);
     let must_wait = awaits_sets
         || of.cover.awaits_emptying(tables, of.now)
-        || (of.claims.may_delete && masquerading::would_drop(tables, |set| of.lacks_rule(set)))
+        || masquerading::would_drop(tables, of.claims.may_delete, |set| of.lacks_rule(set))
         || (replaces_marks
             && of.lacks_rule(Set::LocalMark)
             && masquerading::awaits_next_mark(tables))
