@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axes::{COLD, SHOWN};
-use super::point::{self, cell};
+use super::point::{self, Metric, cell};
 use super::table::{self, short};
 use super::{anatomy, api};
 use crate::objects::{Objects, changed};
@@ -111,10 +111,7 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
 /// Returns the value of a figure for one program and size. `title` is the title of the figure's own
 /// table.
 fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) -> point::Cell {
-    let metric = SHOWN
-        .iter()
-        .find(|one| one.axis == axis && one.title == title);
-    match (metric, size.parse::<Size>()) {
+    match (metric(axis, title), size.parse::<Size>()) {
         (Some(metric), Ok(size)) => cell(report, metric, subject, size),
         _ => point::Cell::Absent,
     }
@@ -125,10 +122,14 @@ fn unit_of(row: &str) -> &'static str {
     let mut words = row.split(" | ");
     let mut word = || words.next().unwrap_or_default();
     let (axis, title) = (word(), word());
-    let metric = SHOWN
-        .iter()
-        .find(|one| axis.parse() == Ok(one.axis) && one.title == title);
-    metric.map_or("", |one| one.unit.name())
+    let found = axis.parse().ok().and_then(|axis| metric(axis, title));
+    found.map_or("", |one| one.unit.name())
+}
+
+/// Returns the metric that a table with this title shows.
+fn metric(axis: Axis, title: &str) -> Option<&'static Metric> {
+    let mut all = SHOWN.iter();
+    all.find(|one| one.axis == axis && one.title == title)
 }
 
 /// Returns the ratio of our figure and a base, with both figures in `unit`.
