@@ -169,7 +169,13 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
 /// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
 /// that adds the new mark first removes the old mark. If an address gets no other mark, its old
 /// mark stays while the virtual server at the address still serves unwanted endpoints.
-pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Member> {
+/// `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
+pub(crate) fn end_marks(
+    tables: &Tables,
+    marks: &Marks,
+    now: Instant,
+    awaits_firewall: impl Fn(&Member) -> bool,
+) -> Vec<Member> {
     let table = tables.members(Set::LocalMark);
     let mut due = table.due(now).peekable();
     if due.peek().is_none() {
@@ -177,7 +183,9 @@ pub(crate) fn end_marks(tables: &Tables, marks: &Marks, now: Instant) -> Vec<Mem
     }
     let (wanted, unwanted): (Vec<&Member>, Vec<&Member>) =
         due.partition(|member| table.wanted(member).is_some());
-    let awaits = |member: &Member| awaits_outside_server(tables, marks, Set::LocalMark, member);
+    let awaits = |member: &Member| {
+        awaits_outside_server(tables, marks, Set::LocalMark, member) || awaits_firewall(member)
+    };
     let at = |member: &Member| Set::LocalMark.service_address(member);
     let next = wanted.into_iter();
     let next = next.filter_map(|member| Some((at(member)?, awaits(member))));

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use hashbrown::HashSet;
-use proxy::{Rank, Share, Shares};
+use proxy::{Rank, ServiceAddress, Share, Shares};
 
 use super::budget::Budget;
 use super::order::Order;
@@ -42,6 +42,7 @@ pub(super) fn make(
     // servers only until the plan is full.
     let is_made = |key: &VirtualServerKey| {
         let waits = waits_for_rules(tables, key, of)
+            || waits_for_firewall(tables, key, of)
             || waits_for_marks(tables, key, of)
             || waits_for_outside(tables, key, of)
             || masquerading::waits_for_new_owner(tables, key);
@@ -84,6 +85,7 @@ pub(super) fn make(
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
+                || (set == Set::LocalMark && mark_awaits_firewall(tables, member, of))
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
@@ -97,7 +99,8 @@ pub(super) fn make(
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
         ended.extend(masquerading::end_guards(tables, of.now));
         if of.knows(Part::Servers) {
-            unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now);
+            let awaits = |mark: &Member| mark_awaits_firewall(tables, mark, of);
+            unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);
         }
     }
     // Gives the urgent Services (API server and DNS) a plan of their own, before all other
@@ -319,6 +322,35 @@ pub(super) fn waits_for_outside(
     must_be_marked && waits()
 }
 
+/// Returns true if an address has source ranges (`loadBalancerSourceRanges`), but rules for them
+/// are still being written. Until then, all clients of the address's former Service are admitted.
+fn lacks_firewall(tables: &Tables, at: ServiceAddress, of: &Situation<'_>) -> bool {
+    let firewall = Set::LoadBalancerFirewall;
+    let lacks_rule = || of.lacks_rule(firewall) || GUARDS.iter().any(|set| of.lacks_rule(*set));
+    let is_limited = || tables.members(firewall).wanted(&at.into()).is_some();
+    of.are_rules_pending && are_rules_under_way(tables, of) && lacks_rule() && is_limited()
+}
+
+/// Returns true if a serving virtual server must not get endpoints yet, because its address has
+/// moved to a Service with source ranges whose rules are missing.
+pub(super) fn waits_for_firewall(
+    tables: &Tables,
+    key: &VirtualServerKey,
+    of: &Situation<'_>,
+) -> bool {
+    tables.servers.actual(key).is_some()
+        && key
+            .address()
+            .is_some_and(|at| lacks_firewall(tables, at, of))
+}
+
+/// Returns true if a mark must wait, because it would give clients that the source ranges of its
+/// address exclude another virtual server. A mark that no rule sets yet does not wait.
+fn mark_awaits_firewall(tables: &Tables, mark: &Member, of: &Situation<'_>) -> bool {
+    let at = Set::LocalMark.service_address(mark);
+    !of.cover.lacks_marks && at.is_some_and(|at| lacks_firewall(tables, at, of))
+}
+
 /// Returns true if a virtual server must wait until the proxy knows which packet marks are free.
 fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     !of.claims.marks.is_open() && tables.servers.actual(key).is_none()
@@ -382,7 +414,7 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Protocol, ServiceAddress};
+    use proxy::Protocol;
 
     use super::*;
 

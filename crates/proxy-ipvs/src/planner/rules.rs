@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::make::waits_for_outside;
+use super::make::{waits_for_firewall, waits_for_outside};
 use super::situation::{Situation, left};
 use crate::leftovers::LeftoverPlace;
 use crate::masquerading::{self, EXEMPT};
@@ -139,6 +139,7 @@ fn waiting(tables: &Tables, of: &Situation<'_>) -> usize {
     let waits = |key: &&VirtualServerKey| {
         !tables.servers.is_failing(key)
             && (waits_for_outside(tables, key, of)
+                || waits_for_firewall(tables, key, of)
                 || (key.address().is_none() && tables.servers.wanted(key).is_none()))
     };
     tables.servers.pending().filter(waits).count()

@@ -8,6 +8,7 @@ use iptables::{Backend, Table};
 use proxy_ipvs::{LeftoverPlace, MarkBits, Semantics, VirtualServerKey};
 
 use super::exact::{exposed, marked, marks, synced};
+use super::support::HeldParts;
 use super::*;
 
 const SHIMS: [ShimStyle; 3] = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
@@ -59,6 +60,67 @@ fn a_restart_with_the_same_shim_keeps_packet_marks_without_a_write() {
         world.work();
         let world = with_web(world.restarted(config(shim)));
         assert_eq!(world.work().1, Vec::new(), "{shim:?}");
+    }
+}
+
+/// Without these rules, clients that the new Service excludes could connect to its endpoint.
+#[test]
+fn an_address_that_moves_waits_for_the_rules_of_its_source_ranges() {
+    for (shim, is_local) in SHIMS
+        .into_iter()
+        .flat_map(|shim| [(shim, false), (shim, true)])
+    {
+        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+        kernel.state().shim = shim;
+        let held: HeldParts = Arc::default();
+        let mut world = World::threaded(config(shim), kernel, &held);
+        world.service(exposed("default/web", 10, is_local));
+        world.slice(slice("default/web", &PAIR));
+        let mut world = world.listed();
+        let is_bound =
+            |kernel: &FakeKernel| kernel.state().snapshot.bound.contains(&ip("192.0.2.10"));
+        world.until("the first Service", is_bound);
+        held.lock().unwrap().insert(Part::Rules.name());
+        world.service(service("default/web", "10.96.0.10", 80));
+        let mut closed = exposed("default/closed", 11, is_local);
+        closed.ingress_ips = vec![ip("192.0.2.10")];
+        closed.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+        world.service(closed);
+        world.slice(slice("default/closed", &["10.244.1.9@node1"]));
+        let at_address = server("192.0.2.10:80");
+        let serves = |kernel: &FakeKernel| {
+            let state = kernel.state();
+            state.snapshot.servers[&at_address]
+                .destination(target("10.244.1.9"))
+                .is_some()
+        };
+        world.until("the new Service's cluster IP", |kernel| {
+            let state = kernel.state();
+            let there = state.snapshot.servers.get(&server("10.96.0.11:80"));
+            there.is_some_and(|there| there.destinations.len() == 1)
+        });
+        for _ in 0..50 {
+            world.go_on();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let former = is_local.then(|| marked(10, 1));
+        let of_mark = |kernel: &FakeKernel| {
+            let state = kernel.state();
+            let of = state.snapshot.sets.get(&Set::LocalMark);
+            of.into_iter().flatten().copied().collect::<Vec<_>>()
+        };
+        let (is_early, during) = (serves(&world.kernel), of_mark(&world.kernel));
+        held.lock().unwrap().clear();
+        assert!(!is_early, "{shim:?} {is_local}");
+        assert_eq!(during, Vec::from_iter(former), "{shim:?} {is_local}");
+        world.until("the new Service's endpoint", serves);
+        let next = is_local.then(|| marked(10, 2));
+        world.until("the new mark", |kernel| {
+            of_mark(kernel) == Vec::from_iter(next)
+        });
+        let state = world.kernel.state();
+        let member = Member::AddressPort(ip("192.0.2.10"), Protocol::Tcp, 80);
+        assert!(state.snapshot.sets[&Set::LoadBalancerFirewall].contains(&member));
     }
 }
 
