@@ -38,7 +38,8 @@ fn of_repository(folder: &Path) -> Option<String> {
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // Makes Cargo watch the directory, because the next commit creates a file for the branch.
+        // The branch has no file of its own, because its ref is in `packed-refs`. Makes Cargo watch
+        // the directory, in which the next commit creates the file.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)

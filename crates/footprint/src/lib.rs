@@ -1,5 +1,6 @@
 //! The names that each mode of kube-proxy uses in the kernel, as data. With these names, a mode
-//! finds and removes the entries of other modes. `--check` and `--cleanup` also use these names.
+//! finds and removes the entries of other modes. The subcommand `check` and the flag `--cleanup`
+//! also use these names.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save

@@ -14,8 +14,8 @@
 //!
 //! One client is:
 //!
+//! - an IPv4 address;
 //! - an IPv6 /64 network, because one owner usually has all its addresses;
-//! - an IPv6 network of 64 bits, because its owner has all its addresses;
 //! - this node, with all loopback addresses (127.0.0.0/8 and `::1`);
 //! - on a local socket, a user;
 //! - on a local socket, all users without access together, because one person may have many user

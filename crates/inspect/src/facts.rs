@@ -26,7 +26,7 @@ pub struct Facts {
     pub slices: usize,
     /// True once both initial lists (Services and EndpointSlices) are complete.
     pub is_complete: bool,
-    /// True if the daemon could read every object.
+    /// True once every object has been readable.
     pub is_whole: bool,
     /// True if a Node object of this node exists, or `None` if this is unknown.
     pub has_node: Option<bool>,

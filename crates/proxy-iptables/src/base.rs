@@ -244,8 +244,8 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
-        // Without the setting route_localnet, the kernel cannot serve NodePorts on localhost. IPv6
-        // has no such setting. So the rule excludes localhost.
+        // Excludes localhost if the kernel cannot serve NodePorts there. IPv4 needs the setting
+        // route_localnet (`localhost_node_ports`). IPv6 has no such setting.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),

@@ -20,9 +20,9 @@ use crate::view::ServiceView;
 /// Address and port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
-    /// Address of the pod.
+    /// IP address of the endpoint.
     pub ip: IpAddr,
-    /// Port on which the pod listens.
+    /// Port on which the endpoint listens.
     pub port: u16,
 }
 
@@ -243,9 +243,9 @@ struct Candidate<'a> {
 /// [`Endpoints::verdicts`]).
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointVerdict<'a> {
-    /// Address of the pod.
+    /// IP address of the endpoint.
     pub ip: IpAddr,
-    /// The pod's port, or `None` if the EndpointSlice has no port for this Service port.
+    /// Port of the endpoint, or `None` if the EndpointSlice has no port for this Service port.
     pub port: Option<u16>,
     /// The endpoint as its EndpointSlice describes it.
     pub endpoint: EndpointView<'a>,

@@ -100,7 +100,8 @@ pub struct Source {
     pub endpoint_slices: usize,
     /// True once both initial lists are complete.
     pub complete: bool,
-    /// True if every object could be read. If false, the proxy removes no entry from the kernel.
+    /// True once the proxy has been able to read every object. Until then, the proxy keeps kernel
+    /// entries that no known object needs.
     pub whole: bool,
     /// True if this node's Node object exists. Absent if unknown.
     pub node_exists: Option<bool>,

@@ -87,7 +87,7 @@ pub(super) struct Daemon {
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
     /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
-    /// Modes in use, and the kernel features that they use.
+    /// Variant of the current mode, and the kernel features that the mode uses.
     pub(super) uses: Uses,
 }
 

@@ -87,7 +87,8 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the names of the sockets' processes. Processes of other containers are not visible.
+/// Returns the name of each socket's process, by inode. Processes of other containers are not
+/// visible.
 pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     let mut owners = BTreeMap::new();
     let links: BTreeMap<String, u64> = inodes

@@ -134,7 +134,7 @@ async fn a_change_delayed_by_the_sync_period_is_pending() {
         apply(&mut daemon, name);
         daemon.turn(now).await.unwrap();
     }
-    // The second change still waits: --min-sync-period began with the first change.
+    // The second change still waits, because the minimum sync period began with the first change.
     assert_eq!(script.updates(), 1);
     daemon.heard = now.checked_sub(Duration::from_secs(5));
     daemon.turn(now).await.unwrap();
