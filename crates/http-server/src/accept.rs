@@ -27,7 +27,7 @@ pub struct AcceptedConnection<S> {
     pub stream: S,
     /// Client that opened the connection.
     pub client: Client,
-    /// Reason why the server refuses the client, or `None` if the client has access. A refused
+    /// Reason why the server rejects the client, or `None` if the client has access. A rejected
     /// client gets only this reason as its response.
     pub refusal: Option<String>,
 }

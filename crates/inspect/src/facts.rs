@@ -77,7 +77,7 @@ pub struct DriftTotal {
 /// Problems of an IP family that the mode has reported.
 #[derive(Debug, Clone, Default)]
 pub struct FamilyProblems {
-    /// Entries that the kernel rejects, each with its age.
+    /// Entries that the kernel refuses, each with its age.
     pub failures: Vec<(Failure, Duration)>,
     /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,

@@ -14,8 +14,8 @@ use http::{HeaderName, HeaderValue, header};
 /// Header in which a browser says which site caused a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns the reason why a request at the metrics address is refused, or `None` if it is allowed.
-/// `is_loopback` is true if only this node can reach the address.
+/// Returns the reason why the server rejects a request at the metrics address, or `None` if it
+/// allows the request. `is_loopback` is true if only this node can reach the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(

@@ -130,7 +130,7 @@ pub struct GroundOfFamily {
     pub node: NodeFacts,
     /// Addresses that serve NodePorts, or `None` if they are unknown.
     pub node_ports: Option<NodePorts>,
-    /// Entries that the kernel rejects, with its errors.
+    /// Entries that the kernel refuses, with its errors.
     pub failures: Vec<Failure>,
     /// Addresses that more than one Service claims.
     pub conflicts: Vec<Conflict>,

@@ -88,8 +88,8 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<AcceptedConnection<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // The kernel recorded the client's user when the client connected. A client without such a
-        // record is refused.
+        // The kernel recorded the client's user when the client connected. This server rejects a
+        // client without such a record.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -107,7 +107,7 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> AcceptedConnecti
     }
 }
 
-/// Returns the reason why a user is refused, or `None` if the user has access.
+/// Returns the reason why the server rejects a user, or `None` if the user has access.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

@@ -40,7 +40,7 @@ impl OwnSockets {
     /// Opens a socket, and lists it as one of the program's own sockets while it is open.
     /// Subscriptions ignore changes that were made through listed sockets.
     ///
-    /// Subscriptions still report these changes in two cases: the kernel rejects the filter, or
+    /// Subscriptions still report these changes in two cases: the kernel refuses the filter, or
     /// does not reveal the socket's port number.
     ///
     /// # Errors

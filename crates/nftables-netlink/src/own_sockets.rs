@@ -34,7 +34,7 @@ impl OwnSockets {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects the filter. The subscription then reports all changes.
+    /// Fails if the kernel refuses the filter. The subscription then reports all changes.
     pub fn leave_out_of(&self, subscription: Arc<Subscription>) -> io::Result<()> {
         let mut registry = self.registry();
         registry.subscriptions.push(subscription);
@@ -49,7 +49,7 @@ impl OwnSockets {
 impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // Sets the filter of every subscription, even if the kernel rejects the filter of one
+        // Sets the filter of every subscription, even if the kernel refuses the filter of one
         // subscription.
         let subscriptions = self.subscriptions.iter();
         subscriptions

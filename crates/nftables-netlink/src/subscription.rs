@@ -77,7 +77,7 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects the filter, for example because of a seccomp profile. The
+    /// Fails if the kernel refuses the filter, for example because of a seccomp profile. The
     /// subscription then reports these changes, too.
     pub fn leave_out(&self, ports: &[u32]) -> io::Result<()> {
         let filter = not_of(ports).ok_or(io::ErrorKind::InvalidInput)?;

@@ -30,7 +30,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// Fails if the kernel rejects an object.
+/// Fails if the kernel refuses an object.
 pub fn probe(
     ip_family: IpFamily,
     layout: Layout,

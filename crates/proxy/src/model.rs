@@ -95,8 +95,8 @@ impl Model {
         self
     }
 
-    /// Sets the rules for external and load-balancer addresses. Modes never see addresses that
-    /// these rules refuse.
+    /// Sets the rules for external and load-balancer addresses. Modes never see addresses that the
+    /// model rejects by these rules.
     #[must_use]
     pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
         self.admission = Admission::new(rules);
@@ -271,7 +271,7 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Rechecks Services whose addresses may now be allowed or refused. Does nothing while a list
+    /// Rechecks Services whose addresses may now be allowed or rejected. Does nothing while a list
     /// arrives.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
@@ -279,7 +279,7 @@ impl Model {
         }
     }
 
-    /// Rechecks Services whose addresses may now be allowed or refused, even while a list arrives.
+    /// Rechecks Services whose addresses may now be allowed or rejected, even while a list arrives.
     /// The check cannot wait for the end of the list: a Service at the API server's address may
     /// prevent the list from ending.
     fn judge_doubted(&mut self) {

@@ -70,7 +70,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external addresses of a Service, and the reasons for its refused addresses.
+/// Returns the served external addresses of a Service, and the reasons for its rejected addresses.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -111,7 +111,7 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // The model reports no change for an equal event, or for a change to refused addresses
+            // The model reports no change for an equal event, or for a change to rejected addresses
             // only.
             model.take_changes();
             add(&mut model, &thief);
@@ -125,7 +125,7 @@ fn a_cluster_ip_cannot_be_another_services_external_ip() {
             add(&mut model, &victim);
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief"), refused);
-            // The model does not refuse unrelated addresses.
+            // The model does not reject unrelated addresses.
             add(
                 &mut model,
                 &service("thief", "10.96.0.66", 80, &["192.0.2.1"]),

@@ -14,7 +14,7 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// Largest depth of nested chains. The kernel rejects loops of chains, but rules from a file may
+/// Largest depth of nested chains. The kernel refuses loops of chains, but rules from a file may
 /// contain loops.
 const DEEPEST: usize = 256;
 
