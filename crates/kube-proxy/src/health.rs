@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn later_changes_do_not_hide_the_last_completed_change() {
+    fn the_updated_time_precedes_pending_changes_and_never_decreases() {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_waits_a_limited_time_for_other_work_of_the_mode() {
+    fn a_family_counts_as_served_after_a_limited_wait_for_other_work() {
         let start = Instant::now();
         let is_served = |health: &Health, later: Duration, is_settled| {
             let standing = Standing {

@@ -970,7 +970,7 @@ fn an_affinity_timeout_and_a_traffic_policy_can_change_on_old_and_new_kernels() 
 }
 
 #[test]
-fn service_cidrs_apply_immediately_and_a_restart_keeps_their_rules() {
+fn service_cidrs_apply_immediately_and_their_drop_rule_survives_a_restart() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -1080,7 +1080,7 @@ fn node_ports_are_served_at_the_primary_node_address_and_in_given_cidrs() {
 }
 
 #[test]
-fn nodeport_addresses_without_a_node_address_serve_no_node_ports() {
+fn nodeport_addresses_without_an_address_of_the_node_serve_no_node_ports() {
     for layout in LAYOUTS {
         let mut node = node1();
         node.node_port_addresses = NodePortAddresses::All;

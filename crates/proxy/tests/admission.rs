@@ -493,7 +493,7 @@ fn an_external_ip_may_use_its_own_services_node_port() {
 }
 
 #[test]
-fn a_refused_load_balancer_address_displaces_no_external_ip() {
+fn a_rejected_load_balancer_address_displaces_no_external_ip() {
     let mut model = model(Some(&["192.0.2.0/24"]), None);
     add(
         &mut model,

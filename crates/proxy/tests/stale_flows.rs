@@ -308,7 +308,7 @@ fn translated_flows_to_a_withdrawn_unclaimed_address_are_stale() {
 }
 
 #[test]
-fn only_flows_to_lost_addresses_of_a_service_are_stale() {
+fn only_flows_to_addresses_that_a_service_lost_are_stale() {
     let mut world = World::new(V4);
     world.tell(dns());
     let mut less = service("dns", "10.96.0.10", "");
@@ -406,7 +406,7 @@ fn flows_to_endpoints_of_either_claimant_are_not_stale() {
 }
 
 #[test]
-fn an_external_ip_at_a_node_address_keeps_flows_to_the_node_ports_endpoints() {
+fn endpoints_of_both_services_are_valid_if_a_node_port_is_also_an_external_ip_port() {
     let mut world = World::new(V4);
     let mut other = service("other", "10.96.0.2", "172.35.0.100");
     other.ports.iter_mut().for_each(|port| port.port = 30053);

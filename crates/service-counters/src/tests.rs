@@ -24,7 +24,7 @@ impl ReadCounters for NamedReader {
 }
 
 #[test]
-fn the_next_read_uses_the_last_reader_that_was_set_during_a_read() {
+fn a_reader_that_is_set_during_a_read_is_used_by_the_next_read() {
     let counters = Counters::default();
     let (go_on, waits) = mpsc::channel();
     counters.set(Box::new(NamedReader("first", Some(waits))));

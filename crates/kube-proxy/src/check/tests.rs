@@ -48,7 +48,7 @@ pub(super) fn foreseen(changes: Vec<Change>) -> StartForecast {
 }
 
 #[test]
-fn exit_status_0_means_no_change_and_all_state_readable() {
+fn exit_status_0_means_no_change_and_all_objects_readable() {
     let one = || vec![change("rules", Action::Add, "one")];
     for (changes, whole, status) in [
         (Vec::new(), true, 0),

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn services_of_a_sync_without_writes_are_not_logged_later() {
+    fn services_that_needed_no_write_are_not_counted_in_the_next_log_line() {
         let mut story = Story::new(IpFamily::V4);
         story.booked(&report(&["web", "db"], &[]));
         story.booked(&report(&["cache"], &[ONE]));

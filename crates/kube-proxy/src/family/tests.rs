@@ -424,7 +424,7 @@ async fn completed_writes_are_reported_despite_endless_changes() {
 }
 
 #[tokio::test]
-async fn changes_waiting_for_a_slow_kernel_are_limited() {
+async fn the_number_of_queued_trigger_times_is_limited() {
     let mut world = World::new();
     for family in [IpFamily::V4, IpFamily::V6] {
         let trigger = Trigger {

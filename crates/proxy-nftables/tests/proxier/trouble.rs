@@ -21,7 +21,7 @@ fn serves_everywhere(world: &World) -> bool {
 }
 
 #[test]
-fn without_a_node_address_node_ports_are_served_at_all_addresses() {
+fn node_ports_are_served_at_all_addresses_if_the_node_has_no_own_address() {
     for node in [None, Some(without_address())] {
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10", "10.0.0.1"]);
         let mut world = World::unlisted(kernel, Layout::Upstream);

@@ -182,7 +182,7 @@ fn risky_external_addresses_are_reported_with_service_and_field() {
 }
 
 #[test]
-fn many_refused_addresses_are_all_reported_over_time() {
+fn many_rejected_addresses_are_all_reported_over_time() {
     let node: IpAddr = [192, 0, 2, 1].into();
     let mut model = Model::new().with_address_rules(AddressRules {
         allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),

@@ -117,7 +117,7 @@ async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
 }
 
 #[tokio::test]
-async fn a_change_delayed_by_the_sync_period_is_pending() {
+async fn a_change_delayed_by_the_minimum_sync_period_is_pending() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=30s"]), vec![mode]);
     let inspect = Arc::clone(&daemon.observed.inspect);
