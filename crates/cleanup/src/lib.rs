@@ -94,7 +94,7 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
 /// The current mode, whose entries stay while the cleanup removes the entries of other modes.
 #[derive(Debug, Clone)]
 pub struct ServingMode {
-    /// Footprint of the current mode. The cleanup keeps these entries.
+    /// Footprint of the current mode. The cleanup keeps the entries that this footprint names.
     pub mode: &'static Footprint,
     /// The iptables backend of the current mode. The mode has already cleaned up this backend, so
     /// no rule in this backend refers to a leftover set. `None` if the mode has no iptables rules.

@@ -43,8 +43,8 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes the virtual servers of these modes. Returns whether the cleanup still needs the evidence
-/// for virtual servers.
+/// Removes the virtual servers of these modes. Returns the reason why the cleanup still needs the
+/// evidence for virtual servers, or [`Need::Over`].
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,

@@ -81,11 +81,11 @@ struct OwnTable {
 /// Kind of an address and port, according to the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// Cluster IP with this port.
+    /// A cluster IP of a Service, with this port.
     ClusterIp,
-    /// External or load-balancer address of a Service, with this port.
+    /// An external or load-balancer address of a Service, with this port.
     External,
-    /// Address and port that no set contains, so no Service has them.
+    /// An address and port that no set contains, so no Service has them.
     Nobodys,
 }
 

@@ -6,7 +6,8 @@
 //!              ▼
 //!   packet_path::answer ─▶ all paths of the reply arrive
 //!              │
-//!              └─ some or all paths are dropped ──▶ unsure, unanswered
+//!              ├─ some paths are dropped ──▶ unsure
+//!              └─ all paths are dropped ──▶ unanswered
 //! ```
 
 use std::net::SocketAddr;

@@ -6,7 +6,7 @@ use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// Note for the user about rules that the response leaves out.
+/// Note for the user about rules that the response omits.
 pub(super) const LEFT_OUT: &str = "rules of other programs are named, not quoted: run kube-proxy \
                                    explain as root on the node to see them";
 /// Rules that a response may quote.

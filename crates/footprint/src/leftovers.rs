@@ -179,8 +179,8 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Reports whether one of these installed rules jumps to a leftover chain. If so, the mode that
-    /// left the chain still handles packets.
+    /// Reports whether one of these installed rules jumps to a leftover chain. If so, packets still
+    /// pass the rules of the mode that left the chain.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {

@@ -8,7 +8,7 @@ use inet::IpFamily;
 
 use crate::error::IptablesError;
 
-/// A packet filter of the kernel that iptables programs can write.
+/// A packet filter of the kernel to which iptables programs can write rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// The backend nft: rules in nftables, with the kernel module `nft_compat`.

@@ -41,18 +41,18 @@ pub enum IptablesError {
     /// The program could not be started, or its output could not be read.
     #[error("cannot run {program}: {source}")]
     Run {
-        /// Name of the program.
+        /// Name of the program that could not be run.
         program: String,
-        /// Error of the system call.
+        /// Error of the failed system call.
         source: io::Error,
     },
     /// The program exceeded its time limit, and was killed.
     #[error("{program} did not end within {} s and was killed: find the program that keeps the \
              machine or the lock /run/xtables.lock busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
-        /// Name of the program.
+        /// Name of the program that was killed.
         program: String,
-        /// Time limit of the program.
+        /// Time limit that the program exceeded.
         limit: Duration,
     },
     /// A table of nf_tables has rules that iptables cannot express, and the direct read from the
@@ -63,9 +63,9 @@ pub enum IptablesError {
          {table}` shows them)"
     )]
     Native {
-        /// Name of the table.
+        /// Name of the unreadable table.
         table: &'static str,
-        /// Family of the table, as nft names it.
+        /// Family of the unreadable table, as nft names it.
         family: &'static str,
         /// Reason why the table cannot be read.
         why: String,
@@ -82,7 +82,7 @@ pub enum IptablesError {
     /// The program succeeded, but its output is incomplete.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
-        /// Name of the program.
+        /// Name of the program whose output is incomplete.
         program: String,
         /// Description of the place at which the output ends.
         said: String,
@@ -90,7 +90,7 @@ pub enum IptablesError {
     /// The program exited with an error.
     #[error("{program} failed: {said}")]
     Failed {
-        /// Name of the program.
+        /// Name of the program that failed.
         program: String,
         /// Kind of failure, derived from the message.
         kind: Kind,
@@ -132,8 +132,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Reports whether the failed program wrote none of the `tables` tables in its input. If false,
-    /// the program may have written some of them.
+    /// Reports whether the failed program certainly wrote no table. `tables` is the number of
+    /// tables in its input. If false, the program may have written some tables.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,

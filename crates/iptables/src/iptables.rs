@@ -319,8 +319,8 @@ impl Iptables {
         )
     }
 
-    /// Returns the rules of all existing tables, or an empty text. Starts a process unless no rules
-    /// exist or the rules are unchanged since the last read.
+    /// Returns the rules of all existing tables, or an empty text. Starts no process if no rules
+    /// exist, or if the rules are unchanged since the last read.
     ///
     /// # Errors
     ///
@@ -378,7 +378,7 @@ impl Iptables {
 
     /// Passes the lines of one table, or of all existing tables, to `line`. Each rule begins with
     /// its counters: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)). Starts a
-    /// process unless no rules exist. Does not store the text, and does not wait for other reads.
+    /// process only if rules exist. Does not store the text, and does not wait for other reads.
     ///
     /// # Errors
     ///

@@ -61,8 +61,8 @@ pub(crate) struct Family {
     started: Option<Instant>,
     /// Sync in progress, or `None` between syncs.
     round: Option<Round>,
-    /// True if the next sync counts as a sync even without a write, because a regular check
-    /// requested it.
+    /// True if a regular check has requested the next sync, which then counts as a sync even
+    /// without a write.
     is_asked: bool,
     /// True if the mode has received changes since the kernel was last up to date.
     has_taken_in: bool,

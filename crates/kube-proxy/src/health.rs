@@ -18,8 +18,8 @@ use crate::health::pulse::Pulse;
 /// Number of sync periods without progress after which a family is unhealthy, as in upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Longest time for which a started family waits until its mode has no work left, such as removing
-/// entries of an earlier process. Until then, the family does not count as served. Without this
+/// Longest time that a started family waits for the other work of its mode, such as the removal of
+/// an earlier process's entries. Until then, the family does not count as served. Without this
 /// limit, a family with constant changes might never count as served.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 

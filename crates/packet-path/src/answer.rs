@@ -4,7 +4,7 @@
 //!   endpoint elsewhere ─▶ PREROUTING ─ routing ─┬─▶ FORWARD ── POSTROUTING ─▶ client
 //!                         towards the client    │   IPVS: source becomes the service address
 //!                                               └─▶ INPUT ─▶ a client process of this node
-//!   endpoint here ──────▶ OUTPUT (both) ────────────▶ POSTROUTING ─▶ client
+//!   endpoint here ──────▶ OUTPUT ───────────────────▶ POSTROUTING ─▶ either client
 //! ```
 //!
 //! - **Connection tracking** reverts the translations of nat chains (`nf_nat_inet_fn`). It restores

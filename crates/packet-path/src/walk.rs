@@ -190,8 +190,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Routes a packet from the node itself. Unless `is_chosen`, the route chooses the packet's
-    /// source.
+    /// Routes a packet from the node itself. If `is_chosen` is false, the route determines the
+    /// packet's source address.
     pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Start {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);

@@ -128,7 +128,7 @@ impl FakeState {
         line("COMMIT");
     }
 
-    /// Executes the commands for one table. If a command is refused, changes nothing.
+    /// Executes the commands for one table. If one of them is invalid, changes nothing.
     fn commit(&mut self, table: Table, commands: &[(usize, String)]) -> Result<(), String> {
         let mut chains = self.tables.get(&table).cloned().unwrap_or_default();
         for (number, command) in commands {

@@ -114,7 +114,7 @@ pub(crate) enum WriteOutcome {
 #[derive(Debug, Clone, Default)]
 pub struct WriteOutcomes {
     pub(crate) base: WriteOutcome,
-    /// Outcome of each Service port.
+    /// Outcome of each entry of the plan's `parts`, in order.
     pub(crate) parts: Vec<WriteOutcome>,
     /// Outcome for each stale chain: iptables accepted or refused its removal.
     pub(crate) stale: Vec<WriteOutcome>,

@@ -59,8 +59,8 @@ impl BaseKey {
     /// * a chain of upstream's layout, if the mode wants the layout `flat`;
     /// * a chooser chain for a number of endpoints that no Service has.
     ///
-    /// All other chains of an unwanted layout use only sets that the mode does not want, either.
-    /// The mode deletes these sets together with the chains.
+    /// All other chains of an unwanted layout use only unwanted sets. The mode deletes these sets
+    /// together with the chains.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,

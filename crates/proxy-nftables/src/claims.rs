@@ -127,9 +127,9 @@ impl Claims {
         ports.filter_map(|port| port.chooser())
     }
 
-    /// Claims again, after a read of the kernel, the objects of ports that lack an endpoint for
-    /// some clients. So routes in the kernel that lead to endpoints stay. The mode calls this
-    /// function only while it must not delete objects.
+    /// After a read of the kernel, claims the objects of some ports again: the ports that lack an
+    /// endpoint for some clients. So routes in the kernel that lead to endpoints stay. The mode
+    /// calls this function only while it must not delete objects.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {

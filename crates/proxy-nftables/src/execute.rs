@@ -19,7 +19,7 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Outcomes, Plan, PlanUnit, Removal, StaleObject, Timeouts, UnitOutcome};
 
-/// Largest number of transactions in which a plan may isolate its refused units.
+/// Largest number of transactions that a plan may use to isolate its refused units.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
@@ -137,8 +137,8 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // For old kernels, an object stays in use until the end of the transaction that deletes
-            // its users. On such a kernel, a later transaction deletes the stale objects.
+            // An old kernel keeps an object in use until the end of the transaction that deletes
+            // the object's users. On such a kernel, a later transaction deletes the stale objects.
             self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {

@@ -58,8 +58,8 @@ pub struct Nftables {
     claims: Claims,
     base: Arc<Base>,
     /// Chooser chains that exist. Each chooses among a fixed number of endpoints. A chooser chain
-    /// that no Service needs stays until the next start. If a Service then needs the chain again,
-    /// the kernel need not create it.
+    /// that no Service needs stays until the next start. If a Service needs the chain again before
+    /// that start, the kernel need not create it.
     choosers: BTreeSet<Chooser>,
     /// True if Services need chooser chains that are not yet among the wanted objects.
     lacks_choosers: bool,
@@ -105,7 +105,7 @@ enum ServedAddresses {
 enum OwnAddress {
     /// The address is known, was known before, or may still become known.
     Open,
-    /// The node has no own address: all data about the node is known.
+    /// The node has no own address. This is certain, because all data about the node is known.
     None,
 }
 
@@ -388,7 +388,7 @@ impl engine::Scheme for Nftables {
                 // be compiled for both layouts.
                 Arc::make_mut(&mut state.config).layout = Layout::Flat;
             }
-            // Claims the objects that do not depend on Services once more, because all data about
+            // Claims once more the objects that do not depend on Services, because all data about
             // the node may be known now.
             self.want_base(state);
         }

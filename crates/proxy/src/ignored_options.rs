@@ -33,7 +33,7 @@ impl IgnoredOption {
 /// does not support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
-    /// Name of the mode.
+    /// Name of the node's mode.
     pub mode: &'static str,
     /// Node's scheduler (`--ipvs-scheduler`), for Services whose options name no scheduler.
     pub scheduler: Arc<str>,

@@ -87,7 +87,7 @@ pub trait Mode: Send {
         Vec::new()
     }
 
-    /// Returns the option values of Services that the mode supports, but this node does not.
+    /// Returns the option values that the mode supports but this node does not.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }

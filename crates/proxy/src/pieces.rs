@@ -48,10 +48,10 @@ pub struct Pieces {
     /// For each namespace above its share, the last Service in the namespace's latest batch. The
     /// namespace's next batch begins after this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// Namespace that had the last batch above its share. The next such batch is for the namespace
-    /// that follows by name.
+    /// Namespace that got the last large batch. The next large batch is for the next namespace by
+    /// name.
     last: String,
-    /// Time at which the last batch above a share was taken.
+    /// Time at which the last large batch was taken.
     taken: Option<Instant>,
     /// True if the mode has made all possible writes for the batches that were taken.
     is_at_rest: bool,

@@ -527,14 +527,14 @@ where
         self.retries.len()
     }
 
-    /// Returns the number of keys that are wanted or actual.
+    /// Returns the number of keys that have a wanted value, an actual value, or both.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// Returns the number of keys whose actual value equals the wanted value.
     pub fn as_wanted_len(&self) -> usize {
-        // Every row has a wanted or an actual value.
+        // A row that is not pending has both values, because every row has at least one.
         self.rows.len() - self.pending.len()
     }
 
@@ -543,13 +543,13 @@ where
         self.wanted_len
     }
 
-    /// Returns true if some keys are wanted and none of the wanted keys has an actual value.
+    /// Returns true if at least one key has a wanted value, and no such key has an actual value.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
     }
 
-    /// Returns true if no key is wanted or actual.
+    /// Returns true if no key has a wanted or an actual value.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

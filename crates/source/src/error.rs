@@ -8,7 +8,7 @@ pub enum StartError {
     /// The directory of manifests cannot be watched.
     #[error("cannot watch manifests in {}: {source}; {advice}", folder.display())]
     Manifests {
-        /// Directory of manifests.
+        /// Directory of manifests that cannot be watched.
         folder: PathBuf,
         /// Advice to the operator.
         advice: &'static str,

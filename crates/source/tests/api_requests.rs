@@ -196,8 +196,8 @@ async fn a_new_list_is_requested_at_the_last_seen_version() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// Checks that a list older than the last seen version deletes no object, unless the source has
-/// requested the newest list.
+/// Checks that the source accepts a list older than the last seen version only after it has
+/// requested the newest list. Any other old list deletes no object.
 #[tokio::test]
 async fn an_outdated_list_response_removes_no_object() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -255,7 +255,7 @@ async fn an_outdated_list_response_removes_no_object() {
     );
 }
 
-/// Checks that a failed watch causes no list unless its resource version has expired or is too
+/// Checks that a failed watch causes a new list only if its resource version has expired or is too
 /// large.
 #[tokio::test(start_paused = true)]
 async fn failed_watches_do_not_cause_a_new_list_request() {

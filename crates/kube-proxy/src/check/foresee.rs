@@ -68,7 +68,7 @@ impl StartForecast {
         warnings.chain(forms).collect()
     }
 
-    /// Returns the restriction that the output adds to "nothing to do" if some objects could not be
+    /// Returns the words that follow a message such as "nothing to do" if some objects could not be
     /// read. Returns an empty text if all objects could be read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {

@@ -94,7 +94,8 @@ impl Traces {
         traces
     }
 
-    /// Returns the modes that have programmed this node. Ignores traces that several modes leave.
+    /// Returns the modes that have programmed this node. Ignores traces that more than one mode
+    /// creates.
     pub(super) fn modes(&self, modes: Footprints) -> Vec<&'static str> {
         let has_left = |mode: &&&footprint::Footprint| {
             let others = || modes.iter().filter(|other| **other != **mode);

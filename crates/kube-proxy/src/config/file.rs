@@ -40,7 +40,7 @@ pub enum ConfigurationError {
     Meaning {
         /// Path of the configuration file.
         file: PathBuf,
-        /// Path of the field.
+        /// Path of the field with the invalid value.
         field: &'static str,
         /// Invalid value of the field.
         value: String,

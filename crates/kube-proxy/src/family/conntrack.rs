@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ─────▶ Worker: UdpServices ──▶ find, delete
-//!   rules were removed from the kernel ── frontends ─▶         if they changed, or were repaired
+//!   rules were removed from the kernel ── frontends ─▶      if Services changed or were repaired
 //! ```
 //!
 //! - **Order**: the worker compares flows only after the rules are written. So the next packet of a

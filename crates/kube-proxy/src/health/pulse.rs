@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - Without probes, the pulse does nothing.
-//! - A living loop works in turns of limited length, and replies between two turns.
+//! - A loop that is alive works in turns of limited length, and replies between two turns.
 //! - If the loop hangs, requests stay without a reply. Once the oldest such request has the age
 //!   [`HUNG_AFTER`], each probe reports the hang.
 

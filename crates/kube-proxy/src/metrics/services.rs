@@ -110,8 +110,9 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // If this read contains the Service port but not the endpoint, the endpoint no
-                    // longer exists, unless the limit of reported endpoints excluded it.
+                    // The endpoint no longer exists if this read contains the Service port but not
+                    // the endpoint. Exception: the limit of reported endpoints excluded the
+                    // endpoint.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });

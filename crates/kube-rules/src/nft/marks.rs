@@ -33,9 +33,9 @@ impl Line {
             ])
     }
 
-    /// Restores the mark that [`Self::mark_by`] replaced. The rule matches only packets whose
-    /// source is not an address of this node. The old mark must not be 0. The current mark must
-    /// have at least one bit, and only bits of `bits`.
+    /// Restores the mark that [`Self::mark_by`] replaced. The rule matches a packet only if all of
+    /// these hold: its source is not an address of this node, its old mark is not 0, and its
+    /// current mark has at least one bit and only bits of `bits`.
     pub fn restore_mark(self, bits: u32) -> Self {
         let mark = || meta(MetaKey::Mark, Register::FIRST);
         let priority = || meta(MetaKey::Priority, Register::FIRST);

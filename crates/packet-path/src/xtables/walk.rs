@@ -161,8 +161,8 @@ impl<'a> TableWalk<'a> {
                 Some(at)
             }
             MatchResult::Unknown(why) if is_wordless(&rule.target) => {
-                // Neither the tests nor the target of such a rule are known. Adds a step with this
-                // note, and assumes that the rule does not match.
+                // iptables cannot express this rule, so its tests and its target are unknown. Adds
+                // a step with this note, and assumes that the rule does not match.
                 step.says = format!("is unknown: {why}; assumed not to match");
                 at.branch.step(step);
                 Some(at)

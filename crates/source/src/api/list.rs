@@ -36,8 +36,8 @@ impl List {
         })
     }
 
-    /// Returns the next object, or `None` at the end. The outer error concerns the whole list. The
-    /// inner result has the error of a single object.
+    /// Returns the next object, or `None` at the end. The outer result is an error if the whole
+    /// list cannot be read. The inner result is an error if only this object cannot be identified.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,

@@ -121,7 +121,7 @@ pub(super) struct ListWatch {
     version: Option<String>,
     /// Minimum resource version of the next list, which keeps objects from going back in time.
     next_list: Age,
-    /// True if the server was down after the last list. It may have returned with other storage.
+    /// True if the server was down after the last list, so its storage may be another one now.
     is_in_doubt: bool,
     /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
@@ -387,7 +387,7 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Sends a request, and returns the response unless the server rejects the request.
+    /// Sends a request, and returns the response. Fails if the server rejects the request.
     async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;

@@ -22,8 +22,8 @@ struct Event<'a> {
     object: &'a RawValue,
 }
 
-/// Decodes a watch event about an object of this kind. The outer error concerns the event. The
-/// event itself contains the error of the object.
+/// Decodes a watch event about an object of this kind. Fails if the event itself cannot be decoded.
+/// An error that concerns only the object is part of the returned event.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
     // Checks the encoding of the whole event, because the parser does not check text that it skips.
     let text = str::from_utf8(event).map_err(|error| error.to_string())?;

@@ -97,8 +97,8 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Decodes a watch event about an object of this kind from a frame. The outer error concerns the
-/// event. The event itself contains the error of the object.
+/// Decodes a watch event about an object of this kind from a frame. Fails if the event itself
+/// cannot be decoded. An error that concerns only the object is part of the returned event.
 pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;

@@ -118,8 +118,8 @@ pub(super) fn has_flags(arguments: &[OsString]) -> bool {
     !others.is_empty()
 }
 
-/// Returns true if the command line contains `--dry-run`, unless the last one is
-/// `--dry-run=false`.
+/// Returns the value of the last `--dry-run` on the command line. Returns false if the command line
+/// lacks this flag.
 fn is_dry_run(arguments: &[OsString]) -> bool {
     let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
     let last = flags.skip(1).filter_map(|flag| {

@@ -14,8 +14,8 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Level of detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// No metrics of single Services, and no reads of their counters. In a large cluster, such
-    /// metrics would be many: each node has several time series for each Service port.
+    /// No metrics of single Services, and no reads of their counters. In a large cluster, there
+    /// would be very many metrics: each node has several time series for each Service port.
     #[default]
     None,
     /// Metrics of each Service port, without its endpoints.
