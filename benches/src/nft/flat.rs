@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_of_all_map_positions_are_collected() {
+    fn a_flat_service_has_endpoints_only_if_each_endpoint_number_is_present() {
         let at = "10.96.1.0:80".parse().unwrap();
         assert_eq!(served(&slot(3, at)), Some((3, at)));
         let ends = |numbers: &[u8]| {

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_rule_applies_to_its_requests_and_count() {
+    fn a_fault_rule_affects_only_matching_requests_up_to_its_count() {
         let faults = Faults::new();
         let rule = Rule::from(Fault::Drop).on(Purpose::List).of(Kind::Service);
         faults.add(rule.times(1));

@@ -22,8 +22,8 @@ const MOVED_WITHIN: Duration = Duration::from_secs(1);
 fn main() {
     let stories = [
         story(
-            "udp_flows_to_each_service_address_follow_their_endpoint",
-            udp_flows_to_each_service_address_follow_their_endpoint,
+            "udp_flows_to_each_service_address_move_to_the_new_endpoint",
+            udp_flows_to_each_service_address_move_to_the_new_endpoint,
         ),
         story(
             "udp_flows_older_than_the_service_are_served",
@@ -207,7 +207,7 @@ fn to(flow: &str, destination: &str) -> bool {
     flow.ends_with(&format!("> {destination}"))
 }
 
-fn udp_flows_to_each_service_address_follow_their_endpoint(c: &mut Cluster) -> Outcome {
+fn udp_flows_to_each_service_address_move_to_the_new_endpoint(c: &mut Cluster) -> Outcome {
     let other = Service::new("other", "10.96.0.11 fd96::11")
         .port(udp(53, 8080))
         .endpoints(NEAR);

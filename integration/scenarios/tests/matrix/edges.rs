@@ -366,7 +366,7 @@ pub(crate) fn source_ranges_limit_load_balancer_addresses(c: &mut Cluster) -> Ou
 
 /// A `ping` to a Service address has the same result as a request to an unexposed port of this
 /// address. The node replies only to a ping to its own addresses.
-pub(crate) fn service_addresses_answer_ping(c: &mut Cluster) -> Outcome {
+pub(crate) fn pings_get_the_result_of_unexposed_service_ports(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
     let mode = Mode::of(c);

@@ -87,7 +87,8 @@ fn main() {
     let stories: &[Story] = stories! {
         matrix: each_row_of_the_packet_matrix_holds, each_row_of_the_packet_matrix_holds_for_udp_and_sctp;
         edges: a_service_without_endpoints_is_refused, unexposed_service_ports_reach_no_process, a_pod_reaches_itself_through_its_service,
-            terminating_endpoints_serve_only_without_ready_endpoints, source_ranges_limit_load_balancer_addresses, service_addresses_answer_ping;
+            terminating_endpoints_serve_only_without_ready_endpoints, source_ranges_limit_load_balancer_addresses,
+            pings_get_the_result_of_unexposed_service_ports;
     };
     let iptables = [
         story!(

@@ -37,7 +37,7 @@ pub(crate) fn node_ports_follow_the_node_addresses(c: &mut Cluster) -> Outcome {
     c.until_served(&web).map(drop)
 }
 
-pub(crate) fn added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outcome {
+pub(crate) fn node_ports_at_added_node_addresses_have_exact_semantics(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .spec("externalTrafficPolicy: Local")

@@ -34,7 +34,7 @@ fn main() {
     let stories = stories! {
         // The module `refusals` comes first, because it needs a kernel that has never loaded IPVS.
         refusals: a_kernel_without_ip_vs_is_reported if is_ip_vs_loadable(), missing_capabilities_are_reported, a_missing_scheduler_stops_the_start, unknown_flags_stop_the_start, a_missing_manifest_directory_stops_the_start, an_unreadable_kubeconfig_stops_the_start;
-        ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_and_foreign_services_are_ignored;
+        ways_in: each_service_address_works_over_tcp, each_service_address_works_over_udp, each_service_address_works_over_sctp, each_service_address_bound_as_route_works_over_tcp, each_service_address_bound_as_route_works_over_udp, a_service_with_several_ports_works, clients_with_session_affinity_keep_their_endpoint, a_node_address_as_external_ip_stays_on_its_interface, headless_services_and_services_of_other_proxies_are_ignored;
         manifests: added_edited_and_deleted_manifests_are_followed, manifests_renamed_into_place_are_followed, an_address_moved_between_services_is_always_served, an_invalid_manifest_keeps_its_services, an_invalid_manifest_at_start_blocks_removals;
         api: services_from_streamed_lists_are_served, services_from_cached_lists_are_served, an_api_server_that_starts_later_is_awaited, services_stay_while_the_api_server_is_unreachable, invalid_responses_keep_all_services;
         restart: a_restart_writes_nothing_and_keeps_connections;
@@ -42,7 +42,7 @@ fn main() {
         foreign: foreign_kernel_state_stays;
         drift: a_resync_repairs_each_kind_of_damage;
         vip_mode: a_change_of_the_vip_mode_keeps_open_connections, a_service_range_excludes_the_subnets_of_other_interfaces, strict_arp_applies_to_device_addresses_and_to_routes, service_addresses_answer_ping_only_with_the_flag;
-        addresses: node_ports_follow_the_node_addresses, added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
+        addresses: node_ports_follow_the_node_addresses, node_ports_at_added_node_addresses_have_exact_semantics if has_nft(), node_ports_at_a_moved_address_are_removed;
         drain: an_open_connection_of_a_removed_endpoint_continues, udp_clients_of_a_removed_endpoint_move_to_a_remaining_endpoint_immediately, endpoint_changes_lose_no_udp_query;
         conflicts: the_older_service_wins_a_shared_address;
         options: a_service_chooses_its_scheduler, an_ignored_service_option_is_reported;

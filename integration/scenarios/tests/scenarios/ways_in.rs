@@ -191,9 +191,11 @@ pub(crate) fn a_node_address_as_external_ip_stays_on_its_interface(c: &mut Clust
     Ok(())
 }
 
-/// The daemon programs neither headless Services nor ExternalName Services, nor Services with the
-/// label `service.kubernetes.io/service-proxy-name` of another proxy.
-pub(crate) fn headless_and_foreign_services_are_ignored(c: &mut Cluster) -> Outcome {
+/// The daemon ignores headless Services, ExternalName Services, and Services whose label
+/// `service.kubernetes.io/service-proxy-name` names another proxy.
+pub(crate) fn headless_services_and_services_of_other_proxies_are_ignored(
+    c: &mut Cluster,
+) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints(ENDPOINTS);
