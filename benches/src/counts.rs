@@ -33,7 +33,7 @@ pub(crate) fn count(trace: &str) -> Counts {
         counts.system_calls += 1;
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
-            // The kernel rolls back an nftables transaction without an end message. Such a
+            // The kernel rolls back an nftables transaction that has no end message. Such a
             // transaction is only a test, so it does not count as a write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");

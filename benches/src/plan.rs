@@ -33,8 +33,8 @@ enum Often {
     All,
     Twice,
     Once,
-    /// The run measures the point once: early if it also measures another kube-proxy, and otherwise
-    /// after all other cells.
+    /// The run measures the point once. If the run also measures another kube-proxy, the point
+    /// comes early, otherwise after all other cells.
     Beside,
     /// The run measures the point once, after all other cells.
     Spare,

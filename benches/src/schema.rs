@@ -24,8 +24,8 @@ pub(crate) enum Axis {
     Cold,
     /// Cold start with kernel modules that are already loaded.
     Loaded,
-    /// Restart: the time from exec to the end of the first sync. The kernel already holds the
-    /// state.
+    /// Restart: the time from exec until the program has repaired one Service. The kernel holds the
+    /// state of all other Services.
     Restart,
     /// Time from the creation of a Service until the kernel has it.
     Add,
@@ -50,7 +50,7 @@ pub(crate) enum Axis {
     Connect,
     /// Requests per second on a persistent connection.
     Keptalive,
-    /// UDP datagrams with a reply per second.
+    /// UDP datagrams per second that get a reply.
     Udp,
     /// Gigabits per second on one connection.
     Throughput,

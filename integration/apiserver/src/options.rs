@@ -15,7 +15,7 @@ pub struct Options {
     /// True to support streamed initial lists (KEP-3157). If false, the server rejects requests for
     /// such lists with 422 Invalid.
     pub watch_list: bool,
-    /// Choice whether the server compresses streamed initial lists.
+    /// Compression of streamed initial lists by the server.
     pub streamed_lists: StreamedLists,
     /// Presence of a watch cache in the server. The cache affects lists that accept any resource
     /// version (`resourceVersion=0`), and requests for a future resource version.

@@ -35,7 +35,7 @@ pub(crate) struct Resource {
     pub(crate) empty: &'static str,
 }
 
-/// The version of every served group.
+/// API version of every served API group.
 pub(crate) const VERSION: &str = "v1";
 
 const RESOURCES: &[(Kind, Resource)] = &[

@@ -288,7 +288,7 @@ fn is_map_of_strings(value: &Value) -> bool {
         .is_some_and(|map| map.values().all(Value::is_string))
 }
 
-/// Returns true if a write of an object of this kind keeps its status.
+/// Returns true if objects of this kind have a status that a write of the object does not change.
 fn has_status(kind: Kind) -> bool {
     matches!(kind, Kind::Service | Kind::Node | Kind::ServiceCidr)
 }

@@ -11,10 +11,10 @@ use serde_json::Value;
 /// Flavour of the image. `image/build` builds a flavour by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// Debian packages and the daemon. The environment variable `IMAGE` may name another archive to
-    /// test.
+    /// Image with Debian packages and the daemon. The environment variable `IMAGE` may name another
+    /// archive to test.
     Debian,
-    /// Only the daemon, without Debian packages.
+    /// Image with only the daemon, without Debian packages.
     Nftables,
 }
 

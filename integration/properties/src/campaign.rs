@@ -12,8 +12,8 @@ use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::stepped_threads::Threads;
 
-/// Number of sequences of which one runs twice on the fake kernels. The campaign compares both
-/// runs.
+/// Distance between the seeds of successive sequences that run twice on the fake kernels. The
+/// campaign compares both runs of such a sequence.
 const TWICE: u64 = 20;
 
 /// Settings of a campaign: a run of many event sequences.

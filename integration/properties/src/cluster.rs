@@ -350,8 +350,9 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
-        // Makes no object unreadable if a slice has an endpoint with a loopback address. A Service
-        // might then have only such endpoints, and no pod has a loopback address.
+        // Makes no object unreadable if a slice has an endpoint with a loopback address. While an
+        // object is unreadable, a Service might have only loopback addresses as endpoints, and no
+        // pod has such an address.
         let has_no_pod = |slice: &EndpointSlice| {
             let mut endpoints = slice.endpoints.iter();
             endpoints.any(|endpoint| endpoint.address.is_loopback())

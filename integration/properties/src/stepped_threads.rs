@@ -47,11 +47,11 @@ pub struct Write {
 /// Clients that a written entry serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AffectedClients {
-    /// Possibly all clients of all Services.
+    /// The entry may serve all clients of all Services.
     All,
-    /// Clients of this service address.
+    /// The entry serves the clients of this service address.
     Address(std::net::IpAddr),
-    /// No client.
+    /// The entry serves no client.
     Nobody,
 }
 
@@ -334,11 +334,11 @@ pub struct Front {
 /// Location from which clients send packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientLocation {
-    /// The node itself.
+    /// Clients are processes of the node itself.
     Node,
-    /// A pod of this node.
+    /// Clients are in a pod of this node.
     Pod,
-    /// A host outside the cluster.
+    /// Clients are on a host outside the cluster.
     Outside,
 }
 

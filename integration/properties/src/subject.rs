@@ -142,7 +142,8 @@ pub trait Subject {
         BTreeSet::new()
     }
 
-    /// Returns the entry, or `None` if the entry belongs to unproven frontends or depends on them.
+    /// Returns the entry, or `None` if the entry belongs to the frontends in `unproven` (see
+    /// [`Self::unproven`]) or depends on them.
     fn beside(&self, entry: String, _unproven: &BTreeSet<ServiceAddress>) -> Option<String> {
         Some(entry)
     }

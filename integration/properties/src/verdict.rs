@@ -28,9 +28,9 @@ pub enum Verdict {
 /// Client address that an endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SeenClient {
-    /// The client's own address.
+    /// The endpoint sees the client's own address.
     Client,
-    /// The node's address, because of masquerading or a relay process.
+    /// The endpoint sees the node's address, because of masquerading or a relay process.
     Node,
 }
 

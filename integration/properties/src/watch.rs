@@ -53,7 +53,8 @@ impl Period {
         is_served(&self.wanted)
     }
 
-    /// Returns true if a good endpoint receives packets, regardless of the client address.
+    /// Returns true if an acceptable (*good*) endpoint receives packets, regardless of the client
+    /// address.
     fn serves(&self, verdicts: &BTreeSet<Verdict>) -> bool {
         let mut targets = verdicts.iter().filter_map(Verdict::target);
         targets.any(|target| self.is_good(target))
@@ -63,8 +64,9 @@ impl Period {
         self.good.iter().any(|good| good.target() == Some(target))
     }
 
-    /// Returns true if the verdict is good. For a short time, a good endpoint may also see the
-    /// node's address as the client in three cases. In all three cases, replies reach the client:
+    /// Returns true if the verdict is acceptable (*good*). In three cases, a good endpoint may also
+    /// see the node's address as the client for a short time, because replies still reach the
+    /// client:
     ///
     /// - Another good verdict has the node's address.
     /// - An endpoint saw the node's address before the step.
@@ -87,9 +89,9 @@ impl Period {
         of_good.any(|verdict| !self.allows(verdict, before))
     }
 
-    /// Returns true if the front has verdicts and all of them are good. If an endpoint is wanted, at
-    /// least one verdict must have an endpoint: a front that the kernel still rejects is not right,
-    /// although one of its wanted endpoints may be an address that rejects packets.
+    /// Returns true if the front has verdicts and all of them are good. A rejection may be good,
+    /// because the address of a wanted endpoint may reject packets. But if an endpoint is wanted, at
+    /// least one verdict must have an endpoint: packets to the front must not all be rejected.
     fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
         let is_as_served = is_served(verdicts) || !self.is_served();
         is_as_served

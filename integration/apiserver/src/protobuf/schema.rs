@@ -49,12 +49,12 @@ pub(crate) enum Shape {
     Message(Schema),
 }
 
-/// Returns the message of a kind.
+/// Returns the protobuf message that encodes objects of a kind.
 pub(crate) fn of(kind: Kind) -> Schema {
     named(kind.resource().kind)
 }
 
-/// Returns a message by its name.
+/// Returns the protobuf message with this name.
 pub(super) fn named(name: &str) -> Schema {
     static ALL: LazyLock<HashMap<&str, Schema>> = LazyLock::new(|| {
         let messages = TEXT
@@ -65,8 +65,8 @@ pub(super) fn named(name: &str) -> Schema {
     ALL.get(name).expect("what is asked for is in the table")
 }
 
-/// Parses a message of the table, and the messages inside it. Each message is parsed once and
-/// cached for the process's lifetime.
+/// Parses a message of `schema.txt`, and the messages inside it. Parses each message once, and
+/// caches it for the process's lifetime.
 fn read(name: &str) -> Schema {
     let mut messages = TEXT
         .split("\n\n")

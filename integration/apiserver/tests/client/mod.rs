@@ -128,7 +128,7 @@ impl Client {
 }
 
 impl Events {
-    /// Returns the next event, or `None` if the server has ended the watch regularly.
+    /// Returns the next event, or `None` if the server has ended the watch without an error.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         while self.lines.is_empty() {
             let frame = timeout(PATIENCE, self.body.frame())

@@ -123,8 +123,8 @@ struct Ipvs {
     config: Config,
     /// Virtual servers of other programs.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Virtual servers of the daemon that may lack an ownership mark: another program may have
-    /// removed the mark, or the kernel has refused the mark of a new virtual server.
+    /// Virtual servers of the daemon without a certain proof of ownership: another program may have
+    /// removed the proof, or the kernel has refused the proof for a new virtual server.
     orphans: BTreeSet<VirtualServerKey>,
     /// Sets and rules of the shim before a switch, until the daemon removes them.
     former: Former,
@@ -347,14 +347,14 @@ impl Subject for Ipvs {
     }
 
     fn refuses_in_pieces(&self) -> bool {
-        // The daemon writes set members before the virtual server, because the members mark the
-        // virtual server's owner.
+        // The daemon writes set members before the virtual server, because the members prove that
+        // the daemon owns the virtual server.
         true
     }
 
     fn passes_over(&mut self, which: u64) {
-        // If the daemon's read misses a virtual server, this virtual server loses its ownership
-        // mark.
+        // If the daemon's read misses a virtual server, this virtual server may lose its proof of
+        // ownership.
         let state = self.look(false);
         let at = Chance::new(which).index(state.snapshot.servers.len());
         let key = state.snapshot.servers.keys().nth(at).copied();
@@ -363,8 +363,9 @@ impl Subject for Ipvs {
     }
 
     fn done(&mut self, write: &Write) {
-        // A new virtual server works even if the kernel refused its ownership mark. Its address
-        // alone proves ownership until a set contains this address with another port.
+        // A new virtual server works even if the kernel refused the entries that prove ownership.
+        // The virtual server's address alone proves ownership until a set contains this address
+        // with another port.
         if !write.what.starts_with("add ") {
             return;
         }
