@@ -53,38 +53,38 @@ struct Cli {
 enum Verb {
     /// Measure, and write a report
     Run(run::Run),
-    /// Measure one cell; in the lab
+    /// Measure one cell, inside a VM of the lab
     Cell {
-        /// The cell, as JSON
+        /// Cell to measure, as JSON
         cell: String,
-        /// File for the outcome, instead of standard output
+        /// File for the result, instead of standard output
         #[arg(long, value_name = "FILE")]
         into: Option<PathBuf>,
     },
-    /// Run the bare loader of a cell; started by `cell`
+    /// Run the bare loader of a cell (the command `cell` starts this)
     #[command(hide = true)]
     Floor {
         #[arg(hide = true)]
         cell: String,
     },
-    /// Draw the report again from a report.json
+    /// Write the report's page and charts again, from a report.json
     Report {
-        /// The file
+        /// Path of report.json
         json: PathBuf,
     },
-    /// Put a report.json and its main figures into the documents
+    /// Write the report's page and main figures into the documents
     Publish {
-        /// The file
+        /// Path of report.json
         json: PathBuf,
-        /// Folder for the page, its charts and the JSON file
+        /// Directory for the page, its charts and the JSON file
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
         into: PathBuf,
     },
-    /// Put the memory and CPU figures of a report.json into the page about sizing
+    /// Write the report's memory and CPU figures into the page about sizing
     Sizing {
-        /// The file
+        /// Path of report.json
         json: PathBuf,
-        /// Page that has the markers of the tables
+        /// Page with the markers between which the tables stand
         #[arg(long, value_name = "FILE", default_value = "docs/sizing.md")]
         into: PathBuf,
     },

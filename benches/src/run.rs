@@ -36,34 +36,34 @@ const MINUTES: u64 = 48;
 /// main table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
-/// Measures, and writes report.json, report.md and charts.
+/// Measures all cells, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Services, or Services x endpoints (default: 2): 100,10000x50 [default: by axis, up to 50000]
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Axes to measure, at the sizes or at one of their own: cold,change@50000 [default: cold,
+    /// Axes to measure, at all sizes or at one size: cold,change@50000 [default: cold,
     /// loaded, restart, add, change, rolling, delete, idle, memory, big, api, first, connect,
     /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<AxisChoice>,
-    /// Repeats of each measurement; a counting repeat comes in addition
+    /// Repeats of each measurement, without the additional repeat that counts system calls
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     /// Time limit of the run; cells that would not finish in time are skipped [default: 48, and 10
     /// for each other kube-proxy; with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
-    /// Subjects to measure, by name; another kube-proxy's is NAME-MODE
+    /// Names of the subjects to measure. The name of another kube-proxy is NAME-MODE
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
-    /// Other kube-proxy, NAME=PATH:MODE; may be repeated
+    /// Another kube-proxy to measure, as NAME=PATH:MODE (repeatable)
     #[arg(long = "kube-proxy", value_name = "NAME=PATH:MODE", value_parser = other)]
     others: Vec<Subject>,
     /// Lift the limits: every size on every axis, idle for ten minutes
     #[arg(long)]
     full: bool,
-    /// Print the cells in their order with their expected minutes, and exit
+    /// Print the planned cells with their expected minutes, and exit
     #[arg(long)]
     plan: bool,
     /// Do not count system calls and messages
@@ -76,16 +76,16 @@ pub(crate) struct Run {
     /// Endpoints that the axis `change` replaces
     #[arg(long, default_value_t = 1_000)]
     changes: u32,
-    /// Memory of a guest [default: by size]
+    /// Memory of each VM [default: by the number of Services]
     #[arg(long, value_name = "SIZE")]
     memory: Option<String>,
-    /// Lane, see `lab run --lane`
+    /// Lane (kind of VM) of the lab, as in `lab run --lane`
     #[arg(long)]
     lane: Option<Lane>,
-    /// Kernel, see `lab run --kernel`
+    /// Kernel of the VMs, as in `lab run --kernel`
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Folder for the report [default: bench/TIME in the target folder]
+    /// Directory for the report [default: bench/TIME in the target directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

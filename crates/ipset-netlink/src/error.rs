@@ -152,7 +152,7 @@ pub enum Reason {
     /// The kernel already has the maximum number of sets (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel rejected the message as malformed. The kernel and this crate may use different
+    /// The kernel refused the message as malformed. The kernel and this crate may use different
     /// protocol versions.
     #[error("the kernel found the message malformed")]
     Protocol,

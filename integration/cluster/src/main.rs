@@ -59,7 +59,7 @@ mount --bind $modules $release";
 /// A Kubernetes cluster in one guest of the lab.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Folder with Kubernetes' programs, and with archives of more images in images/*.tar
+    /// Directory with Kubernetes' programs, and with archives of additional images in images/*.tar
     #[arg(long, value_name = "DIR")]
     kubernetes: Option<PathBuf>,
     /// Archive of the image for kubeadm's DaemonSet
@@ -71,10 +71,10 @@ struct Arguments {
     /// Number of nodes, from 1 to 9
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
-    /// The guest's memory
+    /// Memory of the VM
     #[arg(long, default_value = "3G")]
     memory: String,
-    /// The folder for logs and reports
+    /// Directory for logs and reports
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Time limit in minutes
@@ -101,7 +101,7 @@ enum Task {
         #[arg(long, default_value = e2e::SKIP)]
         skip: String,
     },
-    /// Swap two images under load
+    /// Replace one image by another and roll back, under load
     Migrate {
         /// Archive of the first image [default: built from the program kube-proxy of DIR]
         #[arg(long, value_name = "FILE")]

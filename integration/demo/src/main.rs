@@ -21,13 +21,13 @@ use clap::Parser;
 /// limit hangs.
 const LIMIT: Duration = Duration::from_mins(5);
 
-/// Shows Services carried by kernel IPVS, programmed by kube-proxy from a folder of manifests.
+/// Shows Services served by the kernel's IPVS, programmed by kube-proxy from a directory of manifests.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The kube-proxy binary to show
     #[arg(long, value_name = "PATH")]
     kube_proxy: PathBuf,
-    /// The folder of example manifests
+    /// Directory with the example manifests
     #[arg(long, value_name = "DIR")]
     examples: PathBuf,
     /// Run in a guest without the programs of iptables and ipset

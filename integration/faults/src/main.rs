@@ -51,28 +51,28 @@ struct Arguments {
     /// Run only this mode
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// Run the short form, as in `make test`
+    /// Run each fault's short form, as `make test` does
     #[arg(long)]
     short: bool,
-    /// List the faults
+    /// List the faults, and exit
     #[arg(long)]
     list: bool,
-    /// An older kube-proxy, for the upgrade
+    /// Path of an older kube-proxy, for the faults that upgrade
     #[arg(long, value_name = "PATH")]
     before: Option<PathBuf>,
     /// Kernel of lane B, for a second run after lane A
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Folder that keeps the rows. A new row of a fault replaces the old one
+    /// Directory that keeps the rows of the page. A fault's new row replaces its old one
     #[arg(long, value_name = "FOLDER")]
     rows: Option<PathBuf>,
     /// Write the documentation page with the kept rows to this file
     #[arg(long, value_name = "FILE", requires = "rows")]
     document: Option<PathBuf>,
-    /// Only write the page of the kept rows
+    /// Run no fault, only write the page from the kept rows
     #[arg(long, requires = "document")]
     page: bool,
-    /// File for the rows; in the lab
+    /// File for the rows (internal: passed to the run inside the VM)
     #[arg(long, value_name = "FOLDER", hide = true)]
     into: Option<PathBuf>,
 }

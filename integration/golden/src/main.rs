@@ -59,10 +59,10 @@ struct Arguments {
     /// The kube-proxy binary to run
     #[arg(long, value_name = "PATH")]
     kube_proxy: PathBuf,
-    /// Mode: --proxy-mode
+    /// Proxy mode of the run
     #[arg(long, default_value = "ipvs")]
     mode: String,
-    /// The folder of cases
+    /// Directory with the cases
     #[arg(long, value_name = "DIR")]
     cases: PathBuf,
     /// Start the daemon on upstream's state, which it must leave unchanged. Every second node then
@@ -72,28 +72,28 @@ struct Arguments {
     /// With --adopt: the dumps are recordings of an earlier version, so no further case follows
     #[arg(long, requires = "adopt")]
     recorded: bool,
-    /// Write the state that the daemon leaves to a case of the same name in this folder, instead of
+    /// Write the state that the daemon leaves to a case of the same name in this directory, instead of
     /// a comparison
     #[arg(long, value_name = "DIR", conflicts_with_all = ["adopt", "upstream"])]
     record: Option<PathBuf>,
-    /// Next case; in the lab, with `adopt`
+    /// Case that follows the adopted state (internal: passed to the run inside the VM)
     #[arg(long, value_name = "CASE", hide = true)]
     next: Option<String>,
-    /// The binary is Kubernetes' own, without our flags and without a line after its first sync
+    /// Expect upstream's kube-proxy, which lacks our flags and logs no line after its first sync
     #[arg(long)]
     upstream: bool,
     /// Cases to run
     names: Vec<String>,
-    /// File for the results; in the lab
+    /// File for the results (internal: passed to the run inside the VM)
     #[arg(long, value_name = "FILE", hide = true)]
     verdicts: Option<PathBuf>,
-    /// Run the one case in this network namespace, and print the differences; in the lab
+    /// Run one case in this network namespace, and print the differences (internal)
     #[arg(long, hide = true)]
     here: bool,
-    /// Print no summary, because this is one of several guests
+    /// Print no summary, because this is one of several VMs (internal)
     #[arg(long, hide = true)]
     part: bool,
-    /// Run the case in this network namespace, which is the kernel's initial one; in the lab
+    /// Run the case in this network namespace, the VM's initial one (internal)
     #[arg(long, hide = true)]
     initial: bool,
 }

@@ -30,10 +30,10 @@ enum Verb {
         /// Memory of the guest
         #[arg(long, value_name = "SIZE")]
         memory: Option<String>,
-        /// The one CPU the guest may use [default: one that no other lab uses]
+        /// The CPU that the guest uses [default: one that no other guest uses]
         #[arg(long, value_name = "N")]
         cpu: Option<usize>,
-        /// Host folder that the guest may write to, at the same path; may be repeated
+        /// Host directory that the guest may write to, at the same path (repeatable)
         #[arg(long, value_name = "DIR")]
         keep: Vec<PathBuf>,
         /// The command and its arguments
@@ -45,7 +45,7 @@ enum Verb {
         )]
         argv: Vec<OsString>,
     },
-    /// PID 1 of the guest; started by `run`
+    /// Run as PID 1 of the guest (internal: `run` starts this)
     #[command(hide = true)]
     Init {
         #[arg(hide = true)]
@@ -64,7 +64,7 @@ struct GuestOptions {
     /// [default: B with --kernel, else host if it has IPVS, else A]
     #[arg(long)]
     lane: Option<Lane>,
-    /// A User Mode Linux kernel of your own; its modules, if any, are in the folder `modules` next to it
+    /// A User Mode Linux kernel of your own; its modules, if any, are in the directory `modules` next to it
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 }

@@ -224,7 +224,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// Returns true if this error may mean that the kernel rejects the ownership flag.
+/// Returns true if this error may mean that the kernel refuses the ownership flag.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
