@@ -123,8 +123,7 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// Flags of a virtual server (`IP_VS_SVC_F_*`). Bits that this type does not name keep their
-    /// values.
+    /// Flags of a virtual server (`IP_VS_SVC_F_*`). Bits without a name in this type are kept.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
         /// Flag of persistence: new connections of a client go to the same destination as the

@@ -183,10 +183,9 @@ impl Connection {
         self.dump_verified_into(kind, flags, payload, take, |_| true)
     }
 
-    /// Dumps like [`Connection::dump_into`] a table whose concurrent changes the kernel does not
-    /// report. If `is_consistent` returns false for a result, the call repeats the dump, as after
-    /// a reported change. It returns the last attempt's result even if `is_consistent` returns
-    /// false.
+    /// Dumps a table whose concurrent changes the kernel does not report. Works like
+    /// [`Connection::dump_into`], but also repeats the dump if `is_consistent` returns false for a
+    /// result. After the last attempt, returns the result even if `is_consistent` returns false.
     ///
     /// # Errors
     ///

@@ -387,9 +387,9 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// Processes the replies to `sequence` up to the last reply. Returns true if the kernel has
-    /// flagged the dump as interrupted. After [`Error::LostReply`], the queue has no further
-    /// replies to `sequence`.
+    /// Processes the replies to the message with the sequence number `sequence`, up to the last
+    /// reply. Returns true if the kernel has flagged the dump as interrupted. After
+    /// [`Error::LostReply`], the queue has no further replies to this message.
     fn collect<T>(
         &mut self,
         sequence: u32,

@@ -63,7 +63,8 @@ impl LocalRoute {
     }
 
     /// Appends `RTM_NEWROUTE`, which adds the route, even if there is another route to the
-    /// destination. The kernel replies `EEXIST` if exactly this route exists.
+    /// destination. The kernel replies `EEXIST` if this route exists. For IPv6, the kernel also
+    /// replies `EEXIST` if an existing route differs only in its source address.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
@@ -77,7 +78,8 @@ impl LocalRoute {
     }
 
     /// Appends `RTM_DELROUTE`, which removes the route. The kernel replies `ESRCH` if the route
-    /// does not exist. If `source` is `None`, the kernel removes a route with any source address.
+    /// does not exist. If `source` is `None`, the kernel removes the route regardless of its source
+    /// address.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_filter_drops_events_of_the_given_link() {
+    fn the_socket_filter_drops_only_events_of_addresses_added_to_its_link() {
         // The kernel runs such a filter on any kind of socket, so a Unix socket can test it.
         let (sender, receiver) = UnixDatagram::pair().unwrap();
         receiver.set_nonblocking(true).unwrap();

@@ -160,7 +160,7 @@ fn a_replaced_route_has_only_the_new_source() {
             assert_eq!(execute(&mut rtnetlink, &batch), [None; 4]);
             let family = Family::of(ip(net));
             assert_eq!(rtnetlink.local_routes(family, OURS).unwrap(), [current]);
-            // A request without a source removes the route with any source.
+            // A request without a source removes the route regardless of its source.
             let mut batch = Batch::new();
             range.push_del(&mut batch);
             assert_eq!(execute(&mut rtnetlink, &batch), [None]);
@@ -386,7 +386,7 @@ fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Ve
 }
 
 #[test]
-fn address_events_of_the_given_link_are_not_received() {
+fn events_of_addresses_added_to_a_filtered_link_are_not_received() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         assert_eq!(

@@ -10,8 +10,8 @@ use crate::{Entry, Reason};
 /// Maximum number of bytes for the entries in one message.
 ///
 /// An attribute has a length of 16 bits, so the kernel's limit is 64 KiB. Half of this limit is
-/// enough for 400 to 1,300 entries. It also saves space in the receive buffer, because a refusal
-/// repeats the whole message.
+/// enough for 400 to 1,300 entries. A small message also saves space in the receive buffer, because
+/// a refusal repeats the whole message.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
 /// Maximum number of entries in one message, by round. Each round sends the entries that follow a
@@ -32,9 +32,9 @@ pub struct Change<'a> {
 /// Choice between adding and deleting entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Add the entries. The set may already have some of them.
+    /// Adds the entries. The set may already have some of them.
     Add,
-    /// Delete the entries. The set may lack some of them.
+    /// Deletes the entries. The set may lack some of them.
     Delete,
 }
 
