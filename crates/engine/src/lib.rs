@@ -7,7 +7,7 @@
 //! - [`Scheme`] is a mode's own part: its tables, its writing order and its kernel access. Apart
 //!   from [`KernelAccess`], it is pure. The schemes are `Ipvs`, `Iptables`, `Nftables` and
 //!   `Userspace`.
-//! - [`Engine`] drives a scheme. It is the same code for all modes.
+//! - [`Engine`] drives a scheme. All modes share its code.
 //!
 //! [`Engine`] is the only implementation of [`Mode`]. A `Proxier` is an `Engine` with the scheme of
 //! its mode.

@@ -108,8 +108,9 @@ pub trait Scheme: Sized + Send + 'static {
     const EVIDENCE: &'static [PartOf<Self>];
     /// Lanes (worker threads) that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];
-    /// Lanes (worker threads) whose writes new connections wait for. During a change of mode, these
-    /// lanes of the old mode continue to write until the new mode serves.
+    /// Lanes (worker threads) that write the entries that clients wait for. During a change of
+    /// mode, only these lanes of the old mode continue to write, until the new mode replaces the
+    /// old mode.
     const SERVING: &'static [LaneOf<Self>];
 
     /// Creates a scheme with no wanted and no actual entries.

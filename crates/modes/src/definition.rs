@@ -107,8 +107,8 @@ pub trait Definition: Sync {
     /// another mode was chosen; the settings then have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<WantedSetting>;
 
-    /// Lists the kernel settings that have this mode's value although no flag requests this value.
-    /// Each line is about one setting.
+    /// Returns one line for each kernel setting that has the value that this mode writes for a
+    /// flag, although the flag is not set.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }

@@ -53,8 +53,8 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency with which healthy nodes skip a family for some reason: usual (`Yes`) or unusual
-/// (`No`). Only an unusual reason causes a warning. A missing IPv6 is usual.
+/// Frequency of a reason to skip a family on healthy nodes: usual (`Yes`), such as missing IPv6, or
+/// unusual (`No`). Only an unusual reason causes a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,

@@ -11,7 +11,7 @@ use crate::sysctl::setting::Setting;
 /// Value of the family column for changes that affect the whole node.
 pub const NODE: &str = "node";
 
-/// Kind of entries that another mode left in the kernel.
+/// Kind ([`Change::kind`]) of changes that remove entries of another mode.
 pub const OTHER_MODES: &str = "other modes";
 
 /// The writes that a mode would make.

@@ -184,9 +184,9 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // With policy `Local`, packets from clients outside the node go only to endpoints on this
-        // node. So their source address is preserved. Packets from clients on this node keep their
-        // source address in any case, so all endpoints serve these clients.
+        // `externalTrafficPolicy: Local` applies only to clients outside the node: endpoints on
+        // this node serve them. All endpoints serve the node itself and its pods, as in iptables
+        // mode.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))

@@ -111,9 +111,9 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Opens no port before the rules are known. Rules of an earlier process may still lead to a
-        // free port. If another Service opened this port, it would get packets of the wrong
-        // Service.
+        // Opens no port before the rules are known, because rules of an earlier process may still
+        // lead to a free port. If the mode opened this port for another Service, that Service would
+        // get packets of the wrong Service.
         if !state.knows(Part::Rules) {
             return None;
         }

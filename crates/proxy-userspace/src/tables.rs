@@ -79,9 +79,9 @@ impl Tables {
         self.uses.contains_key(&port)
     }
 
-    /// True if a redirect must keep its old port for now, because the new port does not serve as
-    /// wanted yet. For example, the new port has no endpoint yet. The old port may belong to the
-    /// same Service, or to the previous owner of the address.
+    /// True if a redirect must keep its old port for now, because a change of the new port is still
+    /// pending. For example, the new port has no endpoint yet. The old port may belong to the same
+    /// Service, or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
         // Returns early in the usual case, also at the end of a start: no change of a listening
         // port is pending.
@@ -143,8 +143,8 @@ impl Tables {
         self.may_have_foreign
     }
 
-    /// Returns the ports whose redirects will move to a port of another Service, if that Service
-    /// has endpoints. Until then, these ports keep their own endpoints.
+    /// Returns the ports from which a redirect will move to a port of another Service that has
+    /// endpoints. Until the redirect has moved, these ports keep their own endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 /// Number of entries at the head of the queue that each insertion examines. Each insertion adds one
-/// entry, so it must examine at least two entries. Otherwise, the queue could grow without limit.
+/// entry, so each insertion must examine at least two entries. Otherwise, the queue could grow
+/// without limit.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that one eviction may skip.

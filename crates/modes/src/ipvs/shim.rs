@@ -254,11 +254,11 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Reports whether rules cannot use sets.
+/// Reports whether iptables rules on this node cannot match ipsets.
 ///
-/// - With read access, `is_lacking` decides: the kernel has no such match, and no module file would
+/// - With read access, `is_lacking` decides: the kernel lacks the match, and no module file would
 ///   add it.
-/// - With write access, a test rule (`is_refused`) must fail, too.
+/// - With write access, the kernel must also refuse a test rule (`is_refused`).
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {

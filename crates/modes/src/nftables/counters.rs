@@ -12,7 +12,8 @@ use proxy_nftables::LocalhostPorts;
 use service_counters::{At, Count, CounterSample, CounterSelection, ReadCounters, RelayedPort};
 
 /// Largest number of searches through the conntrack table. If the table changes during a search,
-/// the search restarts and passes some flows twice. The reader then searches again.
+/// the search restarts and reports some flows twice. The reader then discards the result and
+/// searches again.
 const ATTEMPTS: usize = 3;
 
 /// A reader that counts flows in the conntrack table.

@@ -72,8 +72,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // Timeout of UDP flows. A client that keeps sending stays on the same endpoint until its
-    // conntrack entry expires.
+    // Timeouts of UDP flows, without and with replies. A client that sends again within the timeout
+    // keeps its conntrack entry, and so its endpoint.
     (
         SysctlRow::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
