@@ -84,15 +84,15 @@ impl Lab {
         }
     }
 
-    /// Starts nodes that all have one Service. The Service has this scheduler, these scheduler
+    /// Starts `count` nodes. Each node has a single Service, with this scheduler, these scheduler
     /// flags and no endpoints.
     fn nodes(&mut self, count: u8, scheduler: &str, flags: &str) -> Vec<Node> {
         let annotations = [(SCHEDULER, scheduler), (SCHEDULER_FLAGS, flags)];
         self.nodes_with(count, &annotations, None)
     }
 
-    /// Starts nodes that all have one Service. The Service has these annotations and this session
-    /// affinity, but no endpoints.
+    /// Starts `count` nodes. Each node has a single Service, with these annotations, this session
+    /// affinity and no endpoints.
     fn nodes_with(
         &mut self,
         count: u8,

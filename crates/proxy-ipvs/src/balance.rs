@@ -13,8 +13,8 @@ use crate::slow_start::Ramp;
 pub struct ServiceSchedulers {
     /// Scheduler that the Service requests if the kernel has it, otherwise the node's scheduler.
     pub own: Arc<str>,
-    /// Scheduler `sh`, which chooses a destination by the client's address. `None` unless the
-    /// kernel is known to have `sh`.
+    /// Scheduler `sh`, which chooses a destination by the client's address. `None` if the kernel
+    /// lacks `sh`, or if the proxy does not know yet whether the kernel has `sh`.
     pub by_source: Option<Arc<str>>,
 }
 

@@ -315,7 +315,7 @@ enum AffectedServices {
     All,
     /// Only the Services that own the entry.
     Owners,
-    /// No Service: the failed write should remove a set or leftovers that no Service needs.
+    /// No Service: the failed write would have removed a set or leftovers that no Service needs.
     Nobody,
 }
 

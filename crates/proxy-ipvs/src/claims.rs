@@ -33,7 +33,7 @@ use crate::tables::Tables;
 
 /// Claims of all Services on the kernel entries of one IP family.
 pub(crate) struct Claims {
-    /// Owners of the claims of each Service. A changed or deleted Service releases these claims.
+    /// Service ports that own claims, by Service. A removed port releases its claims.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
     /// Services to recompile. Each of these Services has lost an address and port to another
     /// Service or won them back, so its set members change.
@@ -51,7 +51,7 @@ pub(crate) struct Claims {
     /// Marks of the virtual servers that serve clients from outside the cluster.
     pub(crate) marks: Marks,
     pub(crate) former_marks: FormerMarks,
-    /// True once the proxy may delete entries: it knows all Kubernetes objects and its own entries.
+    /// True once the proxy may delete entries: it knows all objects and which entries are its own.
     pub(crate) may_delete: bool,
 }
 

@@ -36,16 +36,17 @@ pub enum VipMode {
     /// has, the longer the kernel needs to add one.
     #[default]
     Address,
-    /// Each service address is a local route. The cost of adding a route does not depend on the
-    /// number of routes.
+    /// Each service address has a local route of its own. The cost of adding a route does not
+    /// depend on the number of routes.
     Route,
-    /// One local route covers each ServiceCIDR. All other service addresses are local routes of
-    /// their own.
+    /// Local routes make whole ServiceCIDRs local. Each service address outside the ServiceCIDRs
+    /// has a local route of its own.
     Range,
 }
 
 impl VipMode {
-    /// Returns true if service addresses are local routes. False if they are addresses on the link.
+    /// Returns true if local routes make service addresses local, and false if addresses on the
+    /// link do.
     pub fn uses_routes(self) -> bool {
         self != Self::Address
     }
@@ -133,8 +134,8 @@ pub struct Config {
     /// Interval between two checks for drift (`--ipvs-sync-period`). Each check also reads the
     /// shim's rules, unless the proxy has just read them.
     pub sync_period: Duration,
-    /// Interval of the cheap check that no program has removed the virtual servers. `None` disables
-    /// this check.
+    /// Interval of the cheap check whether another program has removed the virtual servers. `None`
+    /// disables this check.
     pub glance_period: Option<Duration>,
     /// Maximum duration of an endpoint's drain (`--ipvs-drain-timeout`). `None` means no limit: a
     /// drain then ends with the endpoint's last connection.

@@ -1,4 +1,4 @@
-//! A virtual server while the outcomes of its writes are recorded.
+//! Working copy of a virtual server, to which booking applies the outcomes of writes.
 
 use std::collections::BTreeMap;
 

@@ -12,8 +12,8 @@
 //! written entry, the comparison depends on the write:
 //!
 //! - **Written since the dump began**: the comparison skips the entry until the next check.
-//! - **Refused**: the comparison includes the entry, because the write changed nothing. If it
-//!   skipped such entries, constant retries would hide drift.
+//! - **Refused**: the comparison includes the entry, because the write changed nothing. If the
+//!   comparison skipped refused entries, their constant retries would hide drift.
 //! - **Without a result yet**: the comparison skips the entry. If the kernel then refuses the
 //!   write, another check follows.
 //!

@@ -33,8 +33,8 @@ pub struct PlanResult {
 pub enum Query {
     /// Open connections of the draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// A glance: the number of virtual servers. If the kernel does not count virtual servers,
-    /// whether this virtual server exists.
+    /// A glance: the number of virtual servers or, if the kernel does not count virtual servers,
+    /// the existence of this virtual server.
     Glance(VirtualServerKey),
     /// Presence of this scheduler in the kernel.
     Scheduler(Scheduler),

@@ -86,7 +86,8 @@ impl Marks {
         true
     }
 
-    /// Returns the Services for the marks that have become free since the last call.
+    /// Returns the Services of the Service ports that have waited longest: one port for each mark
+    /// that has become free since the last call.
     pub(crate) fn take_heirs(&mut self) -> BTreeSet<NamespacedName> {
         let freed = std::mem::take(&mut self.freed);
         let heirs = self.waiting.iter().take(freed);

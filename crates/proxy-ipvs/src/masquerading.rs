@@ -115,8 +115,8 @@ const OF_OUTSIDE: [Set; 6] = [
 
 /// Returns true if a set member must wait until its fwmark virtual server accepts new connections.
 /// Until then, packets from outside use the virtual server at their destination address, and rules
-/// masquerade these packets. If neither virtual server exists, nothing waits, because the kernel
-/// must get the member before the virtual servers.
+/// masquerade these packets. If both virtual servers are missing, the member does not wait, because
+/// the kernel must get the member before the virtual servers.
 pub(crate) fn awaits_outside_server(
     tables: &Tables,
     marks: &Marks,
@@ -304,11 +304,12 @@ const DROPS: [Set; 3] = [
 ];
 
 /// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
-/// that the Service's clients may send. A member of the firewall set is still useful while its
-/// virtual server is unwanted or still has the endpoints of a former Service.
+/// that the Service's clients may send. A member of the firewall set does only harm once its
+/// virtual server is wanted and no longer has the endpoints of a former Service.
 ///
-/// If the proxy may not delete entries (`may_delete`), because it does not know all objects, only a
-/// known Service with an endpoint makes a member obsolete.
+/// While the proxy must not delete entries (`may_delete` is false), every unwanted member of the
+/// firewall set stays. A member of the other two sets is obsolete only if a Service wants its
+/// virtual server with an endpoint.
 fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member, may_delete: bool) -> bool {
     let key = || set.service_address(member).map(VirtualServerKey::from);
     let is_open = |key| tables.servers.wanted(&key).is_some() && !loses_endpoints(tables, &key);

@@ -289,7 +289,8 @@ impl NetlinkKernel {
     }
 
     /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both IP families in the
-    /// network namespace. The kernel counts in whole seconds. A zero leaves its timeout unchanged.
+    /// network namespace. The kernel counts in whole seconds. A zero argument keeps the present
+    /// timeout.
     ///
     /// # Errors
     ///

@@ -387,8 +387,9 @@ impl Ipvs {
 struct Free {
     /// Addresses of the virtual servers whose owner may change, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that Services may bind or release, at any port. If Services released the virtual
-    /// servers, contains only addresses that no Service wants on the link.
+    /// Addresses of these virtual servers that Services at any port may now bind or unbind. If
+    /// Services released the virtual servers, omits addresses that a Service still wants on the
+    /// link.
     addresses: HashSet<IpAddr>,
 }
 

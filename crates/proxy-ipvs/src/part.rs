@@ -3,15 +3,15 @@
 
 engine::parts! {
     lanes {
-        /// Reads and writes virtual servers, destinations and sets.
+        /// Lane (worker thread) that reads and writes virtual servers, destinations and sets.
         Services,
-        /// Reads and writes addresses and the link `kube-ipvs0`, to which service addresses are
-        /// bound.
+        /// Lane (worker thread) that reads and writes addresses and the link `kube-ipvs0`, to which
+        /// service addresses are bound.
         Addresses,
-        /// Reads and writes the shim's rules.
+        /// Lane (worker thread) that reads and writes the shim's rules.
         Rules,
-        /// Reads all parts for the drift check, in parallel with the other three worker threads.
-        /// Never writes.
+        /// Lane (worker thread) that reads all parts for the drift check, while the other three
+        /// lanes continue. It never writes.
         Reader,
     }
     // The names of the parts are the same for both kernel interfaces of the shim: ipset with

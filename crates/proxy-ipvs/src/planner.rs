@@ -1,7 +1,7 @@
 //! Planner: computes the next plan of each lane from the tables. Pure.
 //!
-//! Three lanes (worker threads) write to the kernel in parallel. If an entry depends on an entry of
-//! another lane, it waits, while its own lane continues with further entries:
+//! Three lanes (worker threads) write to the kernel in parallel. An entry that depends on an entry
+//! of another lane waits, while its own lane continues with further entries:
 //!
 //! ```text
 //!   services    1. sets ─▶ members ─▶ virtual servers ─▶ destinations
@@ -51,12 +51,12 @@ pub(crate) use situation::Situation;
 /// Kind of plan for the worker thread that writes virtual servers and sets. The kinds take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Adds and changes virtual servers, destinations and set members.
+    /// Plan that adds and changes virtual servers, destinations and set members.
     Make,
-    /// Removes virtual servers and destinations.
+    /// Plan that removes virtual servers and destinations.
     Break,
-    /// Removes set members that proved ownership of removed virtual servers. Also removes sets that
-    /// only the other value of `--ipvs-semantics` uses.
+    /// Plan that removes set members that proved ownership of removed virtual servers. It also
+    /// removes sets that only the other value of `--ipvs-semantics` uses.
     Forget,
 }
 
@@ -95,7 +95,7 @@ impl Default for Turns {
     }
 }
 
-/// Room for a query to the kernel at the same time as a plan.
+/// Room that a plan leaves for a query to the kernel, which follows the plan in the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanRoom {
     Some,

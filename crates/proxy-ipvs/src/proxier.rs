@@ -85,8 +85,8 @@ impl Ipvs {
     }
 
     /// Returns true if an earlier run's rules must stay because the proxy does not know all
-    /// Kubernetes objects. If the proxy cannot read some objects, a restart does not help: only an
-    /// operator can.
+    /// Kubernetes objects. Only an operator can repair unreadable objects, so a restart of the
+    /// proxy would not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.former_rules() != FormerRules::None
     }
@@ -214,8 +214,9 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // Reads all addresses if a write or read of addresses is in progress. It may have bound or
-        // read this address, and its result is not in the tables yet.
+        // Reads all addresses if a write or read of addresses is in progress: the write may have
+        // bound this address, or the read may have found it, and the result is not in the tables
+        // yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }

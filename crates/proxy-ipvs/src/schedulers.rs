@@ -167,7 +167,7 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Treats a scheduler whose response is missing like a missing scheduler: in both cases, the
+        // Treats a scheduler without a response like a missing scheduler, because in both cases the
         // Service uses the node's scheduler.
         let was_there = before == SchedulerState::There;
         self.has_changed |= was_there != (known.state == SchedulerState::There);

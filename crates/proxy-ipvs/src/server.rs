@@ -13,9 +13,9 @@ use proxy::{IpFamily, ServiceAddress, Target};
 /// which can be converted to this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
-    /// Virtual server for all packets with this firewall mark, to any address. Plans create such
-    /// virtual servers before those with addresses. Without them, marked packets would use the
-    /// virtual server at their destination address.
+    /// Virtual server for all packets with this firewall mark, to any address. Plans create virtual
+    /// servers for marks before virtual servers at addresses. Otherwise, marked packets would use
+    /// the virtual server at their destination address.
     Mark {
         /// IP family of the packets.
         family: IpFamily,
@@ -124,7 +124,7 @@ impl Properties {
 
     /// Returns these properties with scheduler `sh` instead of persistence. Scheduler `sh` chooses
     /// a destination by the client's address. For fwmark virtual servers, IPVS' persistence keeps
-    /// the packet's destination port, so it works only for endpoints with that port.
+    /// the packet's destination port, so persistence works only for endpoints with that port.
     pub(crate) fn by_source(&self, scheduler: &Arc<str>) -> Self {
         Self {
             scheduler: Arc::clone(scheduler),
@@ -191,8 +191,8 @@ impl VirtualServer {
 pub struct RealServer {
     /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections, or 0 during a drain. If the weight in the kernel does not fit, the
-    /// largest value of this type.
+    /// Share of new connections, or 0 during a drain. A larger weight in the kernel is stored as
+    /// the largest value of this type.
     pub weight: u16,
     /// Number of connections at which IPVS stops sending new connections to the destination
     /// (`ipvsadm -x`), or 0 for no limit.

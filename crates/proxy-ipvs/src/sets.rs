@@ -271,8 +271,8 @@ impl Set {
         self.row().comment
     }
 
-    /// Returns the claim that membership in this set proves: that the mode owns a virtual server,
-    /// or that it has bound an address.
+    /// Returns the fact that a member of this set proves, if any: for example, that the mode owns a
+    /// virtual server, or that the mode has bound an address.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp

@@ -113,7 +113,7 @@ impl Shim {
 
     /// Returns the last rules of a chain that protects the node's own processes. These rules match
     /// whole ranges, because no set contains all addresses of a range. They reject packets to ports
-    /// without a Service. `exposed` contains matches that select such packets. It is empty if
+    /// without a Service. `exposed` contains the matches that select these packets, or is empty if
     /// earlier rules have handled all packets to ports with a Service.
     fn range_rules(&self, exposed: &[Match]) -> Vec<Rule> {
         let Ranges { nets, except } = &self.ranges;
@@ -127,9 +127,10 @@ impl Shim {
         pass.chain(refuse).collect()
     }
 
-    /// Returns matches for the node's own packets to the members of a set, if a rule must
-    /// masquerade these packets. Only `--ipvs-semantics=exact` has such a rule, because it lets the
-    /// node use all endpoints under any traffic policy. Otherwise returns `None`.
+    /// Returns the matches of the rule that masquerades the node's own packets to the members of a
+    /// set. Only `--ipvs-semantics=exact` needs the rule, because it lets the node use all
+    /// endpoints under any traffic policy. Returns `None` for upstream's semantics, or if the set
+    /// is empty.
     fn own_packets_to(
         &self,
         set: Set,

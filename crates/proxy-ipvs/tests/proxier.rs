@@ -173,7 +173,7 @@ fn no_entry_is_removed_before_the_initial_lists_are_complete() {
 }
 
 #[test]
-fn an_incomplete_list_removes_no_entry() {
+fn no_entry_is_removed_while_a_list_lacks_existing_objects() {
     let mut world = web().restarted(Config::default());
     world.service(service("default/web", "10.96.0.10", 80));
     world.slice(slice("default/web", &["10.244.1.5@node1"]));

@@ -69,8 +69,8 @@ pub(super) struct Addresses {
     pub(super) has_node_source: bool,
     /// Source address in our routes, or `None` if our routes have no source address.
     route_source: Option<IpAddr>,
-    /// Source addresses of our routes to single addresses, by destination, if they are not
-    /// `route_source`. An entry stays until the proxy replaces or removes the route.
+    /// Source addresses, other than `route_source`, of our routes to single addresses, by
+    /// destination. An entry stays until the proxy replaces or removes the route.
     of_other_source: BTreeMap<IpAddr, Option<IpAddr>>,
     /// Ranges whose route has a source address other than `route_source`.
     ranges_of_other_source: BTreeSet<IpNet>,
@@ -445,7 +445,7 @@ impl Addresses {
                     self.route(index, *net).push_replace(&mut batch)
                 }
                 Op::BindRange(net) => self.route(index, *net).push_new(&mut batch),
-                // Omits the source, so that the kernel removes the route with any source.
+                // Omits the source, so that the kernel removes the route regardless of its source.
                 Op::UnbindRange(net) => LocalRoute {
                     source: None,
                     ..self.route(index, *net)
@@ -492,7 +492,7 @@ impl Addresses {
         }
     }
 
-    /// Returns true if a new route must replace the old route: IPv6 refuses a second (`EEXIST`).
+    /// Returns true if a new route must replace an IPv6 route with another source (else `EEXIST`).
     fn replaces_route(&self, address: &IpAddr) -> bool {
         address.is_ipv6() && self.of_other_source.contains_key(address)
     }

@@ -69,7 +69,8 @@ pub(super) fn until_known<T: Clone>(
 /// Treatment of an iptables backend whose rules this process cannot read over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// The backend may have leftovers, so runs the backend's program to search for them.
+    /// The backend counts as having a kube-proxy's chains, so the search runs the backend's
+    /// program.
     Counts,
     LeftOut,
 }
@@ -223,8 +224,8 @@ impl LeftoverSearch<'_> {
         Ok(held)
     }
 
-    /// Returns the iptables backends that have a kube-proxy's chains and whose programs are
-    /// installed. Runs only programs of these backends.
+    /// Returns the iptables backends that have, or may have, a kube-proxy's chains and whose
+    /// programs are installed. Runs only programs of these backends.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {

@@ -127,10 +127,10 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are not ready for clients: they are missing, or
-/// still serve removed endpoints. Ignores virtual servers whose write failed, and removed endpoints
-/// that must stay for now. Costs O(pending entries), because a single Service may have thousands of
-/// addresses and ports.
+/// Returns the addresses of virtual servers that are not ready for clients: the virtual servers are
+/// missing, or still serve removed endpoints. Ignores virtual servers whose write failed, and
+/// removed endpoints that must stay for now. Costs O(pending entries), because a single Service may
+/// have thousands of addresses and ports.
 fn unserved(tables: &Tables, of: &Situation<'_>) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let may_remove = of.claims.may_delete && of.knows(Part::Servers);

@@ -40,8 +40,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the maximum number of writes for one Service or namespace that may precede the
-    /// writes for other Services.
+    /// Returns the share of one Service or namespace: the maximum number of its writes that may
+    /// precede the writes of other Services.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }

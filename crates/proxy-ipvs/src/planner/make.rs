@@ -122,8 +122,9 @@ pub(super) fn make(
     }
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
-    // A member that no rule matches yet has no effect. It must be removed before its rule is
-    // written, because the virtual server may have endpoints by then.
+    // While no rule matches a member, the member has no effect. Removes it before the rule is
+    // written: by then, the virtual server may have endpoints, and the rule would drop their
+    // packets.
     let is_ended = |set| (is_quiet && set != Set::LoadBalancerFirewall) || of.lacks_rule(set);
     let may_delete = of.claims.may_delete;
     ended.extend(masquerading::end_drops(
@@ -157,7 +158,8 @@ pub(super) fn make(
 /// Steps in which a plan adds set members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// Members for all other purposes, for example to admit or to masquerade packets.
+    /// Members for all purposes except marks, exemptions and drops: for example, members that make
+    /// rules admit or masquerade packets.
     Admit,
     /// Members that mark packets from outside the cluster.
     Mark,
@@ -295,8 +297,8 @@ fn goes_on_without(
 }
 
 /// Returns true if a virtual server's endpoints must not change until rules mark packets from
-/// outside. Unmarked packets from outside would also reach new endpoints, which only clients in the
-/// cluster may use. A new virtual server waits only if its mark waits for the fwmark virtual
+/// outside. Otherwise, unmarked packets from outside would reach new endpoints that only clients in
+/// the cluster may use. A new virtual server waits only while its mark waits for the fwmark virtual
 /// server.
 pub(super) fn waits_for_outside(
     tables: &Tables,

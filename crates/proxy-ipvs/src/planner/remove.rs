@@ -84,7 +84,7 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
 /// member is left, removes the sets that only the other value of `--ipvs-semantics` uses.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Keeps members that filter or masquerade packets until their virtual servers and addresses are
-    // removed. From then on, no such packet can arrive.
+    // removed, because packets to these addresses may still arrive until then.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
@@ -162,9 +162,9 @@ fn unused_sets(tables: &Tables, of: &Situation<'_>) -> Vec<Set> {
     sorted(tables.sets.due(of.now).filter(is_unused))
 }
 
-/// Returns true if a member must stay until another set has replaced it: until the other set
-/// contains the same address and port, and rules match that set. Until then, the rules would reject
-/// or drop packets of clients if the member were removed.
+/// Returns true if a member must stay because no other set has replaced it yet. Another set
+/// replaces the member once that set contains the same address and port, and rules match that set.
+/// If the member were removed earlier, the rules would reject or drop packets of clients.
 fn awaits_successor(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // Never keeps a member of the firewall set: such a member admits no client, and without source
     // ranges it would make rules drop packets of every client.

@@ -60,8 +60,8 @@ fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
         // The shim has replaced these leftovers, or the process that served packets with them has
         // ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // The other mode's rules match packets before IPVS does. They may serve Services that IPVS
-        // mode does not serve yet.
+        // The other mode's rules match packets before IPVS does. These rules may serve Services
+        // that IPVS mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => {
             is_all_made(tables, of) && masquerading::losing_endpoints(tables).next().is_none()
         }

@@ -204,8 +204,9 @@ impl Shim {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // Needs no rule, because only the node itself sends packets whose source is a service
-            // address.
+            // Needs no rule. Without a detector, rules masquerade only packets whose source is a
+            // service address. Only the node itself can send such packets, and it sends none with
+            // `--ipvs-semantics=exact`.
             LocalDetector::None if way == NatHook::In || config.semantics.is_exact() => {
                 return None;
             }

@@ -159,7 +159,7 @@ fn a_later_drain_of_the_same_service_is_also_queried_soon() {
 }
 
 #[test]
-fn new_endpoints_cause_no_query() {
+fn new_endpoints_cause_no_query_of_connections() {
     let mut world = web(&["10.244.2.1"]);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.2"]);
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);

@@ -174,7 +174,7 @@ fn events_during_a_check_are_applied_and_are_not_drift() {
 }
 
 #[test]
-fn a_large_check_is_split_into_pieces() {
+fn a_check_of_many_entries_is_split_into_steps() {
     let mut world = World::new();
     for number in 0..5_000u32 {
         let at = format!("default/s{number}");

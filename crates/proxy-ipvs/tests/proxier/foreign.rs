@@ -1,4 +1,4 @@
-//! Tests of virtual servers that other programs created with keys that Services want.
+//! Tests of virtual servers that other programs created at addresses and ports that Services want.
 
 use std::time::Duration;
 
@@ -104,8 +104,9 @@ fn another_programs_virtual_server_stays_unchanged_and_is_reported() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// A node stays healthy if it lacks virtual servers only because other programs' virtual servers
-/// have their keys. The node becomes unhealthy if the kernel refuses any other virtual server.
+/// A node stays healthy if it lacks virtual servers only because other programs have virtual
+/// servers at the same addresses and ports. The node becomes unhealthy if the kernel refuses any
+/// other virtual server.
 #[test]
 fn virtual_servers_of_other_programs_do_not_make_the_node_unhealthy() {
     let only = "10.96.0.10:80";

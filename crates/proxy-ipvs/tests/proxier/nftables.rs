@@ -1,5 +1,5 @@
 //! Tests of the shim (the rules beside IPVS) in nftables. This shim starts no processes. It can
-//! replace a shim in iptables, and the other way round.
+//! replace a shim in iptables, and a shim in iptables can replace it.
 
 use std::sync::Arc;
 
