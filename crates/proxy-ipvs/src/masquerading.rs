@@ -241,18 +241,18 @@ const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalance
 /// Sets that contain the clients that a load balancer's firewall admits.
 pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// Returns true if a set member must stay because its virtual server has moved to another Service,
-/// but still sends new connections to the former Service's endpoints. The member masquerades
-/// packets to these endpoints, or belongs to the firewall that protects them. `losing` contains the
-/// result of [`losing_endpoints`].
+/// Returns true if a set member must stay because its virtual server still sends new connections to
+/// unwanted endpoints. The member masquerades packets to these endpoints, or its rule drops packets
+/// to them, or it belongs to the firewall that protects them. `losing` contains the result of
+/// [`losing_endpoints`].
 pub(crate) fn protects_removed_endpoints(
     losing: &HashSet<ServiceAddress>,
     set: Set,
     member: &Member,
 ) -> bool {
-    let is_firewall = set == Set::LoadBalancerFirewall || GUARDS.contains(&set);
+    let mut protecting = [&MASQUERADED[..], &GUARDS, &DROPS].into_iter();
     let at = set.service_address(member);
-    (is_firewall || MASQUERADED.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
+    protecting.any(|sets| sets.contains(&set)) && at.is_some_and(|at| losing.contains(&at))
 }
 
 /// Returns the writes that remove unwanted clients from the firewall of virtual servers without
@@ -304,21 +304,27 @@ const DROPS: [Set; 3] = [
 ];
 
 /// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
-/// that the Service's clients may send. A member of the firewall set does only harm once its
-/// virtual server is wanted and no longer has the endpoints of a former Service.
+/// that the Service's clients may send. While the virtual server still has unwanted endpoints, the
+/// member protects these endpoints. A member of the firewall set also protects an unwanted virtual
+/// server.
 ///
-/// While the proxy must not delete entries (`may_delete` is false), every unwanted member of the
-/// firewall set stays. A member of the other two sets is obsolete only if a Service wants its
-/// virtual server with an endpoint.
+/// While the proxy must not delete entries (`may_delete` is false), unwanted endpoints stay, and so
+/// does every unwanted member of the firewall set. A member of the other two sets is obsolete then
+/// if a Service wants its virtual server with an endpoint.
 fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member, may_delete: bool) -> bool {
-    let key = || set.service_address(member).map(VirtualServerKey::from);
-    let is_open = |key| tables.servers.wanted(&key).is_some() && !loses_endpoints(tables, &key);
-    let is_served = |key| tables.servers.wanted(&key).is_some_and(serves);
-    let only_harms = || match set {
-        Set::LoadBalancerFirewall => may_delete && key().is_some_and(is_open),
-        _ => may_delete || key().is_some_and(is_served),
+    let Some(at) = set.service_address(member) else {
+        return false;
     };
-    tables.members(set).wanted(member).is_none() && only_harms()
+    let (key, servers) = (at.into(), &tables.servers);
+    let (wanted, actual) = (servers.wanted(&key), servers.actual(&key));
+    let is_left = wanted.is_none() && actual.is_some_and(serves) && !servers.is_failing(&key);
+    let protects = is_left || loses_endpoints(tables, &key);
+    let only_harms = match set {
+        Set::LoadBalancerFirewall => may_delete && wanted.is_some() && !protects,
+        _ if may_delete => !protects,
+        _ => wanted.is_some_and(serves),
+    };
+    tables.members(set).wanted(member).is_none() && only_harms
 }
 
 /// Returns the writes that remove obsolete members from the sets of [`DROPS`] for which `is_ended`
