@@ -550,7 +550,7 @@ COMMIT
 ";
 
     #[test]
-    fn anatomy_steps_add_rules_in_the_order_of_a_packets_path() {
+    fn measured_rules_are_added_in_the_order_of_a_packets_path() {
         let chains = parse(SHIM);
         let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
         let titles: Vec<&str> = steps

@@ -327,11 +327,11 @@ pub enum Membership {
 /// Use of a lookup's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookupFor {
-    /// Continues if the membership test holds.
+    /// Test whether the set contains the key. The rule continues only if the test holds.
     Membership(Membership),
-    /// Loads the element's value into this register.
+    /// Load of the element's value into this register.
     Value(Register),
-    /// Applies the element's verdict.
+    /// Verdict of the element, which the rule applies.
     Verdict,
 }
 

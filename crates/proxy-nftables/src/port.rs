@@ -540,8 +540,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Policy Local does not apply to packets from this node's pods and from the node itself.
-        // These packets count as if they had left the node and returned through the load balancer.
+        // Packets from this node or its pods may reach all endpoints, even with policy Local, as if
+        // they had left the node and a load balancer had chosen a node with an endpoint.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {

@@ -259,7 +259,8 @@ impl Nftables {
         self.tables.keep_places();
     }
 
-    /// Claims the chooser chains that Services need but that the base lacks.
+    /// Adds chains that choose a random endpoint to the wanted base rules, if Services need such
+    /// chains that the base rules lack.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
             self.want_base(state);

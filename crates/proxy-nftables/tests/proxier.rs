@@ -1202,7 +1202,7 @@ fn an_element_is_written_after_the_kernel_accepts_its_chain() {
 }
 
 #[test]
-fn the_api_server_and_dns_are_written_first() {
+fn services_of_the_api_server_and_dns_are_written_first() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=200 {

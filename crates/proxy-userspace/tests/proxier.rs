@@ -176,7 +176,7 @@ fn a_listening_port_is_opened_before_its_redirect_is_written() {
 }
 
 #[test]
-fn a_changed_endpoint_writes_no_rule() {
+fn a_change_of_endpoints_writes_no_rules() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.endpoints("web", &["10.244.1.2"]);
@@ -739,7 +739,7 @@ fn redirects_keep_their_target_address_while_the_nodes_addresses_are_unknown() {
 }
 
 #[test]
-fn a_preview_makes_no_write() {
+fn a_preview_writes_nothing() {
     let mut world = World::new().listed();
     world.apply(balanced("web", "10.96.0.1"));
     block_on(world.mode.read(&world.model, world.now)).unwrap();

@@ -275,8 +275,8 @@ pub struct Counters {
     /// Number of open connections. Absent if the mode does not count open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
-    /// Number of closed connections that the kernel still stores. Absent if the mode does not count
-    /// such connections.
+    /// Number of connections that are not established, but still in the kernel's table (`InActConn`
+    /// of `ipvsadm`). Absent if the mode does not count such connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

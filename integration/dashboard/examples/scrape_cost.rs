@@ -47,7 +47,7 @@ fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.write("many", &many(services))?;
     c.apply(&web("10.244.1.10"))?;
     c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
-    // Waits until the daemon has finished the work that follows its start.
+    // Gives the daemon time to finish the work that follows its start.
     thread::sleep(Duration::from_secs(2));
     scrape(c)?;
     let mut scrapes = Vec::new();

@@ -577,7 +577,7 @@ fn the_daemon_accepts_the_command_lines_of_the_manifests() {
     }
 }
 
-/// The unit of the Debian package starts the daemon with the configuration in the package.
+/// The systemd unit in the Debian package passes the packaged configuration file to the daemon.
 #[test]
 fn the_daemon_accepts_the_command_line_of_the_systemd_unit() {
     let folder = manifests().join("systemd");

@@ -200,7 +200,7 @@ fn conflicts_of_one_namespace_are_listed_up_to_a_limit_and_counted_beyond_it() {
 }
 
 #[test]
-fn a_preview_makes_no_write() {
+fn a_preview_writes_nothing() {
     let mut world = World::new().listed();
     world.service("web", 1, "10.96.0.1");
     block_on(world.mode.read(&world.model, world.now)).unwrap();

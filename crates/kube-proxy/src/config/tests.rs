@@ -544,7 +544,7 @@ fn a_configuration_file_replaces_all_flags_except_log_and_hostname() {
     let won = file.options("--hostname-override=given -v=5 --logging-format=json");
     assert_eq!((&*won.process.node_name, won.log.verbosity), ("given", 5));
     assert_eq!(won.log.format, LogFormat::Json);
-    // Flags without a field keep their usual effect.
+    // Flags that have no field in the file still apply.
     let others = file.options("--master=https://a --iptables-backend=nft --ipvs-drain-timeout=1m");
     assert_eq!(
         others.modes.ipvs.drain_timeout,

@@ -139,9 +139,9 @@ fn a_send_has_at_most_512_messages_and_128_kib() {
 fn a_socket_with_a_small_buffer_gets_smaller_sends() {
     let mut small = exchange([]);
     small.link.takes = Some(100);
-    // Each message has 24 bytes, and the fake socket accepts at most 100 bytes. It rejects the
-    // first send (240 bytes) and the second send (up to 120 bytes). All later sends have at most 60
-    // bytes. No replies arrive.
+    // Ten messages of 24 bytes are 240 bytes, and the fake socket accepts at most 100. Each rejected
+    // send halves the batch: 240 and 120 bytes are rejected, later sends have at most 60 bytes. No
+    // replies arrive.
     assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
     assert!(
         small

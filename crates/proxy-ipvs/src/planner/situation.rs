@@ -19,7 +19,8 @@ use crate::tables::Tables;
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// State of each part of the kernel. The planners write a part only after it was read.
+    /// Last known state of each part of the kernel (virtual servers, sets, addresses, rules). The
+    /// planners write a part only after it was read.
     pub(crate) state: &'a State,
     /// True if the installed rules are unknown or differ from the wanted rules. False while another
     /// mode's rules serve packets.

@@ -31,24 +31,24 @@ use tokio::time::Instant;
 
 /// Wait after the first failure, as in client-go.
 const FIRST: Duration = Duration::from_millis(800);
-/// Longest wait for a server that accepts no connection.
+/// Longest delay between attempts while the API server accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
-/// Longest wait for a server that accepts connections.
+/// Longest delay between attempts while the API server accepts connections.
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
-/// Longest wait for a server that does not serve an optional kind.
+/// Longest delay between attempts while the API server does not serve an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// Time without a failure after which the waits begin again with the first wait. The longest wait
 /// is added to this time. Each row of the table in the module's description counts separately.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// Work of the API server that a failed attempt causes.
+/// Work that a failed attempt causes on the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// No work, because the API server accepted no connection.
+    /// The attempt failed without a request, because the API server accepted no connection.
     Nothing,
-    /// One request that the API server handled.
+    /// The API server handled one request.
     Something,
-    /// One request for an optional kind that the API server handled.
+    /// The API server handled one request for an optional kind.
     Optional,
 }
 

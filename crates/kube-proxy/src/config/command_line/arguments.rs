@@ -77,8 +77,8 @@ fn split_options(
     (options, others)
 }
 
-/// Removes the subcommand and its output options from a command line. With the flag `--dry-run`
-/// instead of a subcommand, removes only the output options.
+/// Removes the subcommand and its output options from a command line, and returns them. With the
+/// flag `--dry-run` instead of a subcommand, removes only the output options.
 pub(super) fn take_question(
     arguments: &mut Vec<OsString>,
 ) -> Result<LeadingArguments, UnusableFlag> {
