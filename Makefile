@@ -133,7 +133,7 @@ deb: ## Build the Debian package with the systemd unit, in target/deb
 chart: ## Lint, render and package the Helm chart, in target/chart
 	@integration/chart
 
-reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)
+reproducible: ## Build the release twice, in two directories, and compare the programs byte by byte (two release builds: minutes each)
 	@integration/reproducible
 
 crates: ## Check the crates for other programs, and build each package as its users would, without publishing

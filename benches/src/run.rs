@@ -229,7 +229,7 @@ impl Run {
         } else {
             let own = std::env::current_exe()?;
             let target = own.parent().and_then(Path::parent);
-            let target = target.context("this program's file is in no target folder")?;
+            let target = target.context("this program's file is in no target directory")?;
             target.join("bench").join(utc(now).replace(':', ""))
         };
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;

@@ -148,7 +148,8 @@ pub struct Flags {
 
     /// Kubernetes feature gates, all of 1.34 to 1.38 are known; these have an effect:
     /// AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS,
-    /// LoggingAlphaOptions, LoggingBetaOptions and WatchListClient
+    /// KubeProxyNFTablesLocalhostNodePorts, LoggingAlphaOptions, LoggingBetaOptions and
+    /// WatchListClient
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 

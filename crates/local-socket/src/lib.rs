@@ -93,7 +93,7 @@ impl SocketLocations {
         let bound = UnixListener::bind_addr(&self.address()?);
         let listener = bound.map_err(|error| self.held(error))?;
         info!(
-            "the local socket is the abstract one, @{}, since folder {} cannot be used: {why}; mount a volume there",
+            "the local socket is the abstract one, @{}, since directory {} cannot be used: {why}; mount a volume there",
             self.name,
             self.folder.display()
         );
@@ -130,7 +130,7 @@ impl SocketLocations {
             let text = if found.is_dir() {
                 format!("it is of user {}, not of user {own}", found.uid())
             } else {
-                "it is not a folder".to_owned()
+                "it is not a directory".to_owned()
             };
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
@@ -206,7 +206,7 @@ impl SocketLocations {
         let folder = self.folder.display();
         if !(found.is_dir() && is_trusted(found.uid()) && found.mode() & 0o022 == 0) {
             let text = format!(
-                "{folder} is of user {}, others may write to it, or it is not a folder: whoever listens there is not asked",
+                "{folder} is of user {}, others may write to it, or it is not a directory: whoever listens there is not asked",
                 found.uid()
             );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));

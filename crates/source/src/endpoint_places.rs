@@ -166,7 +166,7 @@ pub enum WhereaboutsError {
     #[error("its EndpointSlices cannot be asked for: {0}")]
     Request(#[from] http::Error),
     /// The directory of manifests cannot be read.
-    #[error("the folder of manifests cannot be read: {0}")]
+    #[error("the directory of manifests cannot be read: {0}")]
     Folder(#[from] std::io::Error),
 }
 

@@ -70,9 +70,9 @@ pub fn stream(
     let failed = |source: io::Error| StartError::Manifests {
         folder: folder.to_owned(),
         advice: match source.kind() {
-            io::ErrorKind::NotFound => "create the folder, or correct --manifests",
-            io::ErrorKind::NotADirectory => "--manifests takes a folder, not a file",
-            io::ErrorKind::PermissionDenied => "allow this process to read the folder",
+            io::ErrorKind::NotFound => "create the directory, or correct --manifests",
+            io::ErrorKind::NotADirectory => "--manifests takes a directory, not a file",
+            io::ErrorKind::PermissionDenied => "allow this process to read the directory",
             _ => {
                 "if the limits of inotify are reached, raise sysctl fs.inotify.max_user_watches \
                  and max_user_instances"
@@ -162,7 +162,7 @@ fn follow(
         match folder.look(&touched) {
             Ok(seen) => {
                 if is_missing {
-                    info!("{}: the folder is there again", watch.folder.display());
+                    info!("{}: the directory is there again", watch.folder.display());
                 }
                 is_missing = false;
                 for warning in seen.warnings {
@@ -175,7 +175,7 @@ fn follow(
             Err(error) if !is_missing => {
                 is_missing = true;
                 warn!(
-                    "{}: {error}; its objects stay until the folder exists again: restore it",
+                    "{}: {error}; its objects stay until the directory exists again: restore it",
                     watch.folder.display()
                 );
             }

@@ -25,13 +25,12 @@ const CLUSTER: [(&str, &str); 7] = [
 /// Additional program of `make e2e`, with the download that contains it.
 pub(crate) const E2E: (&str, &str) = (
     "e2e.test",
-    "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
+    "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, directory kubernetes/test/bin",
 );
 /// Program that `make migrate` needs to migrate from upstream, with the download that contains it.
 pub(crate) const UPSTREAM: (&str, &str) = ("kube-proxy", NODE);
 
-const SERVER: &str =
-    "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/server/bin";
+const SERVER: &str = "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, directory kubernetes/server/bin";
 const NODE: &str =
     "the same archive, or kubernetes-node-linux-amd64.tar.gz, folder kubernetes/node/bin";
 /// Programs that a node needs, each with the Debian package that contains it.

@@ -133,7 +133,7 @@ fn main() -> ExitCode {
                 eprintln!("  {line}");
             }
             eprintln!(
-                "Put the programs into one folder, all of one release of Kubernetes, and name it: KUBERNETES=DIR"
+                "Put the programs into one directory, all of one release of Kubernetes, and name it: KUBERNETES=DIR"
             );
             return ExitCode::from(MISSING);
         }

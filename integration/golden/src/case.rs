@@ -173,7 +173,7 @@ impl Case {
     /// Returns the names of the directories in `cases`. Each directory is one case.
     pub(crate) fn names(cases: &Path) -> Result<Vec<String>> {
         let entries = fs::read_dir(cases)
-            .with_context(|| format!("cannot read the folder of cases {}", cases.display()))?;
+            .with_context(|| format!("cannot read the directory of cases {}", cases.display()))?;
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry?;
@@ -184,7 +184,7 @@ impl Case {
         names.sort();
         ensure!(
             !names.is_empty(),
-            "there is no case in {}: each is a folder",
+            "there is no case in {}: each is a directory",
             cases.display()
         );
         Ok(names)

@@ -151,7 +151,7 @@ impl Arguments {
         let cases = self
             .cases
             .canonicalize()
-            .with_context(|| format!("no folder of cases {}", self.cases.display()))?;
+            .with_context(|| format!("no directory of cases {}", self.cases.display()))?;
         let names = if self.names.is_empty() {
             Case::names(&cases)?
         } else {

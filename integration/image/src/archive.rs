@@ -30,7 +30,7 @@ pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     let target = exe
         .parent()
         .and_then(Path::parent)
-        .context("this program's file is in no target folder")?;
+        .context("this program's file is in no target directory")?;
     let suffix = match flavour {
         Flavour::Debian => "",
         Flavour::Nftables => "-nftables",

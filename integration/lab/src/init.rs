@@ -320,7 +320,7 @@ fn execute(job: &Job, report: &Report) -> i32 {
     };
     if !job.cwd.is_dir() {
         return complain(
-            format!("{}: no such folder in the lab", job.cwd.display()),
+            format!("{}: no such directory in the lab", job.cwd.display()),
             125,
         );
     }

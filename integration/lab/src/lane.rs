@@ -170,16 +170,16 @@ fn modules_of(kernel: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns the last subdirectory in the order of names. A subdirectory is named after its kernel
-/// release. Usually, there is only one subdirectory.
+/// Returns the subdirectory of the newest kernel release, after which a subdirectory is named.
 fn newest_release(modules: &Path) -> Option<PathBuf> {
-    let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    releases.sort();
-    releases.pop()
+    let entries = std::fs::read_dir(modules).ok()?.flatten();
+    // Compares numbers as numbers: 6.12.117 is newer than 6.12.9.
+    let numbers = |path: &PathBuf| -> Vec<u32> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let parts = name.split(|part: char| !part.is_ascii_digit());
+        parts.filter_map(|part| part.parse().ok()).collect()
+    };
+    entries.map(|entry| entry.path()).max_by_key(numbers)
 }
 
 fn executable(path: &Path) -> bool {

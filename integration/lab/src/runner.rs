@@ -232,7 +232,7 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
         if full.is_dir() {
             Ok(full)
         } else {
-            bail!("--keep {}: not a folder", folder.display())
+            bail!("--keep {}: not a directory", folder.display())
         }
     });
     let job = Job {

@@ -14,10 +14,10 @@
 //!   without a failure of this row.
 //!
 //! **Why refused connections have short waits.** They cost the server nothing. Once the server
-//! accepts connections again, each of the three watches sends a request within 5 s. If the network
-//! drops packets, the limit is 8 s. The kernel resends the SYN after 1, 3 and 7 s, the attempt ends
-//! after 10 s, and the next attempt follows within 5 s. 1,000 nodes then send 600 requests a
-//! second, for one object each.
+//! accepts connections again, each of the three watches (four with ServiceCIDRs) sends a request
+//! within 5 s. If the network drops packets, the limit is 8 s. The kernel resends the SYN after 1,
+//! 3 and 7 s, the attempt ends after 10 s, and the next attempt follows within 5 s. 1,000 nodes
+//! then send 600 requests a second (800 with ServiceCIDRs), for one object each.
 //!
 //! **Why rejected requests have longer waits.** A response costs the server some work. So the
 //! server gets the next request within 30 s, or later if its `Retry-After` says so.

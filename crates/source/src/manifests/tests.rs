@@ -322,9 +322,9 @@ fn a_manifest_directory_that_cannot_be_watched_is_an_error() {
     for (path, advice) in [
         (
             dir.0.join("none"),
-            "create the folder, or correct --manifests",
+            "create the directory, or correct --manifests",
         ),
-        (dir.0.join("file"), "--manifests takes a folder"),
+        (dir.0.join("file"), "--manifests takes a directory"),
     ] {
         let error = stream(&path, "node1").map(drop).unwrap_err().to_string();
         assert!(

@@ -150,7 +150,7 @@ pub(crate) fn a_missing_manifest_directory_stops_the_start(c: &mut Cluster) -> O
         &[
             "/nonexistent/manifests",
             "No such file",
-            "create the folder, or correct --manifests",
+            "create the directory, or correct --manifests",
         ],
     );
     Ok(())

@@ -1082,7 +1082,7 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
             "--manifests=/m --kubeconfig=/k",
             &["--manifests", "/m", "--kubeconfig"],
         ),
-        ("--manifests=∅", &["--manifests", "folder"]),
+        ("--manifests=∅", &["--manifests", "directory"]),
         (
             "--hostname-override=\u{3000}",
             &["--hostname-override", "name"],

@@ -78,7 +78,7 @@ pub(super) fn read(
             "Services come from manifests or from an API server, not both: give this, or --kubeconfig and --master",
         ))
     } else if folder.is_empty() {
-        Err(unusable("give a folder"))
+        Err(unusable("give a directory"))
     } else {
         Ok(Settings::Manifests(folder.into()))
     }
