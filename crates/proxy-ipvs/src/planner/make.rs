@@ -326,11 +326,20 @@ pub(super) fn waits_for_outside(
 
 /// Returns true if an address has source ranges (`loadBalancerSourceRanges`), but rules for them
 /// are still being written. Until then, all clients of the address's former Service are admitted.
+///
+/// An address that the firewall already protects waits for no rules, although a new source range
+/// may need one. Otherwise, Services with ever new source ranges would delay all others.
 fn lacks_firewall(tables: &Tables, at: ServiceAddress, of: &Situation<'_>) -> bool {
     let firewall = Set::LoadBalancerFirewall;
-    let lacks_rule = || of.lacks_rule(firewall) || GUARDS.iter().any(|set| of.lacks_rule(*set));
-    let is_limited = || tables.members(firewall).wanted(&at.into()).is_some();
-    of.are_rules_pending && are_rules_under_way(tables, of) && lacks_rule() && is_limited()
+    let (table, member) = (tables.members(firewall), Member::from(at));
+    let lacks_rule = || {
+        let lacks_guard = || GUARDS.iter().any(|set| of.lacks_rule(*set));
+        of.lacks_rule(firewall) || (table.actual(&member).is_none() && lacks_guard())
+    };
+    of.are_rules_pending
+        && are_rules_under_way(tables, of)
+        && table.wanted(&member).is_some()
+        && lacks_rule()
 }
 
 /// Returns true if a serving virtual server must not get endpoints yet, because its address has
