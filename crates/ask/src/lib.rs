@@ -15,6 +15,8 @@
 //! | 2 | the command line is invalid, or the daemon's response cannot be read |
 //! | 3 | no daemon responds on this node |
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod explain;
 mod leftovers;
 mod names;
@@ -26,7 +28,7 @@ mod top;
 mod virtual_servers;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -149,11 +151,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
             print_error(&usage::in_words(&error, &format!("kube-proxy {name}")));
             return EXIT_USAGE;
         }
-        Err(help) => {
-            // Ignores the error, because the program that reads the help may have closed the pipe.
-            let _ = help.print();
-            return EXIT_WELL;
-        }
+        Err(help) => return print(&help.to_string(), EXIT_WELL),
     };
     let answer = match subcommand {
         Subcommands::Status(arguments) => status::status(&arguments, program),
@@ -162,11 +160,7 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
         Subcommands::Top(arguments) => top::top(&arguments),
     };
     match answer {
-        Ok((text, code)) => {
-            // Ignores the error, because the user may have quit the pager.
-            let _ = io::stdout().write_all(text.as_bytes());
-            code
-        }
+        Ok((text, code)) => print(&text, code),
         Err(failure) => {
             print_error(&(program.with_next_step)(failure.to_string()));
             match failure {
@@ -178,9 +172,19 @@ fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
     }
 }
 
+/// Prints a text to standard output. Returns `code`, or an error's exit status if output was lost.
+fn print(text: &str, code: u8) -> u8 {
+    match view::print(text) {
+        Ok(()) => code,
+        Err(lost) => {
+            print_error(&lost.to_string());
+            EXIT_USAGE
+        }
+    }
+}
+
 fn print_error(text: &str) {
-    // Ignores the error of a closed terminal, on which `eprintln!` would panic.
-    let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
+    view::print_error(format_args!("kube-proxy: {}", table::shown(text)));
 }
 
 /// Text that a command prints, with its exit status; or the reason why the command failed.

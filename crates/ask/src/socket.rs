@@ -68,7 +68,9 @@ fn ask(places: &SocketLocations, path: &str, patience: Duration) -> Result<Vec<u
         let begun = (&stream).take(1).read_to_end(&mut answer);
         match (begun, rest) {
             (Err(error), Some(rest)) if error.kind() == io::ErrorKind::WouldBlock => {
-                eprintln!("kube-proxy: waiting for the daemon's answer, {rest:?} more at most");
+                view::print_error(format_args!(
+                    "kube-proxy: waiting for the daemon's answer, {rest:?} more at most"
+                ));
                 stream.set_read_timeout(Some(rest))?;
                 (&stream).take(1).read_to_end(&mut answer)?;
             }

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use modes::footprints;
-use view::shown;
+use view::{print, print_error, shown};
 
 use crate::config::options::Options;
 use crate::config::question::{AnswerOptions, Output, Question, StartQuestion};
@@ -61,8 +61,8 @@ use preflight::Traces;
 ///
 /// # Errors
 ///
-/// Fails if the changes cannot be determined, or if the start would fail. The process then exits
-/// with 2, too.
+/// Fails if the changes cannot be determined, if the start would fail, or if the output cannot be
+/// written. The process then exits with 2, too.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
@@ -70,7 +70,7 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Check => return Box::pin(preflighted(&options, answer)).await,
         Question::Plan => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
-            print!("{}", plan::render(&foreseen, output)?);
+            print(&plan::render(&foreseen, output)?)?;
             foreseen.status()
         }
         Question::Diff => {
@@ -79,12 +79,12 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
                 // Prints the warnings, and lines such as `IPv4: layout flat`, to standard error.
                 // The standard output of `diff` contains only differences.
                 for line in foreseen.warnings.iter().chain(&foreseen.forms) {
-                    eprintln!("kube-proxy: {}", shown(line));
+                    print_error(format_args!("kube-proxy: {}", shown(line)));
                 }
             }
             let is_plain = !stdout().is_terminal() || env::var_os("NO_COLOR").is_some();
             let colour = if is_plain { Colour::Off } else { Colour::On };
-            print!("{}", diff::render(&foreseen, output, colour)?);
+            print(&diff::render(&foreseen, output, colour)?)?;
             foreseen.status()
         }
     };
@@ -113,7 +113,7 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
         preflight,
         migration,
     };
-    print!("{}", answer.render(output)?);
+    print(&answer.render(output)?)?;
     match error {
         Some(error) => Err(error),
         None if answer.fails() => Ok(ExitCode::from(CANNOT_SAY)),

@@ -1,5 +1,7 @@
 //! The node daemon: kube-proxy with all its modes.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod check;
 pub mod config;
 pub mod events;

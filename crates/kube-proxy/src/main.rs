@@ -1,8 +1,9 @@
 //! Entry point of the process. Reads the command line, runs the daemon or a subcommand, and
 //! prints or logs the reason if the process fails.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use flags::usage::EXIT_USAGE;
@@ -16,17 +17,18 @@ use kube_proxy::run::cleanup;
 use kube_proxy::{check, config, logging, run};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
+use view::{print, print_error};
 
 fn main() -> ExitCode {
     if let Err(error) = iptables::stand_in(std::env::args_os()) {
-        eprintln!("kube-proxy: {}", in_words(&error));
+        print_error(format_args!("kube-proxy: {}", in_words(&error)));
         return ExitCode::FAILURE;
     }
     match log_runner::stand_in(std::env::args_os()) {
         Ok(None) => {}
         Ok(Some(code)) => return ExitCode::from(code),
         Err(error) => {
-            eprintln!("go-runner: {}", in_words(&error));
+            print_error(format_args!("go-runner: {}", in_words(&error)));
             return ExitCode::FAILURE;
         }
     }
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     }
     let read = command_line::completed(given).and_then(|CompletedArguments { arguments, note }| {
         if let Some(note) = note {
-            eprintln!("kube-proxy: {note}");
+            print_error(format_args!("kube-proxy: {note}"));
         }
         command_line::parse_prepared(&arguments)
     });
@@ -73,21 +75,23 @@ fn main() -> ExitCode {
                 cleanup::cleanup(&options)
             })
         }
-        Ok(Command::Print(text)) => {
-            // Ignores an error: the reader may have closed the pipe, as in `kube-proxy --help |
-            // head`.
-            let _ = io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
-        }
+        Ok(Command::Print(text)) => match print(&text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(lost) => {
+                print_error(format_args!("kube-proxy: {lost}"));
+                ExitCode::FAILURE
+            }
+        },
         Ok(Command::Write(file, text)) => match std::fs::write(&file, text) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("kube-proxy: cannot write {}: {error}", file.display());
+                let file = file.display();
+                print_error(format_args!("kube-proxy: cannot write {file}: {error}"));
                 ExitCode::FAILURE
             }
         },
         Err(error) => {
-            eprintln!("kube-proxy: {error}");
+            print_error(format_args!("kube-proxy: {error}"));
             ExitCode::from(EXIT_USAGE)
         }
     }
@@ -98,8 +102,8 @@ fn main() -> ExitCode {
 fn may_administer_network() -> bool {
     let may = capabilities::may_administer_network();
     if !may {
-        eprintln!(
-            "kube-proxy: CAP_NET_ADMIN is missing: run this as root (sudo), or add NET_ADMIN to the container's capabilities"
+        print_error(
+            "kube-proxy: CAP_NET_ADMIN is missing: run this as root (sudo), or add NET_ADMIN to the container's capabilities",
         );
     }
     may
@@ -130,7 +134,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("kube-proxy: cannot start: {error}");
+            print_error(format_args!("kube-proxy: cannot start: {error}"));
             return failed;
         }
     };
@@ -139,7 +143,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         life()
     };
     if let Err(error) = logging::start(&options.log) {
-        eprintln!("kube-proxy: cannot start logging: {error}");
+        print_error(format_args!("kube-proxy: cannot start logging: {error}"));
         return failed;
     }
     if told == FlagLog::Here {

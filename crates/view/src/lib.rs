@@ -5,12 +5,14 @@
 //! internal numbers. New fields may be added, but no field is removed.
 
 mod explanation;
+mod output;
 mod services;
 mod status;
 mod terminal_text;
 mod top;
 
 pub use explanation::{Chance, Explanation, Fate, Journey, Step, Walk};
+pub use output::{LostOutput, print, print_error};
 pub use services::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts,
     Port, Service, ServiceList, ServiceName, ServiceOption,

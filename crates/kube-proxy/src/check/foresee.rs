@@ -113,11 +113,11 @@ pub(super) async fn foresee(
         }
     };
     let report = |waited: Duration| {
-        eprintln!(
+        view::print_error(format_args!(
             "kube-proxy: waiting for the objects{} for {} s, at most {timeout:?} (--timeout)",
             api_servers(),
             waited.as_secs()
-        );
+        ));
     };
     if await_reporting(first_lists, timeout, report)
         .await

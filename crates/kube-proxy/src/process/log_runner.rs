@@ -209,9 +209,9 @@ fn tee(mut reader: impl io::Read, outputs: &mut [&mut dyn Write]) {
                 && !*has_failed
             {
                 *has_failed = true;
-                eprintln!(
+                view::print_error(format_args!(
                     "go-runner: cannot copy a part of the log: {error}; the command continues"
-                );
+                ));
             }
         }
     }

@@ -18,11 +18,11 @@ pub fn end_the_process() {
         say(panic);
         // Prints to standard error instead of the log: the logging code itself may have panicked
         // while it held its lock.
-        eprintln!(
+        view::print_error(format_args!(
             "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and \
              the programmed entries stay and serve; after a restart it continues from there. \
              Please report the message above"
-        );
+        ));
         exit(EXIT_STATUS);
     }));
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use ::cleanup::Cleanup;
 use anyhow::Result;
 use modes::footprints;
+use view::{print, print_error};
 
 use crate::config::options::Options;
 use crate::node::kernel_settings;
@@ -20,7 +21,7 @@ use crate::node::kernel_settings;
 ///
 /// # Errors
 ///
-/// Fails if the cleanup thread panics. A remaining entry is not an error.
+/// Fails if the cleanup thread panics, or if standard output cannot be written. A remaining entry is not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
     // Uses a blocking thread, because the cleanup waits for the kernel and iptables. The process
@@ -28,13 +29,15 @@ pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;
-    print!("{}", told(&cleanup));
+    let mut text = told(&cleanup);
     for line in kernel_settings::leftovers() {
-        println!("stays    {line}");
+        let _ = writeln!(text, "stays    {line}");
     }
+    let printed = print(&text);
     for line in &cleanup.left {
-        eprintln!("kube-proxy: left: {line}");
+        print_error(format_args!("kube-proxy: left: {line}"));
     }
+    printed?;
     Ok(if cleanup.left.is_empty() {
         ExitCode::SUCCESS
     } else {
