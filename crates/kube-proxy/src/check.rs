@@ -39,6 +39,7 @@ pub(crate) mod tests;
 use std::env;
 use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use modes::footprints;
@@ -57,24 +58,25 @@ use preflight::Traces;
 ///
 /// * 0: The start would change nothing.
 /// * 1: The start would change at least one entry.
-/// * 2: The check found no change, but some objects could not be read.
+/// * 2: The check found no change, but some objects could not be read. Or the preflight checks
+///   found that the start would fail.
 ///
 /// # Errors
 ///
-/// Fails if the changes cannot be determined, if the start would fail, or if the output cannot be
-/// written. The process then exits with 2, too.
+/// Fails if the changes cannot be determined, or if the output cannot be written. The process then
+/// exits with 2, too.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
     let status = match question {
         Question::Check => return Box::pin(preflighted(&options, answer)).await,
         Question::Plan => {
-            let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
+            let foreseen = Box::pin(judged(&options, timeout)).await?;
             print(&plan::render(&foreseen, output)?)?;
             foreseen.status()
         }
         Question::Diff => {
-            let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
+            let foreseen = Box::pin(judged(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
                 // Prints the warnings, and lines such as `IPv4: layout flat`, to standard error.
                 // The standard output of `diff` contains only differences.
@@ -89,6 +91,15 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         }
     };
     Ok(ExitCode::from(status))
+}
+
+/// Computes the forecast for `plan` and `diff`. Runs the preflight checks too, because the exit
+/// status also depends on them.
+async fn judged(options: &Options, timeout: Duration) -> Result<StartForecast> {
+    let (mut foreseen, model) = foresee(options, timeout).await?;
+    let findings = preflight::look(options, &Traces::read(), Some((&foreseen, &model)));
+    foreseen.note_failures(&findings);
+    Ok(foreseen)
 }
 
 /// Runs `kube-proxy check`. Reports every finding, even if the kernel cannot be read.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use source::{ApiServerAddress, ConnectHooks};
 
 use super::CANNOT_SAY;
+use super::finding::{Finding, Status};
 use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
@@ -47,16 +48,31 @@ pub(super) struct StartForecast {
     /// `warnings` also reports these obstacles.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
+    /// True if a preflight check found that the start would fail.
+    #[serde(skip)]
+    pub(super) would_fail: bool,
 }
 
 impl StartForecast {
     /// Returns the exit status. A found difference is certain even if objects are missing. "No
     /// difference" is certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
-        match (self.would_change, self.whole) {
-            (true, _) => 1,
-            (false, true) => 0,
-            (false, false) => CANNOT_SAY,
+        match (self.would_fail, self.would_change, self.whole) {
+            (true, _, _) | (false, false, false) => CANNOT_SAY,
+            (false, true, _) => 1,
+            (false, false, true) => 0,
+        }
+    }
+
+    /// Records the findings for which the start would fail, and adds them to the warnings.
+    pub(super) fn note_failures(&mut self, findings: &[Finding]) {
+        for finding in findings.iter().filter(|of| of.status == Status::Fail) {
+            self.would_fail = true;
+            // Some warnings of the forecast are also findings.
+            if !self.warnings.contains(&finding.message) {
+                let warning = format!("{}: {}", finding.name, finding.message);
+                self.warnings.push(warning);
+            }
         }
     }
 
@@ -141,8 +157,8 @@ pub(super) async fn foresee(
     let may_remove = model.is_complete() && model.is_whole();
     if !may_remove {
         warnings.push(
-            "some objects cannot be read: until that is mended nothing is removed, and whether something is there that \
-             should not be cannot be said"
+            "some objects cannot be read, so a start would remove nothing, and unwanted entries are not listed: \
+             correct these objects; the log names them"
                 .to_owned(),
         );
     }
@@ -197,6 +213,7 @@ pub(super) async fn foresee(
         forms,
         guarded,
         obstacles,
+        would_fail: false,
     };
     Ok((foreseen, model))
 }

@@ -3,6 +3,7 @@
 use modes::preview::{Action, Change};
 
 use super::diff::{Colour, render};
+use super::finding::Finding;
 use super::foresee::StartForecast;
 use crate::config::question::Output;
 
@@ -44,6 +45,7 @@ pub(super) fn foreseen(changes: Vec<Change>) -> StartForecast {
         forms: Vec::new(),
         guarded: Vec::new(),
         obstacles: Vec::new(),
+        would_fail: false,
     }
 }
 
@@ -61,5 +63,23 @@ fn exit_status_0_means_no_change_and_all_objects_readable() {
             ..foreseen(changes)
         };
         assert_eq!(foreseen.status(), status, "{foreseen:?}");
+    }
+}
+
+#[test]
+fn exit_status_2_means_that_a_preflight_check_fails() {
+    let findings = [
+        Finding::warn("ports", "taken"),
+        Finding::fail("scheduler", "look"),
+        Finding::fail("modules", "missing"),
+    ];
+    for changes in [Vec::new(), vec![change("rules", Action::Add, "one")]] {
+        let mut foreseen = foreseen(changes);
+        foreseen.note_failures(&findings[..1]);
+        assert_ne!(foreseen.status(), 2);
+        foreseen.note_failures(&findings);
+        assert_eq!(foreseen.status(), 2);
+        // The forecast already has the warning of the scheduler.
+        assert_eq!(foreseen.warnings, ["look", "modules: missing"]);
     }
 }
