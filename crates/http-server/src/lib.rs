@@ -122,12 +122,21 @@ pub struct Purpose {
 
 /// Error about an address that the server cannot bind.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for {}: {source}. Find the process on the port (ss -ltnp), or \
-         set another --{}", .purpose.name, .purpose.flag)]
+#[error("cannot listen on {address} for {}: {source}. {} --{}", .purpose.name, next_step(.source),
+        .purpose.flag)]
 pub struct ListenError {
     purpose: Purpose,
     address: SocketAddr,
     source: io::Error,
+}
+
+/// Returns the operator's next step, which ends before the name of the server's flag.
+fn next_step(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrNotAvailable => "This node does not have the address: correct",
+        io::ErrorKind::AddrInUse => "Find the process on the port (ss -ltnp), or set another",
+        _ => "Set another",
+    }
 }
 
 /// A running server. Dropping the value stops the server.

@@ -253,6 +253,14 @@ async fn an_address_in_use_fails_or_is_retried_according_to_the_policy() {
             && error.contains("--test-bind-address"),
         "{error}"
     );
+    assert!(error.contains("ss -ltnp"), "{error}");
+    let absent = "203.0.113.9:80".parse().unwrap();
+    let error = start(TEST, absent, ConflictPolicy::Fail, echo).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.ends_with("This node does not have the address: correct --test-bind-address"),
+        "{error}"
+    );
     let server = start(TEST, at, ConflictPolicy::Retry, echo).unwrap();
     assert!(server.address.is_err());
     drop(taken);

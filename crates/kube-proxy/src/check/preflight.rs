@@ -17,7 +17,7 @@ mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use footprint::{Footprints, nft};
@@ -305,7 +305,13 @@ fn all_routes(root: &Path, unread: &mut Vec<String>) -> Vec<routes::Route> {
 
 fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Finding> {
     let serve = &options.serve;
-    let server = |of, at: Option<_>| at.map(|at| ports::Server { of, at });
+    let server = |of, at: Option<SocketAddr>| {
+        at.map(|at| ports::Server {
+            of,
+            at,
+            unbindable: ports::unbindable(at.ip()),
+        })
+    };
     let servers = [
         server("health", serve.healthz_address),
         server("metrics", serve.metrics_address),

@@ -2,7 +2,7 @@
 //! Services on the node's addresses.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use http_server::ConflictPolicy;
 use proxy::{Model, Protocol};
@@ -12,6 +12,8 @@ use super::listening::Listener;
 use crate::check::finding::{Finding, some};
 
 const NAME: &str = "ports";
+/// Flags that set the addresses of this process's servers.
+const FLAGS: &str = "(--healthz-bind-address, --metrics-bind-address)";
 
 /// A server of this process and its address.
 #[derive(Debug)]
@@ -19,6 +21,16 @@ pub(super) struct Server {
     /// Purpose of the server, such as `metrics`.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
+    /// Reason why this node cannot bind the address at any port, if it cannot.
+    pub(super) unbindable: Option<String>,
+}
+
+/// Returns the reason why this node cannot bind an address. Binds a free port for a moment.
+pub(super) fn unbindable(address: IpAddr) -> Option<String> {
+    // 0.0.0.0 and :: stand for the families that the node has.
+    let is_any = address.is_unspecified();
+    let result = (!is_any).then(|| TcpListener::bind((address, 0)));
+    result.and_then(|bound| bound.err().map(|error| error.to_string()))
 }
 
 /// Ports of all Services on the node's addresses, each with the name of its Service.
@@ -67,9 +79,12 @@ pub(super) fn concerned<'a>(
 }
 
 fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
-    let (there, here) = (listener.at.ip(), of.ip());
-    let overlap = there.is_unspecified() || here.is_unspecified() || there == here;
-    listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
+    listener.protocol == Protocol::Tcp && overlaps(listener.at, of)
+}
+
+fn overlaps(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == other.port() && (is_any || one.ip() == other.ip())
 }
 
 /// Returns findings about occupied ports. `owners` are the processes of the sockets, if known.
@@ -82,27 +97,39 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let owner = |listener: &Listener| owners.get(&listener.inode).map(String::as_str);
     let is_kube_proxy = |name: &str| name.starts_with("kube-proxy[");
+    let cannot_listen = |message: String| match when_taken {
+        ConflictPolicy::Fail => Finding::fail(NAME, message),
+        ConflictPolicy::Retry => Finding::warn(NAME, message),
+    };
     let mut findings = Vec::new();
-    for Server { of, at } in servers {
+    for (number, server) in servers.iter().enumerate() {
+        let Server { of, at, unbindable } = server;
+        if let Some(reason) = unbindable {
+            findings.push(cannot_listen(format!(
+                "{at} for {of} cannot be bound ({reason}): this node does not have the address; give another {FLAGS}"
+            )));
+            continue;
+        }
+        let mut before = servers.iter().take(number);
+        if let Some(other) = before.find(|other| at.port() != 0 && overlaps(other.at, *at)) {
+            findings.push(cannot_listen(format!(
+                "{at} for {of} is also the address for {}: give another port {FLAGS}",
+                other.of
+            )));
+            continue;
+        }
         let taken = concerned
             .iter()
             .find(|listener| is_in_the_way(listener, *at));
         findings.push(match taken.map(|listener| owner(listener)) {
             None => Finding::ok(NAME, format!("{at} is free for {of}")),
             Some(Some(name)) if is_kube_proxy(name) => {
-                let message = format!("{at} for {of} is that of {name}, which runs now");
+                let message = format!("{at} for {of} belongs to the running {name}");
                 Finding::ok(NAME, message)
             }
-            Some(Some(name)) => {
-                let message = format!(
-                    "{at} for {of} is taken by {name}: end that, or give another address \
-                     (--healthz-bind-address, --metrics-bind-address)"
-                );
-                match when_taken {
-                    ConflictPolicy::Fail => Finding::fail(NAME, message),
-                    ConflictPolicy::Retry => Finding::warn(NAME, message),
-                }
-            }
+            Some(Some(name)) => cannot_listen(format!(
+                "{at} for {of} is taken by {name}: end it, or give another address {FLAGS}"
+            )),
             Some(None) => Finding::warn(
                 NAME,
                 format!(
@@ -136,9 +163,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "NodePorts that are listened on: {}; the Service gets what is sent there, or for \
-                 a health check \
-                 nobody answers: choose another port",
+                "other processes listen on NodePorts: {}; packets there reach the Service, not \
+                 the process, and health checks get no reply: choose another port",
                 some(&listened)
             ),
         ));
@@ -159,15 +185,56 @@ mod tests {
         }
     }
 
+    fn server(of: &'static str, at: &str) -> Server {
+        let at: SocketAddr = at.parse().unwrap();
+        Server {
+            of,
+            at,
+            unbindable: unbindable(at.ip()),
+        }
+    }
+
+    #[test]
+    fn addresses_that_the_daemon_cannot_bind_are_reported() {
+        let judge = |servers: &[Server], when| {
+            let found = judge(&[], &BTreeMap::new(), servers, &NodePorts::default(), when);
+            let found = found.into_iter().map(|of| (of.status, of.message));
+            found.collect::<Vec<_>>()
+        };
+        let same = [
+            server("health", "127.0.0.1:10256"),
+            server("metrics", "0.0.0.0:10256"),
+        ];
+        let found = judge(&same, ConflictPolicy::Retry);
+        assert_eq!(found[0].0, Status::Ok);
+        assert_eq!(found[1].0, Status::Warn);
+        assert!(
+            found[1].1.contains("also the address for health"),
+            "{found:?}"
+        );
+        assert_eq!(judge(&same, ConflictPolicy::Fail)[1].0, Status::Fail);
+        let free = [
+            server("health", "127.0.0.1:0"),
+            server("metrics", "127.0.0.1:0"),
+        ];
+        let found = judge(&free, ConflictPolicy::Fail);
+        assert!(found.iter().all(|of| of.0 == Status::Ok), "{found:?}");
+        // A documentation address (RFC 5737), which no node has.
+        let absent = [server("metrics", "203.0.113.9:10249")];
+        let found = judge(&absent, ConflictPolicy::Fail);
+        assert_eq!(found[0].0, Status::Fail);
+        assert!(
+            found[0].1.contains("this node does not have the address"),
+            "{found:?}"
+        );
+    }
+
     fn told(
         listeners: &[Listener],
         owners: &[(u64, &str)],
         when: ConflictPolicy,
     ) -> Vec<(Status, String)> {
-        let servers = [Server {
-            of: "health",
-            at: "0.0.0.0:10256".parse().unwrap(),
-        }];
+        let servers = [server("health", "0.0.0.0:10256")];
         let node_ports = NodePorts {
             services: [((30080, Protocol::Tcp), "default/web".to_owned())].into(),
             health_checks: [(31000, "default/lb".to_owned())].into(),
