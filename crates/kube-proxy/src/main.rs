@@ -60,7 +60,8 @@ fn main() -> ExitCode {
         }
         Ok(Command::Check(options, question)) => {
             let undetermined = ExitCode::from(CANNOT_SAY);
-            if !may_administer_network() {
+            if let Err(error) = capabilities::may_administer_network() {
+                print_error(format_args!("kube-proxy: {error}"));
                 return undetermined;
             }
             live(&options, FlagLog::Here, undetermined, || {
@@ -68,7 +69,8 @@ fn main() -> ExitCode {
             })
         }
         Ok(Command::Cleanup(options)) => {
-            if !may_administer_network() {
+            if let Err(error) = capabilities::may_administer_network() {
+                print_error(format_args!("kube-proxy: {error}"));
                 return ExitCode::FAILURE;
             }
             live(&options, FlagLog::Here, ExitCode::FAILURE, || {
@@ -95,18 +97,6 @@ fn main() -> ExitCode {
             ExitCode::from(EXIT_USAGE)
         }
     }
-}
-
-/// Returns true if this process may administer the network. Otherwise prints one line with the
-/// reason.
-fn may_administer_network() -> bool {
-    let may = capabilities::may_administer_network();
-    if !may {
-        print_error(
-            "kube-proxy: CAP_NET_ADMIN is missing: run this as root (sudo), or add NET_ADMIN to the container's capabilities",
-        );
-    }
-    may
 }
 
 /// Function that logs the messages about the flags.

@@ -39,6 +39,7 @@ use crate::metrics::rest_client::CountRequests;
 use crate::node::addresses::AddressChanges;
 use crate::node::kernel_settings::{Step, settle};
 use crate::node::one_family;
+use crate::process::capabilities::may_administer_network;
 use crate::run::first_lists::gather;
 use api_server::Clearing;
 use daemon::{Daemon, LeftRules};
@@ -100,7 +101,10 @@ async fn live(
     // Copy from which `settle` removes the options that this node cannot apply.
     let mut settled = options.clone();
     let prepared = async {
-        let opened = open(&options.modes).await;
+        let opened = match may_administer_network() {
+            Ok(()) => open(&options.modes).await,
+            Err(error) => Err(error.into()),
+        };
         let uses = opened.as_ref().ok();
         let uses = uses.map(|opened| used(&**opened, &options.modes));
         identity::tell(&options, Some(&from), uses.as_ref());
@@ -171,6 +175,7 @@ async fn live(
 ///
 /// Fails if this node cannot run the mode, or if a kernel setting cannot be written.
 pub async fn init(options: &Options) -> Result<()> {
+    may_administer_network()?;
     prepare(&options.modes).await?;
     Ok(settle(&mut options.clone(), Step::Prepare)?)
 }

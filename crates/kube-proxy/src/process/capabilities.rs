@@ -23,15 +23,28 @@ const USED: [CapabilitySet; 3] = [
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Reports whether this process has the capability to change the kernel's network rules. The
-/// capability may need [`pass_on`] to become effective.
-pub fn may_administer_network() -> bool {
+/// Checks that this process has the capability to change the kernel's network rules. The capability
+/// may need [`pass_on`] to become effective.
+///
+/// # Errors
+///
+/// Fails if the capability is missing.
+pub fn may_administer_network() -> Result<(), NotPrivileged> {
     // Assumes CAP_NET_ADMIN if the capabilities cannot be read. If this assumption is wrong, the
     // first request to the kernel fails.
-    capabilities(None).map_or(true, |sets| {
+    let has_it = capabilities(None).map_or(true, |sets| {
         sets.permitted.contains(CapabilitySet::NET_ADMIN)
-    })
+    });
+    if has_it { Ok(()) } else { Err(NotPrivileged) }
 }
+
+/// Error about a process that lacks the capability to program the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "CAP_NET_ADMIN is missing: run this as root (sudo), or add NET_ADMIN to the container's \
+     capabilities"
+)]
+pub struct NotPrivileged;
 
 /// Makes the permitted capabilities in `USED` effective and ambient. Does nothing for root. Must be
 /// called while the process has only one thread, because new threads inherit the sets of their
