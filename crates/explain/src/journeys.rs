@@ -111,7 +111,9 @@ pub(crate) fn plan<'a>(
 ) -> Journeys<'a> {
     let mut journeys = Journeys::default();
     let mut notes = Vec::new();
-    for (to, protocol, of) in targets(asked, objects, &mut notes) {
+    let targets = targets(asked, objects, &mut notes);
+    notes.extend(unreachable(asked, &targets));
+    for (to, protocol, of) in targets {
         let cast = SenderChoice {
             objects,
             routing,
@@ -152,6 +154,33 @@ pub(crate) fn plan<'a>(
         }
     }
     journeys
+}
+
+/// Returns notes about senders that cannot send to any target, because the IP families differ.
+fn unreachable(asked: &TraceRequest, targets: &[TracedAddress<'_>]) -> Vec<String> {
+    let text = &asked.text;
+    let is_port_asked = matches!(asked.to, TraceDestination::Service(_, Some(_)));
+    // The caller reports an unknown port of a Service as an error.
+    if targets.is_empty() && is_port_asked {
+        return Vec::new();
+    }
+    if targets.is_empty() {
+        return vec![format!("{text} has no address and port on this node")];
+    }
+    let mut notes = Vec::new();
+    for sender in &asked.from {
+        if let TraceSender::Address(from) = sender
+            && targets
+                .iter()
+                .all(|(to, ..)| to.is_ipv4() != from.is_ipv4())
+        {
+            let family = if from.is_ipv4() { "IPv4" } else { "IPv6" };
+            notes.push(format!(
+                "{from} cannot send to {text}, which has no {family} address"
+            ));
+        }
+    }
+    notes
 }
 
 type TracedAddress<'a> = (SocketAddr, Protocol, Option<ServicePortAddress<'a>>);

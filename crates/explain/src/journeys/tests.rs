@@ -342,3 +342,25 @@ fn the_neighbour_of_an_address_is_a_valid_host() {
         assert_eq!(neighbour_of(own.parse().unwrap()).to_string(), beside);
     }
 }
+
+#[test]
+fn a_note_explains_why_a_sender_reaches_no_address_of_a_service() {
+    let mut objects = objects(&[], Vec::new());
+    assert_eq!(
+        told("web", "2001:db8::1", &objects),
+        [
+            "note: the node port is served at 10.244.1.1:30080 as well",
+            "note: 2001:db8::1 cannot send to default/web, which has no IPv6 address"
+        ]
+    );
+    let both = told("web:http", "10.244.1.5,2001:db8::1", &objects);
+    assert!(
+        both.len() > 1 && both.concat().contains("no IPv6 address"),
+        "{both:?}"
+    );
+    objects.services[0].ports.clear();
+    assert_eq!(
+        told("web", "", &objects),
+        ["note: default/web has no address and port on this node"]
+    );
+}
