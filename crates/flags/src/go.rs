@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::IntErrorKind;
 use std::time::Duration;
 
 use source::address;
@@ -36,7 +37,13 @@ pub fn int(text: &str) -> Result<i32, &'static str> {
         return Err(WRONG);
     }
     let digits = digits.replace('_', "");
-    i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
+    let number = i32::from_str_radix(&format!("{sign}{digits}"), radix);
+    number.map_err(|error| match error.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
+            "give a whole number from -2147483648 to 2147483647"
+        }
+        _ => WRONG,
+    })
 }
 
 /// Parses a floating-point number like `strconv.ParseFloat`, but not in hexadecimal.
@@ -44,10 +51,14 @@ pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
+/// Advice for a text that is not a duration.
+const NO_DURATION: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
+/// Advice for a duration that Go cannot represent.
+const TOO_LONG: &str = "the duration is too long; give less than 292 years";
+
 /// Parses a duration like `time.ParseDuration`. Rejects a negative duration, because no flag
 /// supports it.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
-    const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
     if rest.starts_with('-') {
         return Err("a negative duration has no meaning here; give one such as 30s, or 0");
@@ -59,16 +70,16 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     loop {
         let number_end = rest
             .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .ok_or(WRONG)?;
+            .ok_or(NO_DURATION)?;
         let (number, after) = rest.split_at(number_end);
         let unit_end = after
             .find(|c: char| c.is_ascii_digit() || c == '.')
             .unwrap_or(after.len());
         let (unit, after) = after.split_at(unit_end);
         total = total
-            .checked_add(nanoseconds(number, unit).ok_or(WRONG)?)
+            .checked_add(nanoseconds(number, unit)?)
             .filter(|total| i64::try_from(*total).is_ok())
-            .ok_or("the duration is too long; give less than 292 years")?;
+            .ok_or(TOO_LONG)?;
         if after.is_empty() {
             return Ok(Duration::from_nanos(total));
         }
@@ -77,8 +88,8 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// Returns a duration in nanoseconds. `number` has digits with at most one decimal point, and
-/// `unit` is its unit. Returns `None` if either is invalid or the result is too large.
-fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
+/// `unit` is its unit. Fails with advice if either is invalid, or if the result is too large.
+fn nanoseconds(number: &str, unit: &str) -> Result<u64, &'static str> {
     let unit: u64 = match unit {
         "ns" => 1,
         "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
@@ -86,24 +97,26 @@ fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
         "s" => 1_000_000_000,
         "m" => 60 * 1_000_000_000,
         "h" => 3_600 * 1_000_000_000,
-        _ => return None,
+        _ => return Err(NO_DURATION),
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
-        return None;
+        return Err(NO_DURATION);
     }
     let whole: u64 = if whole.is_empty() {
         0
     } else {
-        whole.parse().ok()?
+        // All letters are digits, so only a large number fails.
+        whole.parse().map_err(|_| TOO_LONG)?
     };
-    let mut nanoseconds = whole.checked_mul(unit)?;
+    let mut nanoseconds = whole.checked_mul(unit).ok_or(TOO_LONG)?;
     let mut place = unit;
     for digit in fraction.bytes() {
         place /= 10;
-        nanoseconds = nanoseconds.checked_add(u64::from(digit - b'0') * place)?;
+        let part = u64::from(digit - b'0') * place;
+        nanoseconds = nanoseconds.checked_add(part).ok_or(TOO_LONG)?;
     }
-    Some(nanoseconds)
+    Ok(nanoseconds)
 }
 
 /// Parses an IP address in the spellings that Kubernetes accepts.
@@ -240,6 +253,12 @@ mod tests {
         for wrong in ["", "x", "1.5", "0x", "--1", "0x-1", "2147483648", "1 "] {
             assert!(int(wrong).is_err(), "{wrong}");
         }
+        for large in ["2147483648", "-2147483649", "0x100000000"] {
+            assert!(
+                int(large).unwrap_err().contains("from -2147483648"),
+                "{large}"
+            );
+        }
     }
 
     #[test]
@@ -268,6 +287,9 @@ mod tests {
             "3000000h",
         ] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+        for long in ["9999999h", "1000000000h", "99999999999999999999s"] {
+            assert_eq!(duration(long), Err(TOO_LONG), "{long}");
         }
     }
 
