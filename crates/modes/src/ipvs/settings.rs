@@ -89,10 +89,9 @@ impl Settings {
                 VipMode::Address if is_exact => VipMode::Route,
                 vip_mode => vip_mode,
             },
-            semantics: if is_exact {
-                Semantics::Exact(mark_bits(flags)?)
-            } else {
-                Semantics::Upstream
+            semantics: match mark_bits(flags, is_exact)? {
+                bits if is_exact => Semantics::Exact(bits),
+                _ => Semantics::Upstream,
             },
             answers_ping: flags.ipvs_answer_ping,
         })
@@ -106,8 +105,8 @@ impl Settings {
     }
 }
 
-/// Parses `--ipvs-mark-bits`. The bits must not include the masquerade bit.
-fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
+/// Parses `--ipvs-mark-bits`. With exact semantics, the bits must not include the masquerade bit.
+fn mark_bits(flags: &Flags, is_exact: bool) -> Result<MarkBits, UnusableFlag> {
     let unusable = |reason: String| {
         Err(UnusableFlag::new(
             "ipvs-mark-bits",
@@ -126,7 +125,7 @@ fn mark_bits(flags: &Flags) -> Result<MarkBits, UnusableFlag> {
         .unwrap_or(0);
     match number {
         Ok(0) => unusable("at least one bit is needed".to_owned()),
-        Ok(bits) if bits & masquerade != 0 => unusable(format!(
+        Ok(bits) if is_exact && bits & masquerade != 0 => unusable(format!(
             "{masquerade:#x} is the mark for masquerading (--iptables-masquerade-bit): leave its bit out"
         )),
         Ok(bits) => Ok(MarkBits(bits)),

@@ -914,6 +914,14 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ),
         ("--v=2 status", &["unexpected argument: 'status'", "--help"]),
         ("diff plan", &["unexpected argument: 'plan'"]),
+        (
+            "--ipvs-mark-bits=0",
+            &["'0' for '--ipvs-mark-bits'", "at least one bit"],
+        ),
+        (
+            "--ipvs-mark-bits=zz",
+            &["'zz' for '--ipvs-mark-bits'", "like 0x307f"],
+        ),
         ("completion tcsh", &["'tcsh'", "bash or zsh or fish"]),
         ("check --timeout=soon", &["'soon' for '--timeout'", "30s"]),
         ("-x", &["unknown flag: -x", "--help"]),
