@@ -52,6 +52,7 @@ const EXIT_NO_DAEMON: u8 = 3;
 #[command(
     name = "kube-proxy",
     disable_help_subcommand = true,
+    args_override_self = true,
     max_term_width = HELP_COLUMNS
 )]
 struct CommandLine {
@@ -90,7 +91,7 @@ struct Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 struct Patience {
     /// Longest wait for the daemon's answer
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = go::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = go::duration, allow_hyphen_values = true)]
     timeout: Duration,
 }
 
@@ -107,7 +108,8 @@ enum Output {
 enum Failure {
     /// No daemon listens on the local socket.
     #[error(
-        "no kube-proxy-ipvs answers in this network namespace (local socket in {})",
+        "no kube-proxy-ipvs answers in this network namespace (local socket in {}): start it, or run \
+         this command as root in its pod (kubectl -n kube-system exec POD -- kube-proxy ...)",
         local_socket::SocketLocations::default()
     )]
     NoDaemon,

@@ -22,10 +22,13 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// as a `T`.
 pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
-        Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
+        Failure::Unreadable(format!(
+            "the daemon's answer cannot be read: {what}; if the daemon has another version than this \
+             program, run the daemon's own (kubectl -n kube-system exec POD -- kube-proxy ...)"
+        ))
     };
     let answer = ask(&SocketLocations::default(), path, timeout)?;
-    let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
+    let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is not HTTP"))?;
     if code == 200 {
         return serde_json::from_slice(body).map_err(|error| unreadable(&error));
     }

@@ -69,6 +69,36 @@ fn a_usage_error_is_one_line_with_the_next_step() {
             "top --timeout soon",
             ["invalid value 'soon' for '--timeout'", "give a duration"],
         ),
+        (
+            "status --timeout -1s",
+            ["invalid value '-1s' for '--timeout'", "negative duration"],
+        ),
+        (
+            "top --interval 1h",
+            [
+                "invalid value '1h' for '--interval'",
+                "seconds from 1 to 60",
+            ],
+        ),
+        (
+            "top --interval -1",
+            [
+                "invalid value '-1' for '--interval'",
+                "seconds from 1 to 60",
+            ],
+        ),
+        (
+            "top --limit 99999999999999999999",
+            ["for '--limit'", "give a whole number from 1 to 1000"],
+        ),
+        (
+            "services -A -n x",
+            ["--all-namespaces and --namespace", "exclude each other"],
+        ),
+        (
+            "status --help=false",
+            ["'false' is unexpected", "--help takes no value"],
+        ),
     ] {
         let line = format!("kube-proxy {line}");
         let error = CommandLine::try_parse_from(arguments(&line)).unwrap_err();

@@ -11,6 +11,8 @@ mod screen;
 mod terminal;
 
 use std::io::{self, IsTerminal as _};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -52,16 +54,30 @@ pub(super) struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
     /// Seconds between two samples
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, default_value_t = 2, value_parser = whole(1..=60, "give whole seconds from 1 to 60"), allow_hyphen_values = true)]
     interval: u64,
     /// Maximum of Service ports, and of endpoints
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 50, value_parser = whole(1..=1000, "give a whole number from 1 to 1000"), allow_hyphen_values = true)]
     limit: u16,
     /// Print one table and exit
     #[arg(long)]
     once: bool,
     #[command(flatten)]
     form: Form,
+}
+
+/// Returns a parser for whole numbers in a range. `advice` is the error for any other text.
+fn whole<T>(
+    range: RangeInclusive<T>,
+    advice: &'static str,
+) -> impl Fn(&str) -> Result<T, &'static str> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok();
+        number.filter(|number| range.contains(number)).ok_or(advice)
+    }
 }
 
 /// Sort order of Services and endpoints.

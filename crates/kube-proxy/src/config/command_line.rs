@@ -186,6 +186,8 @@ fn parse_with<A: Into<OsString>>(
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let command = arguments.get(1).and_then(|word| word.to_str());
+    let command = command.and_then(tree::command_named);
     let LeadingArguments { question, answer } = take_question(&mut arguments)?;
     let typed = tree()
         .try_get_matches_from(normalised(arguments))
@@ -197,7 +199,8 @@ fn parse_with<A: Into<OsString>>(
             return Ok(Command::Print(help));
         }
         Err(error) => {
-            let text = usage::in_words(&error, tree::PROGRAM);
+            let command = command.as_deref().unwrap_or(tree::PROGRAM);
+            let text = usage::in_words(&error, command);
             return Err(CommandLineError::Syntax(text));
         }
     };

@@ -915,6 +915,27 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
         ("--v=2 status", &["unexpected argument: 'status'", "--help"]),
         ("diff plan", &["unexpected argument: 'plan'"]),
         (
+            "--proxy-mode=ipvs statu",
+            &["unexpected argument: 'statu'; a command comes first"],
+        ),
+        (
+            "check extra",
+            &["unexpected argument: 'extra'; see kube-proxy check --help"],
+        ),
+        (
+            "version -o json",
+            &["unknown flag: -o; see kube-proxy version --help"],
+        ),
+        ("help --help", &["unexpected argument: '--help'"]),
+        (
+            "cleanup",
+            &["unknown command: 'cleanup'; is --cleanup meant?"],
+        ),
+        (
+            "--cloud-provider=aws",
+            &["unknown flag: --cloud-provider", "see kube-proxy --help"],
+        ),
+        (
             "--ipvs-mark-bits=0",
             &["'0' for '--ipvs-mark-bits'", "at least one bit"],
         ),

@@ -55,6 +55,12 @@ pub fn tree() -> Command {
         .subcommand(Command::new(VERSION).about("Print the version, as --version does"))
 }
 
+/// Returns the program's name with a subcommand, or `None` if no subcommand has the name `word`.
+pub(super) fn command_named(word: &str) -> Option<String> {
+    tree().find_subcommand(word)?;
+    Some(format!("{PROGRAM} {word}"))
+}
+
 /// Returns the completion script that the subcommand `completion` requests in `matches`.
 pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     let name = matches.get_one::<String>(SHELL).map(String::as_str);
