@@ -2,6 +2,7 @@
 
 use ::explain::{Objects, Quotes, Style, TraceDestination, TraceRequest, exit_status, render};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use footprint::Footprints;
 use view::Explanation;
 
@@ -20,26 +21,24 @@ that the kernel holds now. The daemon adds the names of objects; without a
 daemon, an ADDRESS:PORT is followed without names.
 
 Exit status: 0, every packet reaches an endpoint or a listening process, and is
-answered as far as this node knows; 1, one does not; 2, undetermined, or wrong
-usage; 3, no daemon answers, and a Service was asked for.";
+answered as far as this node knows; 1, one does not; 2, undetermined, wrong
+usage, or no such Service; 3, no daemon answers, and a Service was asked for.";
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Service as NAMESPACE/NAME[:PORT] or svc/NAME[:PORT], or ADDRESS:PORT[/PROTOCOL]
     to: String,
-    /// Namespace of a Service that is named without one
-    #[arg(short, long, default_value = "default")]
-    namespace: String,
+    #[arg(
+        short,
+        long,
+        help = "Namespace of a Service that is named without one [default: default]"
+    )]
+    namespace: Option<String>,
     /// Senders, separated by commas: pod, node, external, or an IP address; by default all that
     /// apply
-    #[arg(
-        long,
-        value_name = "SENDERS",
-        default_value = "",
-        hide_default_value = true
-    )]
-    from: String,
+    #[arg(long, value_name = "SENDERS", value_parser = NonEmptyStringValueParser::new())]
+    from: Option<String>,
     /// Show each step in the kernel; -o wide also shows the rules
     #[arg(short, long)]
     verbose: bool,
@@ -58,8 +57,16 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     } = arguments;
     let to = without_kind(to);
     let timeout = form.patience.timeout;
-    let asked = TraceRequest::parse(to, from, namespace);
+    let from = from.as_deref().unwrap_or_default();
+    let given = namespace.as_deref();
+    let asked = TraceRequest::parse(to, from, given.unwrap_or("default"));
     let asked = asked.map_err(|error| Failure::Unreadable(error.to_string()))?;
+    if let (TraceDestination::Service(service, _), Some(given)) = (&asked.to, given)
+        && service.namespace != given
+    {
+        let why = format!("{to} is not in the namespace of -n; give one of them");
+        return Err(Failure::Unreadable(why));
+    }
     let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,

@@ -20,6 +20,49 @@ pub(super) fn without_kind(text: &str) -> &str {
     }
 }
 
+/// Splits the name of a Service into its namespace and name. `namespace` is the value of `-n`.
+///
+/// # Errors
+///
+/// Fails if no Service can have this name, or if `-n` names another namespace.
+pub(super) fn qualified<'a>(
+    text: &'a str,
+    namespace: Option<&'a str>,
+) -> Result<(&'a str, &'a str), Failure> {
+    if let Some(namespace) = namespace {
+        check_namespace(namespace)?;
+    }
+    let bare = without_kind(text);
+    let unqualified = (namespace.unwrap_or("default"), bare);
+    let (of, name) = bare.split_once('/').unwrap_or(unqualified);
+    if !is_name(of) || !is_name(name) {
+        let why = format!(
+            "`{text}` is not the name of a Service: give NAMESPACE/NAME, or NAME with -n NAMESPACE"
+        );
+        return Err(Failure::Unreadable(why));
+    }
+    if namespace.is_some_and(|namespace| namespace != of) {
+        let why = format!("{text} is not in the namespace of -n; give one of them");
+        return Err(Failure::Unreadable(why));
+    }
+    Ok((of, name))
+}
+
+/// Checks the value of `-n`.
+pub(super) fn check_namespace(namespace: &str) -> Result<(), Failure> {
+    if is_name(namespace) {
+        return Ok(());
+    }
+    let why = format!("`{namespace}` is not the name of a namespace: give one name with -n");
+    Err(Failure::Unreadable(why))
+}
+
+/// Reports whether a text may be a name in Kubernetes. The API server is stricter.
+fn is_name(text: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    !text.is_empty() && text.bytes().all(is_usual)
+}
+
 /// Percent-encodes a text for the path or query of a URL.
 pub(super) fn encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
@@ -77,6 +120,25 @@ mod tests {
             ("web", "web"),
         ] {
             assert_eq!(without_kind(text), name);
+        }
+    }
+
+    #[test]
+    fn names_that_no_service_has_are_refused_with_an_example() {
+        let told = |text, namespace| qualified(text, namespace).map_err(|why| why.to_string());
+        assert_eq!(told("web", None), Ok(("default", "web")));
+        assert_eq!(told("shop/web", Some("shop")), Ok(("shop", "web")));
+        assert_eq!(told("web", Some("shop")), Ok(("shop", "web")));
+        for text in ["a/b/c", "svc/", "/web", "shop/", "shop/web:80"] {
+            let why = told(text, None).unwrap_err();
+            let start = format!("`{text}` is not the name of a Service: give NAMESPACE/NAME");
+            assert!(why.starts_with(&start), "{why}");
+        }
+        let other = told("shop/web", Some("other")).unwrap_err();
+        assert!(other.contains("not in the namespace of -n"), "{other}");
+        for namespace in ["a/b", ""] {
+            let why = told("web", Some(namespace)).unwrap_err();
+            assert!(why.contains("not the name of a namespace"), "{why}");
         }
     }
 

@@ -8,7 +8,7 @@ use view::{
     ServiceList,
 };
 
-use super::names::{encoded, not_found, without_kind};
+use super::names::{check_namespace, encoded, not_found, qualified, without_kind};
 use super::table::{Cell, TextTable, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
 use super::{
@@ -111,17 +111,8 @@ pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
 
 fn one(name: &str, arguments: &Arguments) -> Printed {
     let (form, timeout) = (arguments.form(), arguments.patience.timeout);
-    let namespace = arguments.namespace.as_deref();
-    let name = without_kind(name);
-    let is_qualified = name.contains('/');
-    let (namespace, name) = match name.split_once('/') {
-        Some((of, _)) if namespace.is_some_and(|given| given != of) => {
-            let why = format!("{name} is not in the namespace of -n; give one of them");
-            return Err(Failure::Unreadable(why));
-        }
-        Some(parts) => parts,
-        None => (namespace.unwrap_or("default"), name),
-    };
+    let is_qualified = without_kind(name).contains('/');
+    let (namespace, name) = qualified(name, arguments.namespace.as_deref())?;
     let path = format!("/api/v1/services/{}/{}", encoded(namespace), encoded(name));
     let service: Service = match socket::get(&path, timeout) {
         Err(Failure::NotFound(why)) if !is_qualified => {
@@ -139,6 +130,9 @@ fn one(name: &str, arguments: &Arguments) -> Printed {
 
 fn list(arguments: &Arguments) -> Printed {
     let (form, timeout) = (arguments.form(), arguments.patience.timeout);
+    if let Some(namespace) = &arguments.namespace {
+        check_namespace(namespace)?;
+    }
     let is_table = form.is_table();
     let limit = if is_table { PAGE } else { PAGE_WITH_ENDPOINTS };
     let asked = format!(

@@ -31,6 +31,10 @@ fn help_exits_with_0_and_wrong_usage_with_2() {
         ("kube-proxy services a b", EXIT_USAGE),
         ("kube-proxy services a/b -n c", EXIT_USAGE),
         ("kube-proxy services -A -n c", EXIT_USAGE),
+        ("kube-proxy services -n a/b", EXIT_USAGE),
+        ("kube-proxy services a/b/c", EXIT_USAGE),
+        ("kube-proxy explain a/b -n c", EXIT_USAGE),
+        ("kube-proxy explain a/b --from ,", EXIT_USAGE),
         ("kube-proxy explain", EXIT_USAGE),
         ("kube-proxy status --timeout soon", EXIT_USAGE),
     ] {
@@ -95,6 +99,7 @@ fn a_usage_error_is_one_line_with_the_next_step() {
             "services -A -n x",
             ["--all-namespaces and --namespace", "exclude each other"],
         ),
+        ("explain a/b --from=", ["--from", "needs a value"]),
         (
             "status --help=false",
             ["'false' is unexpected", "--help takes no value"],

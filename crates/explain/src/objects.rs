@@ -60,7 +60,7 @@ impl Objects {
                     port,
                     address,
                     at: address.at.parse().ok()?,
-                    protocol: protocol_of(&port.protocol).ok()?,
+                    protocol: protocol_of(&port.protocol)?,
                 })
             })
         })

@@ -63,11 +63,17 @@ pub enum RequestError {
          or [fd00::1]:80"
     )]
     To(String),
+    /// The namespace of the request cannot be the name of a namespace.
+    #[error("`{0}` is not the name of a namespace: give one name with -n")]
+    Namespace(String),
+    /// The port of an address or a Service is invalid.
+    #[error("`{0}` has no valid port: give a number from 1 to 65535")]
+    InvalidPort(String),
     /// The destination is an address without a port.
     #[error("`{0}` has no port: give {1}:PORT")]
     Port(String, String),
     /// The protocol is not TCP, UDP or SCTP.
-    #[error("`{0}` is no protocol that Services have: give TCP, UDP or SCTP")]
+    #[error("`{0}` has no valid protocol: give TCP, UDP or SCTP")]
     Protocol(String),
     /// The sender is neither a known kind nor an IP address.
     #[error(
@@ -92,9 +98,18 @@ impl TraceRequest {
     pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, RequestError> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
-        let from = from.split(',').map(str::trim);
-        let from = from.filter(|word| !word.is_empty()).map(from_of);
-        let from: Vec<TraceSender> = from.collect::<Result<_, _>>()?;
+        let words = from.split(',').map(str::trim);
+        let mut senders = Vec::new();
+        for word in words.filter(|word| !word.is_empty()) {
+            let sender = from_of(word)?;
+            if !senders.contains(&sender) {
+                senders.push(sender);
+            }
+        }
+        if senders.is_empty() && !from.is_empty() {
+            return Err(RequestError::From(from.to_owned()));
+        }
+        let from = senders;
         if let TraceDestination::Address(at, _) = to {
             for sender in &from {
                 if let TraceSender::Address(address) = *sender
@@ -145,12 +160,18 @@ fn to_of(text: &str, namespace: &str) -> Result<TraceDestination, RequestError> 
     if let Some(address) = address_of(text)? {
         return Ok(address);
     }
-    let unclear = || RequestError::To(text.to_owned());
+    let unclear = || RequestError::To(shortened(text));
     let (name, port) = match text.split_once(':') {
         Some((name, port)) => (name, Some(port)),
         None => (text, None),
     };
-    let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+    let (namespace, name) = match name.split_once('/') {
+        Some(parts) => parts,
+        None if !is_label(namespace) => {
+            return Err(RequestError::Namespace(shortened(namespace)));
+        }
+        None => (namespace, name),
+    };
     let is_number = |text: &str| {
         text.bytes()
             .all(|byte| byte.is_ascii_digit() || byte == b'.')
@@ -163,6 +184,7 @@ fn to_of(text: &str, namespace: &str) -> Result<TraceDestination, RequestError> 
         Some(port) => Some(match port.parse::<u16>() {
             Ok(number) if number > 0 => PortOf::Number(number),
             Err(_) if is_label(port) && !is_number(port) => PortOf::Name(port.to_owned()),
+            _ if is_number(port) => return Err(RequestError::InvalidPort(shortened(text))),
             _ => return Err(unclear()),
         }),
     };
@@ -179,6 +201,7 @@ fn address_of(text: &str) -> Result<Option<TraceDestination>, RequestError> {
         Some((at, protocol)) => (at, Some(protocol)),
         None => (text, None),
     };
+    let no_protocol = || RequestError::Protocol(shortened(text));
     let bare = at.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse::<IpAddr>() {
         let address = match address {
@@ -188,22 +211,37 @@ fn address_of(text: &str) -> Result<Option<TraceDestination>, RequestError> {
         return Err(RequestError::Port(text.to_owned(), address));
     }
     let Ok(at) = at.parse::<SocketAddr>() else {
-        return Ok(None);
+        let host = at.rsplit_once(':').map_or("", |(host, _)| host);
+        let is_v6 = host.starts_with('[') && host.ends_with(']');
+        let host = host.trim_start_matches('[').trim_end_matches(']').parse();
+        return match host {
+            Ok(IpAddr::V4(_)) => Err(RequestError::InvalidPort(shortened(text))),
+            Ok(IpAddr::V6(_)) if is_v6 => Err(RequestError::InvalidPort(shortened(text))),
+            _ => Ok(None),
+        };
     };
     if at.port() == 0 {
-        return Err(RequestError::To(text.to_owned()));
+        return Err(RequestError::InvalidPort(text.to_owned()));
     }
-    let protocol = protocol.map(protocol_of).transpose()?;
+    let protocol = protocol.map(|word| protocol_of(word).ok_or_else(no_protocol));
+    let protocol = protocol.transpose()?;
     Ok(Some(TraceDestination::Address(at, protocol)))
 }
 
-/// Parses a protocol in upper or lower case.
-pub(crate) fn protocol_of(word: &str) -> Result<Protocol, RequestError> {
+/// Parses a protocol in upper or lower case. Returns `None` for any other word.
+pub(crate) fn protocol_of(word: &str) -> Option<Protocol> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    let found = all
-        .into_iter()
-        .find(|protocol| protocol.lower().eq_ignore_ascii_case(word));
-    found.ok_or_else(|| RequestError::Protocol(word.to_owned()))
+    all.into_iter()
+        .find(|protocol| protocol.lower().eq_ignore_ascii_case(word))
+}
+
+/// Returns the start of a text, for an error.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 100;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
 }
 
 fn from_of(word: &str) -> Result<TraceSender, RequestError> {
@@ -316,20 +354,36 @@ mod tests {
         );
         assert_eq!(
             told("10.96.0.1:53/icmp"),
-            "`icmp` is no protocol that Services have: give TCP, UDP or SCTP"
+            "`10.96.0.1:53/icmp` has no valid protocol: give TCP, UDP or SCTP"
         );
+        assert!(told("10.96.0.1:53/").contains("`10.96.0.1:53/` has no valid protocol"));
+        for text in [
+            "web:",
+            "web:0",
+            "web:99999",
+            "10.96.0.1:0",
+            "10.96.0.1:65536",
+            "10.96.0.1:http",
+            "[fd00::1]:http",
+        ] {
+            let told = told(text);
+            assert!(
+                told.starts_with(&format!("`{text}` has no valid port")),
+                "{told}"
+            );
+        }
+        let long = "a".repeat(300);
+        assert!(told(&long).len() < 300);
+        let namespace = TraceRequest::parse("web", "", "a/b").unwrap_err();
+        assert!(namespace.to_string().starts_with("`a/b`"), "{namespace}");
         for text in [
             "",
             "a/b/c",
             "/web",
-            "web:",
-            "web:0",
             "shop/",
-            "10.96.0.1:0",
             "a b",
             "300.1.1.1:80",
             "10.96.0:80",
-            "web:99999",
         ] {
             assert!(told(text).contains("neither a Service"), "{text}");
         }
@@ -348,6 +402,9 @@ mod tests {
                 TraceSender::Address("10.244.1.5".parse().unwrap())
             ]
         );
+        let external = from("external,node,external").unwrap().from;
+        assert_eq!(external, [TraceSender::External, TraceSender::Node]);
+        assert!(from(" ,").unwrap_err().to_string().contains("` ,`"));
         assert!(from("pods").unwrap_err().to_string().contains("`pods`"));
         let other = from("fd00::1").unwrap_err().to_string();
         assert!(other.contains("one is IPv4"), "{other}");
