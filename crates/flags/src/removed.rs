@@ -48,7 +48,7 @@ const REMOVED: &[(&[&str], &str)] = &[
             "source-vip",
             "windows-service",
         ],
-        "it is of Windows",
+        "it is for Windows; remove it",
     ),
 ];
 

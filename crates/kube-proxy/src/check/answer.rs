@@ -109,7 +109,7 @@ mod tests {
         CheckResult {
             foreseen: Some(foreseen(changes)),
             error: None,
-            preflight: vec![Finding::ok("modules", "there: ip_vs")],
+            preflight: vec![Finding::ok("modules", "available: ip_vs")],
             migration: None,
         }
     }
@@ -141,7 +141,7 @@ mod tests {
         let none = answer(Vec::new());
         assert_eq!(
             render(&none, Output::Text),
-            "warning  look\nnothing would change\n\nPreflight\n[ok]   modules: there: ip_vs\n"
+            "warning  look\nnothing would change\n\nPreflight\n[ok]   modules: available: ip_vs\n"
         );
         let one = answer(vec![member(80)]);
         assert_eq!(
@@ -149,7 +149,7 @@ mod tests {
             "warning  look\nIPv4     add 80 to set KUBE-NODE-PORT-TCP\n\n\
              \x20                            add  change  remove\n\
              IPv4     set members           1       0       0\n1 change; nothing was written\n\
-             \nPreflight\n[ok]   modules: there: ip_vs\n"
+             \nPreflight\n[ok]   modules: available: ip_vs\n"
         );
         let wanted = serde_json::json!({
             "wouldChange": true,
@@ -165,7 +165,7 @@ mod tests {
                 "entry": "KUBE-NODE-PORT-TCP 80",
             }],
             "kept": [],
-            "preflight": [{"name": "modules", "status": "ok", "message": "there: ip_vs"}],
+            "preflight": [{"name": "modules", "status": "ok", "message": "available: ip_vs"}],
         });
         let json: serde_json::Value = serde_json::from_str(&render(&one, Output::Json)).unwrap();
         let yaml: serde_json::Value = serde_saphyr::from_str(&render(&one, Output::Yaml)).unwrap();

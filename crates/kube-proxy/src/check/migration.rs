@@ -101,7 +101,7 @@ impl Migration {
             ("is made", counts(&self.added)),
             ("is changed", counts(&self.changed)),
             ("is removed", counts(&self.removed)),
-            ("goes once this mode serves", self.left.clone()),
+            ("is removed once this mode serves", self.left.clone()),
         ] {
             if !told.is_empty() {
                 let _ = writeln!(text, "  {what}: {}", shown(&told.join(", ")));
@@ -173,7 +173,7 @@ mod tests {
              \x20 is made: 2 rules\n\
              \x20 is changed: 1 destinations\n\
              \x20 is removed: 1 set members\n\
-             \x20 goes once this mode serves: IPv4: 12 chains of the iptables mode\n\
+             \x20 is removed once this mode serves: IPv4: 12 chains of the iptables mode\n\
              \x20 connections: open ones go on, and new ones are served throughout\n"
         );
     }

@@ -203,7 +203,7 @@ fn scheduler(settings: &Settings) -> Finding {
         Finding::fail("scheduler", refusal)
     } else {
         let name = &settings.ipvs.scheduler;
-        Finding::ok("scheduler", format!("nothing speaks against {name}"))
+        Finding::ok("scheduler", format!("found no problem with {name}"))
     }
 }
 

@@ -305,9 +305,7 @@ fn with_file(
         .collect();
     if !ignored.is_empty() {
         let ignored = ignored.join(", ");
-        warnings.push(format!(
-            "{place}: it counts, and not {ignored} of the command line"
-        ));
+        warnings.push(format!("{place} overrides {ignored} of the command line"));
     }
     let wrong = |error: UnusableFlag| {
         let field = config::field_of(error.flag).unwrap_or_default();

@@ -41,8 +41,8 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     ("portRange", "userspace mode takes any port that is free"),
     ("showHiddenMetricsForVersion", "no metrics are hidden"),
-    ("windowsRunAsService", "it is of Windows"),
-    ("winkernel", "it is of Windows"),
+    ("windowsRunAsService", "it is for Windows"),
+    ("winkernel", "it is for Windows"),
 ];
 
 /// Returns the field or section in `WITHOUT_EFFECT` that contains `path`, if any.

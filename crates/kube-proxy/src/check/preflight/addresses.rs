@@ -106,7 +106,7 @@ pub(super) fn judge(
     if findings.is_empty() {
         findings.push(Finding::ok(
             NAME,
-            "no Service is in another's way, or in the node's",
+            "no conflicts between Services, or with addresses and routes of this node",
         ));
     }
     findings

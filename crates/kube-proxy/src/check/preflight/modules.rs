@@ -143,8 +143,7 @@ pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<
             None => unknown.push(name.to_string()),
             Some(false) => {
                 let message = format!(
-                    "the kernel has no {name}, and there is no module file of it: install the \
-                     package with \
+                    "the kernel has no {name}, and no module file has it: install the package with \
                      the kernel's modules"
                 );
                 findings.push(match need {
@@ -159,11 +158,8 @@ pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<
             findings.push(Finding::ok(NAME, format!("{what}: {}", names.join(", "))));
         }
     };
-    told(&loaded, "there");
-    told(
-        &loadable,
-        "not loaded yet; the kernel loads them when they are asked for",
-    );
+    told(&loaded, "available");
+    told(&loadable, "not loaded yet; the kernel loads them on demand");
     if !unknown.is_empty() {
         findings.push(Finding::ok(
             NAME,
@@ -214,8 +210,8 @@ mod tests {
         let findings = told(&modules, false);
         assert_eq!(findings.len(), 3);
         assert!(findings[0].0 == Status::Fail && findings[0].1.contains("no nf_conntrack"));
-        assert_eq!(findings[1], (Status::Ok, "there: ip_vs".to_owned()));
-        assert!(findings[2].1.ends_with("asked for: xt_set"));
+        assert_eq!(findings[1], (Status::Ok, "available: ip_vs".to_owned()));
+        assert!(findings[2].1.ends_with("on demand: xt_set"));
         assert_eq!(told(&modules, true)[0].0, Status::Warn);
         modules.listed = None;
         let findings = told(&modules, false);
@@ -268,7 +264,7 @@ mod tests {
         );
         assert_eq!(
             findings[1],
-            (Status::Ok, "there: nf_tables, nf_nat".to_owned())
+            (Status::Ok, "available: nf_tables, nf_nat".to_owned())
         );
     }
 

@@ -82,10 +82,8 @@ pub(super) fn judge(
         findings.push(Finding::warn(
             NAME,
             format!(
-                "{} virtual servers of IPVS belong to other programs ({}): they stay; find their \
-                 owner (keepalived, \
-                 another proxy) with `ipvsadm -Ln`",
-                foreign.len(),
+                "IPVS has virtual servers of other programs ({}): they stay; find their owner \
+                 (keepalived, another proxy) with `ipvsadm -Ln`",
                 some(&foreign)
             ),
         ));
@@ -113,7 +111,7 @@ pub(super) fn judge(
         findings.push(super::unknown(NAME, unread));
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(NAME, "nothing of any is here"));
+        findings.push(Finding::ok(NAME, "none found"));
     }
     findings
 }
@@ -136,7 +134,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let none = told(&["lo", "eth0", "nodelocaldns"], &[], &[]);
-        assert_eq!(none, [(Status::Ok, "nothing of any is here".to_owned())]);
+        assert_eq!(none, [(Status::Ok, "none found".to_owned())]);
         let cilium = told(&["cilium_host"], &[], &[]);
         assert!(cilium[0].0 == Status::Warn && cilium[0].1.starts_with("Cilium"));
         let left = Change::left_by_another("link kube-ipvs0 with 3 addresses");
@@ -149,7 +147,7 @@ mod tests {
         assert!(
             both[0]
                 .1
-                .starts_with("1 virtual servers of IPVS belong to other programs (9.9.9.9:9/TCP)")
+                .starts_with("IPVS has virtual servers of other programs (9.9.9.9:9/TCP)")
         );
         assert!(
             both[1]

@@ -34,7 +34,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         .map(|(backend, count)| format!("{backend} {count}"))
         .collect();
     let counted = if counted.is_empty() {
-        "no chain of a kube-proxy is there".to_owned()
+        "no chain of a kube-proxy exists".to_owned()
     } else {
         format!("chains of kube-proxies: {}", counted.join(", "))
     };
@@ -46,8 +46,9 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     if ours.len() > 1 {
         findings.push(Finding::warn(
             NAME,
-            "both backends hold chains of a kube-proxy: packets pass through both; those in the one that is not \
-             used go once this mode serves, others' by hand (`iptables-legacy-save`, `iptables-nft-save`)",
+            "both backends have chains of a kube-proxy, and packets pass through both: once this mode serves, kube-proxy \
+             removes its chains from the other backend; remove chains of other programs by hand \
+             (`iptables-legacy-save`, `iptables-nft-save`)",
         ));
     }
     if let Some(Ok(chosen)) = chosen
@@ -173,7 +174,7 @@ mod tests {
             (nft, "KUBE-FIREWALL"),
         ];
         let told = judge(Some(&Ok(nft)), &traces(&kubelets)).remove(0).message;
-        assert_eq!(told, "nft is used; no chain of a kube-proxy is there");
+        assert_eq!(told, "nft is used; no chain of a kube-proxy exists");
         let both = [(nft, "KUBE-SERVICES"), (legacy, "KUBE-SERVICES")];
         assert_eq!(statuses(Some(Ok(nft)), &both), [Status::Ok, Status::Warn]);
     }

@@ -21,7 +21,7 @@ pub(super) struct PendingSetting {
 /// this node. Wrong settings then cause only warnings, because the mode would serve in any case.
 pub(super) fn judge(pending: &[PendingSetting], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
-        return vec![Finding::ok(NAME, "all are as they are to be")];
+        return vec![Finding::ok(NAME, "all have their wanted values")];
     }
     let of = |is_writable| {
         let some = pending

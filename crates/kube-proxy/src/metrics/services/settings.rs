@@ -47,7 +47,7 @@ impl Settings {
             detail: word("metrics-per-service", &flags.metrics_per_service, &DETAILS)?,
             most: most.ok_or_else(|| {
                 let given = flags.metrics_service_series_max.to_string();
-                let advice = "give 1 or more; --metrics-per-service=none tells none";
+                let advice = "give 1 or more; --metrics-per-service=none turns them off";
                 UnusableFlag::new("metrics-service-series-max", &given, advice)
             })?,
         })
