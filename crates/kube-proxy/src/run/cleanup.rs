@@ -21,7 +21,8 @@ use crate::node::kernel_settings;
 ///
 /// # Errors
 ///
-/// Fails if the cleanup thread panics, or if standard output cannot be written. A remaining entry is not an error.
+/// Fails if the cleanup thread panics, or if standard output cannot be written. A remaining entry is
+/// not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
     // Uses a blocking thread, because the cleanup waits for the kernel and iptables. The process
