@@ -64,7 +64,7 @@ use local_socket::SocketLocations;
 use proxy::IpFamily;
 use serde::Serialize;
 use service_counters::{Counters, SeparateReaders};
-use source::{Registry, Troubles};
+use source::{Registry, Troubles, UnreadableManifests};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -149,6 +149,8 @@ pub struct Origin {
     pub registry: Registry,
     /// Errors that the source has at present.
     pub troubles: Troubles,
+    /// Manifests that the source cannot read at present.
+    pub unreadable: UnreadableManifests,
 }
 
 /// Reason why a request gets an error instead of an object.

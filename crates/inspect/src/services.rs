@@ -103,7 +103,8 @@ impl Inspect {
             return Err(RequestRefusal::NotFound(format!(
                 "there is no Service {name} that is proxied: none of that name, or it is \
                  headless, of type ExternalName, or has \
-                 the label service.kubernetes.io/service-proxy-name"
+                 the label service.kubernetes.io/service-proxy-name, or it is unreadable, as \
+                 kube-proxy status or the log says"
             )));
         };
         let ground = self.ask(Question::Ground).await?;
@@ -132,7 +133,7 @@ impl Inspect {
     /// Reads from the source the pods, nodes and zones of endpoints, which the object model does
     /// not store.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
-        let without = "names of pods, nodes and zones are left out";
+        let without = "the names of pods, nodes and zones are missing";
         let Some(source) = self.source.get() else {
             return EndpointPlaces::default();
         };

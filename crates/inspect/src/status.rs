@@ -34,12 +34,21 @@ impl Inspect {
         let source = self.source.get();
         let is_serving = facts.is_some();
         let troubles = source.map(|of| of.troubles.now()).unwrap_or_default();
+        let unreadable = source.map(|of| of.unreadable.now()).unwrap_or_default();
         let outer = ExternalFacts {
             about: self.about.clone(),
             source: source.map(|of| of.from.clone()).unwrap_or_default(),
             troubles: troubles
                 .iter()
                 .map(|one| told(one, is_serving, now))
+                .collect(),
+            unreadable: unreadable
+                .into_iter()
+                .map(|one| Unreadable {
+                    part: one.place,
+                    reason: one.reason,
+                    ..Unreadable::default()
+                })
                 .collect(),
             awaiting: self.health.awaiting(),
             is_healthy: self.health.is_healthy(now),
@@ -56,6 +65,8 @@ struct ExternalFacts {
     source: String,
     /// Errors of the objects' source, as texts.
     troubles: Vec<String>,
+    /// Manifests that cannot be read.
+    unreadable: Vec<Unreadable>,
     /// Conditions that must hold before the daemon is ready.
     awaiting: Vec<String>,
     is_healthy: bool,
@@ -79,6 +90,7 @@ impl ExternalFacts {
                 from: self.source,
                 ..Source::default()
             },
+            unreadable: self.unreadable,
             notes: awaited.chain(self.troubles).collect(),
             ..Status::default()
         };

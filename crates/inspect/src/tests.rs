@@ -2,6 +2,33 @@ use serde_json::Value;
 
 use super::*;
 
+#[tokio::test]
+async fn the_status_lists_unreadable_manifests() {
+    let directory = std::env::temp_dir().join(format!("inspect-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let broken = directory.join("a.yaml");
+    std::fs::write(&broken, "kind: [").unwrap();
+    let manifests = source::manifests::stream(&directory, "node1").unwrap();
+    while manifests.unreadable().now().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (inspect, _questions) = starting();
+    inspect.comes_from(Origin {
+        from: "manifests".to_owned(),
+        registry: Registry::Manifests(directory.clone()),
+        troubles: Troubles::default(),
+        unreadable: manifests.unreadable(),
+    });
+    let (_, status) = asked(&inspect, "GET", "/api/v1/status").await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(status["unreadable"][0]["part"], broken.to_str().unwrap());
+    let reason = status["unreadable"][0]["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("nothing is removed until its content is known"),
+        "{reason}"
+    );
+}
+
 /// Health of a daemon that is starting.
 struct Starting;
 
@@ -54,6 +81,7 @@ async fn the_status_of_a_starting_daemon_lists_the_conditions_that_it_awaits() {
         from: "manifests in /m".to_owned(),
         registry: Registry::Manifests("/m".into()),
         troubles: Troubles::default(),
+        unreadable: UnreadableManifests::default(),
     });
     let (code, status) = asked(&inspect, "GET", "/api/v1/status").await;
     assert_eq!(code, 200);

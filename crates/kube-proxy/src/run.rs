@@ -94,6 +94,7 @@ async fn live(
         from: source.from,
         registry: source.registry,
         troubles: source.troubles,
+        unreadable: source.unreadable,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Ignores a dropped receiver, because the caller may not need the recorder.

@@ -5,7 +5,6 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -215,10 +214,7 @@ fn read_folder(
     service: &NamespacedName,
 ) -> Result<EndpointPlaces, WhereaboutsError> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        // Skips files that are not text, or that were just deleted.
-        let text = fs::read_to_string(&path).unwrap_or_default();
+    for text in manifests::texts(folder)? {
         let documents = manifests::documents_of(&text);
         for document in documents.filter(|document| may_name(document, service.name())) {
             let slices = slices_in(document, service.name());
@@ -376,6 +372,8 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -402,6 +400,7 @@ mod tests {
             ),
             ("b.yaml", listed),
             ("broken.yaml", "{".to_owned()),
+            ("notes.txt", slice("c", "web", "10.0.0.3")),
         ];
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();

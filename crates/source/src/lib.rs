@@ -35,6 +35,7 @@ pub use api::{
 pub use decode::{address, kind_name};
 pub use endpoint_places::{EndpointPlaces, Registry, WhereaboutsError};
 pub use error::StartError;
+pub use manifests::{UnreadableManifest, UnreadableManifests};
 pub use settings::{Api, ContentType, Lists, ServiceCidrWatch, Settings};
 
 /// An open source of objects.
@@ -51,6 +52,8 @@ pub struct Source {
     pub addresses: ApiServerAddresses,
     /// Current failures of the API server. A directory of manifests has no failures.
     pub troubles: Troubles,
+    /// Manifests that cannot be read. An API server has no manifests.
+    pub unreadable: UnreadableManifests,
 }
 
 /// Opens a source. `node` is this node's name. `count` gets the API server's host and port, and
@@ -67,14 +70,18 @@ pub async fn connect<C: Counter>(
     hooks: ConnectHooks,
 ) -> Result<Source, StartError> {
     Ok(match settings {
-        Settings::Manifests(folder) => Source {
-            events: manifests::stream(folder, node)?.boxed(),
-            client: None,
-            registry: Registry::Manifests(folder.clone()),
-            from: format!("manifests in {}", folder.display()),
-            addresses: ApiServerAddresses::default(),
-            troubles: Troubles::default(),
-        },
+        Settings::Manifests(folder) => {
+            let stream = manifests::stream(folder, node)?;
+            Source {
+                unreadable: stream.unreadable(),
+                events: stream.boxed(),
+                client: None,
+                registry: Registry::Manifests(folder.clone()),
+                from: format!("manifests in {}", folder.display()),
+                addresses: ApiServerAddresses::default(),
+                troubles: Troubles::default(),
+            }
+        }
         Settings::Api(api) => {
             let server = api::Server::by(api, count, hooks).await?;
             Source {
@@ -84,6 +91,7 @@ pub async fn connect<C: Counter>(
                 from: format!("API server {}", server.url()),
                 addresses: server.addresses(),
                 troubles: server.troubles(),
+                unreadable: UnreadableManifests::default(),
             }
         }
     })

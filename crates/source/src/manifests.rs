@@ -18,8 +18,10 @@
 mod document;
 mod folder;
 mod kinds;
+mod unreadable;
 
 pub(crate) use document::of as documents_of;
+pub use unreadable::{UnreadableManifest, UnreadableManifests};
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -63,34 +65,34 @@ const IN_FLIGHT: usize = 1;
 /// # Errors
 ///
 /// Returns [`StartError::Manifests`] if the directory cannot be watched.
-pub fn stream(
-    folder: &Path,
-    node: &str,
-) -> Result<impl Stream<Item = Event> + Send + use<>, StartError> {
-    let failed = |source: io::Error| StartError::Manifests {
+pub fn stream(folder: &Path, node: &str) -> Result<Manifests, StartError> {
+    let inotify = "if the limits of inotify are reached, raise sysctl \
+                   fs.inotify.max_user_watches and max_user_instances";
+    let failed = |source: io::Error, otherwise| StartError::Manifests {
         folder: folder.to_owned(),
         advice: match source.kind() {
             io::ErrorKind::NotFound => "create the directory, or correct --manifests",
             io::ErrorKind::NotADirectory => "--manifests takes a directory, not a file",
             io::ErrorKind::PermissionDenied => "allow this process to read the directory",
-            _ => {
-                "if the limits of inotify are reached, raise sysctl fs.inotify.max_user_watches \
-                 and max_user_instances"
-            }
+            _ => otherwise,
         },
         source,
     };
-    let path = std::path::absolute(folder).map_err(failed)?;
-    fs::read_dir(&path).map_err(failed)?;
+    let unusable = |source| failed(source, "correct --manifests");
+    let path = std::path::absolute(folder).map_err(unusable)?;
+    fs::read_dir(&path).map_err(unusable)?;
     let (changes, changed) = mpsc::channel();
-    let watch = Watch::new(path.clone(), &changes).map_err(failed)?;
+    let watch = Watch::new(path.clone(), &changes).map_err(|source| failed(source, inotify))?;
     let (events, received) = channel::channel(IN_FLIGHT);
     let folder = Folder::new(&path, node);
+    let unreadable = UnreadableManifests::default();
+    let told = unreadable.clone();
     thread::Builder::new()
         .name("manifests".to_owned())
-        .spawn(move || follow(watch, folder, &changed, &events))
-        .map_err(failed)?;
+        .spawn(move || follow(watch, folder, &changed, &events, &told))
+        .map_err(|source| failed(source, "free some memory or threads"))?;
     Ok(Manifests {
+        unreadable,
         looks: received,
         events: Vec::new().into_iter(),
         changes,
@@ -109,11 +111,19 @@ fn into_io(error: notify::Error) -> io::Error {
 ///
 /// All events of one read arrive together, so that a consumer never sees a part of a change. For
 /// example, a renamed Service is never missing.
-struct Manifests {
+pub struct Manifests {
+    unreadable: UnreadableManifests,
     looks: channel::Receiver<Vec<Event>>,
     /// Events of the last batch that have not been sent yet.
     events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
+}
+
+impl Manifests {
+    /// Returns the manifests that cannot be read.
+    pub fn unreadable(&self) -> UnreadableManifests {
+        self.unreadable.clone()
+    }
 }
 
 impl Stream for Manifests {
@@ -152,6 +162,7 @@ fn follow(
     mut folder: Folder,
     changed: &mpsc::Receiver<Change>,
     looks: &channel::Sender<Vec<Event>>,
+    unreadable: &UnreadableManifests,
 ) {
     let mut touched = ChangedFiles {
         is_all: true,
@@ -165,6 +176,7 @@ fn follow(
                     info!("{}: the directory is there again", watch.folder.display());
                 }
                 is_missing = false;
+                unreadable.set(folder.unreadable());
                 for warning in seen.warnings {
                     warn!("{warning}");
                 }
@@ -174,10 +186,12 @@ fn follow(
             }
             Err(error) if !is_missing => {
                 is_missing = true;
-                warn!(
-                    "{}: {error}; its objects stay until the directory exists again: restore it",
-                    watch.folder.display()
+                let place = watch.folder.display().to_string();
+                let reason = format!(
+                    "{error}; its objects stay until the directory exists again: restore it"
                 );
+                warn!("{place}: {reason}");
+                unreadable.set([UnreadableManifest { place, reason }]);
             }
             Err(_) => {}
         }
@@ -277,7 +291,7 @@ impl Watch {
                 if let Err(error) = self.renew() {
                     warn!(
                         "{}: cannot be watched: {error}; changes are not seen until the next one \
-                         to the folder itself",
+                         to the directory itself",
                         self.folder.display()
                     );
                 }
@@ -341,6 +355,17 @@ impl Batch {
         }
         is_relevant
     }
+}
+
+/// Returns the texts of all manifests in a directory. Skips files that are not text, or that were
+/// just deleted.
+pub(crate) fn texts(directory: &Path) -> io::Result<impl Iterator<Item = String>> {
+    let paths = folder::names(directory)?.into_iter();
+    let paths = paths.map(|name| directory.join(name));
+    Ok(paths.filter_map(|path| {
+        let bytes = folder::content(&path, &fs::metadata(&path).ok()?).ok()??;
+        String::from_utf8(bytes).ok()
+    }))
 }
 
 /// Reads bytes like a file, for the fuzzer.

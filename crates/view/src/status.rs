@@ -29,7 +29,7 @@ pub struct Status {
     /// Entries that the kernel refused at the last attempt, and parts of Services that the proxy
     /// rejects. At most 100.
     pub errors: Vec<RejectedEntry>,
-    /// Parts of the kernel's state that cannot be read.
+    /// Parts of the kernel's state, and manifests, that cannot be read.
     pub unreadable: Vec<Unreadable>,
     /// Addresses that two Services claim. At most 100.
     pub conflicts: Vec<Conflict>,
@@ -124,15 +124,15 @@ pub struct RejectedEntry {
     pub seconds: f64,
 }
 
-/// A part of the kernel's state that cannot be read.
+/// A part of the kernel's state, or a manifest, that cannot be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unreadable {
-    /// IP family: `IPv4` or `IPv6`.
+    /// IP family: `IPv4` or `IPv6`. Empty for a manifest.
     pub family: String,
-    /// Part of the state, such as `the virtual servers`.
+    /// Part of the state, such as `the virtual servers`, or the path of a manifest.
     pub part: String,
-    /// Reason why the part cannot be read, and the next step.
+    /// Reason why it cannot be read, and the next step.
     pub reason: String,
 }
 

@@ -22,8 +22,12 @@ use std::{fs, io};
 use proxy::{Event, Kind};
 
 use super::document::{self, LocatedObject};
+use super::unreadable::UnreadableManifest;
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
+
+/// Size of the largest manifest, in bytes.
+const LARGEST: u64 = 1 << 30;
 
 /// State of a directory of manifests at the last read.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub(super) struct Folder {
     claims: HashMap<Key, BTreeSet<OsString>>,
     complaints: Complaints,
     progress: Progress,
+    /// True if the directory had no manifest at the last read.
+    is_empty: bool,
 }
 
 /// Progress of the initial list.
@@ -54,6 +60,12 @@ struct File {
     objects: HashMap<Key, Content>,
     /// True if the file has been unreadable since the start.
     is_unknown: bool,
+    /// True for an entry that is not a regular file.
+    is_ignored: bool,
+    /// Reason why the file is unreadable, with its effect.
+    error: Option<String>,
+    /// Objects of the file that are unusable.
+    unusable: Vec<UnreadableManifest>,
 }
 
 /// Metadata of a file. If the metadata differ, the file has changed. If they are equal, the file
@@ -109,20 +121,34 @@ impl Folder {
             claims: HashMap::new(),
             complaints: Complaints::default(),
             progress: Progress::New,
+            is_empty: false,
         }
+    }
+
+    /// Returns the files that are unreadable, and the unusable objects of other files.
+    pub(super) fn unreadable(&self) -> impl Iterator<Item = UnreadableManifest> {
+        self.files.iter().flat_map(|(name, file)| {
+            let error = file.error.as_ref().map(|reason| UnreadableManifest {
+                place: self.path.join(name).display().to_string(),
+                reason: reason.clone(),
+            });
+            error.into_iter().chain(file.unusable.iter().cloned())
+        })
     }
 
     /// Reads the directory. If the directory is missing or cannot be listed, fails and changes
     /// nothing.
     pub(super) fn look(&mut self, touched: &ChangedFiles) -> io::Result<FolderUpdate> {
-        let mut present = BTreeSet::new();
-        for entry in fs::read_dir(&self.path)? {
-            let name = entry?.file_name();
-            if is_manifest(&name) {
-                present.insert(name);
-            }
-        }
+        let present = names(&self.path)?;
         let mut look = FolderRead::default();
+        if present.is_empty() && !self.is_empty {
+            look.warnings.push(format!(
+                "{}: the directory has no manifest (*.yaml, *.yml or *.json), so no Service is \
+                 served: check --manifests",
+                self.path.display()
+            ));
+        }
+        self.is_empty = present.is_empty();
         let gone: Vec<OsString> = self
             .files
             .keys()
@@ -154,25 +180,34 @@ impl Folder {
             None => "nothing of it is served until it is corrected",
             Some(_) => "its previous objects stay until it is corrected",
         };
-        let found = metadata.and_then(|metadata| {
-            if metadata.is_file() {
-                fs::read(&path).map(Some)
-            } else {
-                Ok(None)
-            }
-        });
-        let error = match found {
+        let was_ignored = known.is_some_and(|file| file.is_ignored);
+        let found = metadata.and_then(|metadata| content(&path, &metadata));
+        let (separator, reason) = match found {
             Ok(Some(bytes)) => match document::read(&bytes) {
                 Ok(located) => {
                     self.take(look, name, located);
                     let file = self.files.entry(name.to_owned()).or_default();
                     file.stamp = stamp;
                     file.is_unknown = false;
+                    file.is_ignored = false;
+                    file.error = None;
                     return;
                 }
-                Err(broken) => format!("{shown}:{broken}"),
+                Err(broken) => ("", broken.to_string()),
             },
-            Ok(None) => return self.remove(look, name),
+            Ok(None) => {
+                if !was_ignored {
+                    look.warnings.push(format!(
+                        "{shown}: this is not a regular file, and is ignored: replace it with a \
+                         file, or rename it"
+                    ));
+                }
+                self.remove(look, name);
+                let file = self.files.entry(name.to_owned()).or_default();
+                file.stamp = stamp;
+                file.is_ignored = true;
+                return;
+            }
             // The file was deleted after the directory was listed. (The directory would still list
             // a dangling symbolic link.)
             Err(error)
@@ -181,18 +216,20 @@ impl Folder {
             {
                 return self.remove(look, name);
             }
-            Err(error) => format!("{shown}: {error}"),
+            Err(error) => (" ", error.to_string()),
         };
-        look.warnings.push(format!("{error}; {fate}"));
+        let reason = format!("{reason}; {fate}");
+        look.warnings.push(format!("{shown}:{separator}{reason}"));
         let file = self.files.entry(name.to_owned()).or_default();
         file.stamp = stamp;
         file.is_unknown = is_unknown;
+        file.error = Some(reason);
     }
 
     /// Stores the objects of a file.
     fn take(&mut self, look: &mut FolderRead, name: &OsStr, located: Vec<LocatedObject>) {
         let shown = self.path.join(name);
-        let mut objects = HashMap::new();
+        let (mut objects, mut unusable) = (HashMap::new(), Vec::new());
         for LocatedObject { line, object } in located {
             let place = format!("{}:{line}", shown.display());
             let decoded = match object {
@@ -212,6 +249,10 @@ impl Folder {
                 .files
                 .get(name)
                 .and_then(|file| file.objects.get(&decoded.key));
+            if let (Content::Unusable, [first, ..]) = (&decoded.content, &decoded.problems[..]) {
+                let (place, reason) = (place.clone(), first.to_string());
+                unusable.push(UnreadableManifest { place, reason });
+            }
             let content = match (decoded.content, known) {
                 (Content::Unusable, Some(known)) => known.clone(),
                 (content, _) => content,
@@ -227,6 +268,8 @@ impl Folder {
             }
         }
         self.replace(look, name, objects);
+        let file = self.files.entry(name.to_owned()).or_default();
+        file.unusable = unusable;
     }
 
     fn remove(&mut self, look: &mut FolderRead, name: &OsStr) {
@@ -337,6 +380,27 @@ struct FolderRead {
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,
+}
+
+/// Returns the names of the manifests in a directory.
+pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
+    let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name()));
+    names
+        .filter(|name| name.as_ref().map_or(true, |name| is_manifest(name)))
+        .collect()
+}
+
+/// Reads a manifest. Returns `None` for a directory, a FIFO or a device: a read could fail, wait
+/// for ever or never end.
+pub(super) fn content(path: &Path, metadata: &fs::Metadata) -> io::Result<Option<Vec<u8>>> {
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    if metadata.len() > LARGEST {
+        let reason = "larger than 1 GiB: split it";
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+    }
+    fs::read(path).map(Some)
 }
 
 /// Reports whether the source reads a file with this name: `*.yaml`, `*.yml` and `*.json`, except

@@ -8,7 +8,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt};
 use proxy::{Event, Kind};
 
-use super::folder::{ChangedFiles, Folder, FolderUpdate};
+use super::folder::{self, ChangedFiles, Folder, FolderUpdate};
 use super::stream;
 
 /// Directory that is deleted at the end of the test.
@@ -312,7 +312,79 @@ fn files_that_are_not_manifests_are_ignored() {
         (vec![], false),
         "a link to nowhere is unknown"
     );
-    assert_eq!(seen.warnings.len(), 1, "{:?}", seen.warnings);
+    let [directory, link] = &seen.warnings[..] else {
+        panic!("{:?}", seen.warnings);
+    };
+    assert!(directory.contains("b.yaml: this is not a regular file, and is ignored"));
+    assert!(link.contains("c.yaml: No such file"), "{link}");
+    fs::write(dir.0.join("b.yaml/a"), "").unwrap();
+    dir.remove("c.yaml");
+    assert_eq!(look(&mut folder).warnings, [""; 0], "said once");
+}
+
+#[test]
+fn only_regular_files_of_a_limited_size_are_read() {
+    let dir = Temporary::new();
+    dir.write("a.yaml", "");
+    let read = |path: &Path| folder::content(path, &fs::metadata(path).unwrap());
+    let file = dir.0.join("a.yaml");
+    assert_eq!(read(&file).unwrap(), Some(Vec::new()));
+    for path in [Path::new("/dev/null"), &dir.0] {
+        assert_eq!(read(path).unwrap(), None, "{}", path.display());
+    }
+    let larger = fs::File::options().write(true).open(&file).unwrap();
+    larger.set_len((1 << 30) + 1).unwrap();
+    let error = read(&file).unwrap_err().to_string();
+    assert_eq!(error, "larger than 1 GiB: split it");
+}
+
+#[test]
+fn a_directory_without_manifests_is_reported_whenever_it_becomes_empty() {
+    let dir = Temporary::new();
+    dir.write("a.txt", "");
+    let mut folder = Folder::new(&dir.0, "node1");
+    let warning = format!(
+        "{}: the directory has no manifest (*.yaml, *.yml or *.json), so no Service is served: check --manifests",
+        dir.0.display()
+    );
+    assert_eq!(look(&mut folder).warnings, [&*warning]);
+    assert_eq!(look(&mut folder).warnings, [""; 0], "said once");
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    assert_eq!(look(&mut folder).warnings, [""; 0]);
+    dir.remove("a.yaml");
+    assert_eq!(look(&mut folder).warnings, [&*warning]);
+}
+
+#[test]
+fn unreadable_manifests_are_listed_until_they_are_corrected() {
+    let dir = Temporary::new();
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    let mut folder = Folder::new(&dir.0, "node1");
+    let listed = |folder: &mut Folder| -> Vec<String> {
+        look(folder);
+        let all = folder.unreadable();
+        let all = all.map(|one| format!("{}: {}", one.place, one.reason));
+        let start = format!("{}/", dir.0.display());
+        all.map(|text| text.replace(&start, "")).collect()
+    };
+    assert_eq!(listed(&mut folder), [""; 0]);
+    dir.write("a.yaml", "kind: [\n");
+    dir.write("b.yaml", &service("b", "web"));
+    let all = listed(&mut folder);
+    let [file, object] = &all[..] else {
+        panic!("{all:?}");
+    };
+    assert!(
+        file.starts_with("a.yaml: 1:7: ") && file.contains("its previous objects stay"),
+        "{file}"
+    );
+    assert!(
+        object.starts_with(r#"b.yaml:1: Service default/b: spec.clusterIPs[0] is "web""#),
+        "{object}"
+    );
+    dir.write("a.yaml", "");
+    dir.remove("b.yaml");
+    assert_eq!(listed(&mut folder), [""; 0]);
 }
 
 #[test]
