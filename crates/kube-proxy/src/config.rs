@@ -172,6 +172,7 @@ sections! {
 
     /// Sections `logging.options.json` and `logging.options.text`.
     pub struct LoggingBuffer {
+        #[serde(deserialize_with = "text_or_number")]
         pub info_buffer_size: Option<String>,
         pub split_stream: Option<bool>,
     }
@@ -300,6 +301,16 @@ fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
             Either::Period(period) => period,
         }),
     )
+}
+
+/// Reads `infoBufferSize`, a quantity such as `"64Ki"` or a plain number of bytes.
+fn text_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    match Option::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Number(number)) => Ok(Some(number.to_string())),
+        Some(_) => Err(de::Error::custom("give a size such as 64Ki")),
+    }
 }
 
 impl Serialize for Period {

@@ -22,6 +22,7 @@ mod error;
 pub mod fuzzed;
 pub mod manifests;
 mod settings;
+pub mod yaml;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;

@@ -1,16 +1,23 @@
 //! Reads the configuration file. Unknown fields and duplicate fields cause a warning; all other
 //! errors make the file unusable.
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use flags::unusable_flag::UnusableFlag;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
+use source::yaml;
 
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
+
+/// Size of the largest configuration file, in bytes. A ConfigMap has the same limit.
+const LARGEST: u64 = 1 << 20;
+/// Largest number of characters that an error quotes from the file.
+const SHOWN_MAX: usize = 100;
 
 /// Reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,31 +74,49 @@ impl ConfigurationError {
 ///
 /// Fails if the file cannot be read, or is not a KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
-    let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
+    let mut bytes = Vec::new();
+    // The limit also ends the read of an endless device.
+    let read = File::open(file).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
+    let read = read.map_err(|source| ConfigurationError::File {
         verb: "read",
         file: file.to_owned(),
         source,
     })?;
-    parse(&text).map_err(|(line, message)| ConfigurationError::Syntax {
+    let syntax = |(line, message)| ConfigurationError::Syntax {
         file: file.to_owned(),
         line,
         message,
-    })
+    };
+    let wrong = |what| {
+        syntax((
+            None,
+            format!("the file is {what}; give a {KIND} in YAML or JSON"),
+        ))
+    };
+    if u64::try_from(read).is_ok_and(|size| size > LARGEST) {
+        return Err(wrong("larger than 1 MiB"));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| wrong("not UTF-8 text"))?;
+    parse(&text).map_err(syntax)
 }
 
 /// Parses a file's text. Errors have a message and, if known, the line number.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
-    let text = first_document(text);
+    let (text, further) = first_document(text);
     let mut warnings = Vec::new();
-    let strict = yaml::<Value>(text, DuplicateKeyPolicy::Error);
+    if has_content(further) {
+        warnings.push("only the first YAML document counts: remove the others".to_owned());
+    }
+    let strict = read_yaml::<Value>(text, DuplicateKeyPolicy::Error);
     let tree = match strict {
         Ok(tree) => tree,
         Err(strict) => {
-            let tree =
-                yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
+            let tree = read_yaml(text, DuplicateKeyPolicy::LastWins)
+                .map_err(|error| blame(text, &error))?;
+            let place = strict.location().map_or(0, |place| place.line());
             warnings.push(format!(
-                "a field is given twice, and the last one counts: {}",
-                message(&strict)
+                "a field is given twice, and the last one counts: {}, in line {place}",
+                yaml::message(&strict)
             ));
             tree
         }
@@ -109,95 +134,102 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
         return Err((None, advice));
     }
     let configuration: Configuration =
-        yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
-    let mut unknown = Vec::new();
-    find_unknown("", &tree, &every_field(), &mut unknown);
-    for path in unknown {
+        read_yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
+    let mut problems = FieldProblems::default();
+    problems.find("", &tree, &every_field());
+    if let Some((path, advice)) = problems.quoted.first() {
+        return Err((None, format!("{path}: {advice}, without quotes")));
+    }
+    for path in problems.unknown {
         warnings.push(format!(
-            "unknown field {path} is left out; check its spelling"
+            "unknown field {path} is ignored; check its spelling"
         ));
     }
     Ok((configuration, warnings))
 }
 
-/// Returns the text before a second YAML document. Upstream also reads only the first document.
-fn first_document(text: &str) -> &str {
+/// Splits a text before its second YAML document. Upstream also reads only the first document.
+fn first_document(text: &str) -> (&str, &str) {
     let mut end = 0;
     let mut has_begun = false;
     for line in text.split_inclusive('\n') {
         let is_marker = line.trim_end() == "---";
         if is_marker && has_begun {
-            return text.get(..end).unwrap_or(text);
+            return text.split_at_checked(end).unwrap_or((text, ""));
         }
-        let said = line.trim_start();
-        has_begun |= !(is_marker || said.is_empty() || said.starts_with('#'));
+        has_begun |= has_content(line);
         end += line.len();
     }
-    text
+    (text, "")
 }
 
-fn yaml<T: DeserializeOwned>(
+/// Reports whether a text has more than comments, empty lines and markers of documents.
+fn has_content(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim();
+        !(line == "---" || line.is_empty() || line.starts_with('#'))
+    })
+}
+
+fn read_yaml<T: DeserializeOwned>(
     text: &str,
     duplicates: DuplicateKeyPolicy,
 ) -> Result<T, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: duplicates };
+    // With `no_schema`, a number is no text, as in upstream.
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        duplicate_keys: duplicates,
+        no_schema: true,
+    };
     serde_saphyr::from_str_with_options(text, options)
 }
 
-fn message(error: &serde_saphyr::Error) -> String {
-    error
-        .without_snippet()
-        .render_with_formatter(&serde_saphyr::UserMessageFormatter)
-}
-
-/// The YAML parser's messages about values of a wrong type, each with the advice that replaces the
-/// message for the operator.
-const PLAIN: &[(&str, &str)] = &[
-    ("invalid i32", "give a whole number"),
-    ("invalid u32", "give a whole number, 0 or more"),
-    ("invalid floating point", "give a number"),
-    ("invalid boolean", "give true or false"),
-    (
-        "expected string scalar",
-        "give a text, not a list or fields",
-    ),
-    ("expected sequence start", "give a list, such as [a, b]"),
-    ("expected mapping start", "give fields with their values"),
-];
-
 /// Returns the line number of an error, if known, and a message with that line's text.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
-    let told = message(error);
-    let told = told
-        .get(..told.rfind(" at line ").unwrap_or(told.len()))
-        .unwrap_or(&told);
-    let told = PLAIN
-        .iter()
-        .find(|(terse, _)| *terse == told)
-        .map_or(told, |(_, plain)| plain);
+    let told = yaml::message(error);
     let line = error.location().map(|location| location.line());
     let said = line
         .and_then(|line| {
             text.lines()
                 .nth(usize::try_from(line).ok()?.checked_sub(1)?)
         })
-        .map(|line| format!("{told}, in `{}`", line.trim()));
-    (line, said.unwrap_or_else(|| told.to_owned()))
+        .map(|line| {
+            let shown: String = line.trim().chars().take(SHOWN_MAX).collect();
+            format!("{told}, in `{shown}`")
+        });
+    (line, said.unwrap_or(told))
 }
 
-/// Collects the paths of fields that are in `tree` but not in `known`. A map without known fields
-/// accepts any field.
-fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
-    let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
-        return;
-    };
-    if known.is_empty() {
-        return;
-    }
-    for (name, value) in tree {
-        match known.get(name) {
-            Some(known) => find_unknown(&format!("{prefix}{name}."), value, known, unknown),
-            None => unknown.push(format!("{prefix}{name}")),
+/// Problems of fields that the YAML parser accepts.
+#[derive(Default)]
+struct FieldProblems {
+    /// Paths of fields that the format does not have.
+    unknown: Vec<String>,
+    /// Paths of fields with a text in place of a number or a truth value, with advice. Upstream
+    /// does not start with such a file.
+    quoted: Vec<(String, &'static str)>,
+}
+
+impl FieldProblems {
+    /// Compares `tree` with all fields that are known. A map without known fields accepts any field
+    /// with a truth value, as `featureGates` does.
+    fn find(&mut self, prefix: &str, tree: &Value, known: &Value) {
+        let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
+            return;
+        };
+        let any = known.is_empty().then_some(&Value::Bool(true));
+        for (name, value) in tree {
+            let path = format!("{prefix}{name}");
+            match (known.get(name).or(any), value) {
+                (Some(Value::Bool(_)), Value::String(_)) => {
+                    self.quoted.push((path, "give true or false"));
+                }
+                (Some(Value::Number(_)), Value::String(_)) => {
+                    self.quoted.push((path, "give a number"));
+                }
+                (Some(known), _) => self.find(&format!("{path}."), value, known),
+                (None, _) => self.unknown.push(path),
+            }
         }
     }
 }

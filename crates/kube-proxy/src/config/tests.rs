@@ -161,7 +161,91 @@ fn only_the_first_document_of_a_configuration_file_is_used() {
     ));
     let options = file.options("");
     assert_eq!(options.process.oom_score_adj, 7);
+    let warning = format!(
+        "{}: only the first YAML document counts: remove the others",
+        file.0.display()
+    );
+    assert_eq!(options.said.warnings_beside_mode(), [warning]);
+    let file = File::new(&format!("---\n{HEADER}oomScoreAdj: 7\n---\n# the end\n"));
+    let options = file.options("");
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
+}
+
+/// Upstream decodes the file as JSON, so it rejects a text in place of a number, and the reverse.
+#[test]
+fn values_of_another_type_than_upstreams_are_rejected() {
+    for (fields, wanted) in [
+        (
+            "conntrack: {maxPerCore: \"32768\"}",
+            "conntrack.maxPerCore: give a number, without quotes",
+        ),
+        (
+            "bindAddressHardFail: 'true'",
+            "bindAddressHardFail: give true or false, without quotes",
+        ),
+        (
+            "featureGates: {A: 'true'}",
+            "featureGates.A: give true or false, without quotes",
+        ),
+        (
+            "detectLocal: {bridgeInterface: 5}",
+            "line 3: give a text: put the value in quotes, in `detectLocal: {bridgeInterface: 5}`",
+        ),
+        (
+            "nodePortAddresses: [true]",
+            "line 3: give a text: put the value in quotes",
+        ),
+        (
+            "conntrack: {maxPerCore: 2147483648}",
+            "line 3: give a whole number of at most 2147483647",
+        ),
+    ] {
+        let text = error(&format!("{HEADER}{fields}"));
+        assert!(text.contains(wanted), "{fields}: {text}");
+    }
+    for (given, wanted) in [("1024", "1024"), ("'64Ki'", "64Ki")] {
+        let fields = format!("logging: {{options: {{json: {{infoBufferSize: {given}}}}}}}");
+        let (read, _) = parse(&format!("{HEADER}{fields}")).unwrap();
+        let size = read.logging.options.json.info_buffer_size;
+        assert_eq!(size.as_deref(), Some(wanted));
+    }
+    // The program can read the file that it writes.
+    let flags = Flags {
+        hostname_override: "123".to_owned(),
+        ..Flags::defaults()
+    };
+    let (read, _) = parse(&render(Configuration::default(), &flags)).unwrap();
+    assert_eq!(read.hostname_override.as_deref(), Some("123"));
+}
+
+#[test]
+fn a_configuration_file_that_is_not_a_short_text_is_rejected() {
+    let file = File::new("");
+    let error_of = |bytes: &[u8]| {
+        fs::write(&file.0, bytes).unwrap();
+        file.with("").unwrap_err()
+    };
+    let advice = "give a KubeProxyConfiguration in YAML or JSON";
+    let long = " ".repeat((1 << 20) + 1);
+    for (bytes, wanted) in [
+        (&b"\xff\xfe"[..], "the file is not UTF-8 text"),
+        (long.as_bytes(), "the file is larger than 1 MiB"),
+    ] {
+        let text = error_of(bytes);
+        assert!(text.ends_with(&format!(": {wanted}; {advice}")), "{text}");
+    }
+    let endless = command_line::parse(["kube-proxy", "--config=/dev/zero"]);
+    let text = endless.unwrap_err().to_string();
+    assert!(
+        text.contains("/dev/zero: the file is larger than"),
+        "{text}"
+    );
+    let list = vec!["a"; 260_000].join(",");
+    let text = error_of(format!("{HEADER}nodePortAddresses: [{list}]").as_bytes());
+    assert!(
+        text.contains("the document is too large") && text.len() < 400,
+        "{text}"
+    );
 }
 
 /// Each row of the table has a field with a flag, and a value other than the default.

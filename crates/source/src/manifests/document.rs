@@ -17,6 +17,7 @@ use serde::de::{
 
 use super::kinds::complaint;
 use crate::decode::{DecodedObject, Wire as _, wire};
+use crate::yaml;
 
 /// An object with the number of its document's first line.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<LocatedObject>, ParseError> {
             ParseError {
                 line,
                 column,
-                message: message(&error),
+                message: yaml::message(&error),
                 near: near(
                     text.lines().nth(line.saturating_sub(1)).unwrap_or_default(),
                     column,
@@ -91,16 +92,6 @@ fn near(line: &str, column: usize) -> String {
     let skipped = column.saturating_sub(MOST / 2);
     let text: String = line.chars().skip(skipped).take(MOST).collect();
     text.trim().to_owned()
-}
-
-/// Returns the parser's message without its position. That position counts from the start of the
-/// document, not of the file.
-fn message(error: &serde_saphyr::Error) -> String {
-    let text = error
-        .without_snippet()
-        .render_with_formatter(&serde_saphyr::UserMessageFormatter);
-    let end = text.rfind(" at line ").unwrap_or(text.len());
-    text.get(..end).unwrap_or(&text).to_owned()
 }
 
 /// Splits a text into documents.
