@@ -30,6 +30,12 @@ pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
         .flat_map(|list| split(list))
 }
 
+/// Splits a list. As in pflag, an item may be in double quotes.
 fn split(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').map(str::trim)
+    list.split(',').map(str::trim).map(|item| {
+        let inner = item.strip_prefix('"');
+        inner
+            .and_then(|inner| inner.strip_suffix('"'))
+            .unwrap_or(item)
+    })
 }

@@ -1,7 +1,7 @@
 //! Table of the settings that have both a field and a flag.
 
 use flags::unusable_flag::UnusableFlag;
-use flags::{Flags, go};
+use flags::{Flags, go, nets};
 use modes::settings::ProxyMode;
 use modes::shared::PRIMARY;
 use proxy::NodePortAddresses;
@@ -170,11 +170,8 @@ impl Configuration {
         }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
             // Splits each item, because a list flag may occur several times on the command line.
-            let items = lists.iter().flatten().flat_map(|list| list.split(','));
-            let items: Vec<_> = items
-                .map(str::trim)
-                .filter(|item| !item.is_empty())
-                .collect();
+            let items = nets::items(lists.as_deref().unwrap_or_default());
+            let items: Vec<_> = items.filter(|item| !item.is_empty()).collect();
             *lists = (!items.is_empty()).then(|| items.into_iter().map(str::to_owned).collect());
         }
         let mut modes = ProxyMode::ALL.into_iter();

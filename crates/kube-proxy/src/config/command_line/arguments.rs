@@ -1,20 +1,21 @@
 //! Processes arguments before clap parses them as flags.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
-use flags::go;
+use clap::CommandFactory as _;
 use flags::unusable_flag::UnusableFlag;
 use flags::words::word as word_of;
+use flags::{Flags, go};
 
 use crate::config::question::{AnswerOptions, Output, Question};
 
 /// Flag with the same effect as the subcommand `plan`.
 const DRY_RUN: &str = "--dry-run";
 
-/// Replaces `_` with `-` in flag names.
+/// Replaces `_` with `-` in flag names, and removes empty arguments.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
-    arguments.into_iter().map(move |argument| {
+    let arguments = arguments.into_iter().map(|argument| {
         // Arguments after `--` are not flags.
         is_value |= argument == "--";
         if is_value {
@@ -22,7 +23,36 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
         } else {
             go::normalise(argument)
         }
-    })
+    });
+    without_empty(arguments.collect()).into_iter()
+}
+
+/// Removes empty arguments that are not values of flags, because upstream ignores them. A template
+/// of a pod may produce such an argument.
+fn without_empty(arguments: Vec<OsString>) -> Vec<OsString> {
+    if !arguments.iter().any(|argument| argument.is_empty()) {
+        return arguments;
+    }
+    let mut command = Flags::command();
+    command.build();
+    let takes_value = |argument: &OsStr| {
+        command.get_arguments().any(|flag| {
+            let long = flag.get_long().map(|name| format!("--{name}"));
+            let short = flag.get_short().map(|name| format!("-{name}"));
+            let is_it = [long, short]
+                .iter()
+                .flatten()
+                .any(|name| argument == &**name);
+            is_it && flag.get_num_args().is_some_and(|of| of.min_values() > 0)
+        })
+    };
+    let mut kept: Vec<OsString> = Vec::new();
+    for argument in arguments {
+        if !argument.is_empty() || kept.last().is_some_and(|last| takes_value(last)) {
+            kept.push(argument);
+        }
+    }
+    kept
 }
 
 /// Arguments of a command that previews a start: `check`, `plan` or `diff`. The parser removes them

@@ -609,6 +609,7 @@ fn each_flag_sets_its_option() {
             &[
                 "--nodeport-addresses=localhost",
                 "--nodeport-addresses=127.0.0.0/8,::1/128",
+                "--nodeport-addresses=\"127.0.0.0/8\",\"::1/128\"",
             ],
             |o| {
                 let addresses = &o.modes.shared.node_port_addresses;
@@ -1129,11 +1130,25 @@ fn errors_name_the_flag_the_value_and_the_allowed_values() {
     }
 }
 
+#[test]
+fn empty_arguments_are_ignored_except_as_values() {
+    for line in ["--oom-score-adj=7 ∅", "∅ --oom_score_adj 7 ∅ ∅"] {
+        assert_eq!(options(line).process.oom_score_adj, 7, "{line}");
+    }
+    let kept = "--nodeport-addresses ∅ --oom-score-adj=7";
+    assert_eq!(options(kept).process.oom_score_adj, 7);
+    assert!(error("--nodeport-addresses ∅ x").contains("'x'"));
+    assert!(matches!(
+        read("plan --oom-score-adj=7 ∅"),
+        Ok(Command::Check(..))
+    ));
+}
+
 /// The expected lines are from upstream's log of `kube-proxy -v=4` of 1.30.5, for flags in several
 /// spellings.
 #[test]
 fn flags_are_logged_as_by_upstream() {
-    let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
+    let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=\"10.0.0.0/8\" --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
     assert_eq!(told.len(), UPSTREAM.len() + 14);

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _};
-use flags::{Flags, go};
+use flags::{Flags, go, nets};
 
 use super::arguments::{normalised, take_question};
 use crate::config::Period;
@@ -52,7 +52,7 @@ fn value(flag: &Arg, typed: &ArgMatches) -> String {
     let kind = names.first().map_or("", |name| name.as_str());
     let is_list = matches!(flag.get_action(), ArgAction::Append);
     if kind == "CIDRS" && is_list {
-        return format!("[{}]", given.join(","));
+        return format!("[{}]", nets::items(&given).collect::<Vec<_>>().join(","));
     }
     if is_list {
         let gates = given.iter().filter_map(|gate| go::gate(gate).ok());
