@@ -11,7 +11,7 @@ use modes::open::{open_to_read, primary};
 use modes::preview::{Change, CurrentEntryCount, NODE, Obstacle};
 use proxy::{Model, OptionSupport};
 use serde::Serialize;
-use source::{ApiServerAddress, ConnectHooks};
+use source::{ApiServerAddress, ConnectHooks, Trouble};
 
 use super::CANNOT_SAY;
 use super::finding::{Finding, Status};
@@ -140,8 +140,8 @@ pub(super) async fn foresee(
         .is_none()
     {
         bail!(
-            "the objects have not come within {timeout:?}: is the API server there{} (--kubeconfig, --master)?",
-            api_servers()
+            "the objects have not come within {timeout:?}: {}",
+            cause(&source.troubles.now(), &api_servers())
         );
     }
     let start = Start {
@@ -240,6 +240,16 @@ async fn await_reporting<T>(
     }
 }
 
+/// Returns the reason why the objects have not arrived: the current errors of requests, or a
+/// question if no request has failed yet. `place` has the addresses of the API server.
+fn cause(troubles: &[Trouble], place: &str) -> String {
+    if troubles.is_empty() {
+        return format!("is the API server there{place} (--kubeconfig, --master)?");
+    }
+    let texts: Vec<&str> = troubles.iter().map(|trouble| &*trouble.text).collect();
+    texts.join("; ")
+}
+
 fn shown(address: &ApiServerAddress) -> String {
     format!("{} ({})", address.at, address.from)
 }
@@ -257,6 +267,25 @@ fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timeout_ends_with_the_errors_of_the_api_server() {
+        let place = " at 127.0.0.1:1 (--master)";
+        assert_eq!(
+            cause(&[], place),
+            "is the API server there at 127.0.0.1:1 (--master) (--kubeconfig, --master)?"
+        );
+        let trouble = |text: &str| Trouble {
+            text: text.to_owned(),
+            since: Instant::now(),
+        };
+        let troubles = [
+            trouble("refused (403); check its role"),
+            trouble("no answer"),
+        ];
+        let wanted = "refused (403); check its role; no answer";
+        assert_eq!(cause(&troubles, place), wanted);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_long_wait_is_reported_and_ends_at_the_timeout() {

@@ -63,7 +63,12 @@ impl From<kube::Error> for End {
 impl From<Status> for End {
     fn from(status: Status) -> Self {
         let is_ahead = status.is_ahead();
-        let message = status.message.chars().take(LONGEST_MESSAGE).collect();
+        let words: Vec<&str> = status.message.split_whitespace().collect();
+        let mut message = words.join(" ");
+        if message.starts_with('<') {
+            "it sent a web page".clone_into(&mut message);
+        }
+        let message = message.chars().take(LONGEST_MESSAGE).collect();
         match status.code {
             410 => Self::Expired,
             _ if is_ahead => Self::Ahead(message),
@@ -76,6 +81,24 @@ impl From<Status> for End {
 mod tests {
     use super::*;
     use crate::decode::json;
+
+    #[test]
+    fn the_message_of_a_server_becomes_one_line_without_markup() {
+        for (given, wanted) in [
+            ("404\n page  not found\n", "404 page not found"),
+            ("\n<!DOCTYPE HTML>\n<html>\n", "it sent a web page"),
+        ] {
+            let end = End::from(Status {
+                code: 404,
+                message: given.to_owned(),
+                ..Status::default()
+            });
+            let End::Failed(Failure::Refused { message, .. }) = end else {
+                panic!("{end:?}");
+            };
+            assert_eq!(message, wanted);
+        }
+    }
 
     #[test]
     fn a_too_large_resource_version_is_distinguished_from_timeouts() {

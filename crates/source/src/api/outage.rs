@@ -1,6 +1,6 @@
 //! Logs an outage of the API server only at its start and at its end, although every watch retries.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ use super::backoff::Cost;
 use super::trust::Untrusted;
 use super::tunnel::ProxyError;
 use crate::decode::kind_name;
+
+const IS_IT_AN_API_SERVER: &str = "check that this is the URL of a Kubernetes API server";
 
 /// Reason why a list or a watch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,8 +64,15 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
-    failing: Mutex<HashMap<Kind, OngoingOutage>>,
+    state: Mutex<State>,
     over: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failing: HashMap<Kind, OngoingOutage>,
+    /// Kinds with a known state, which stays during an outage.
+    known: HashSet<Kind>,
 }
 
 /// A failure with its start time.
@@ -103,7 +112,7 @@ impl Outage {
     pub(super) fn new(url: String) -> Self {
         Self {
             url,
-            failing: Mutex::default(),
+            state: Mutex::default(),
             over: Notify::new(),
         }
     }
@@ -132,8 +141,15 @@ impl Outage {
     /// Returns the log line about a failure: `Ok` for a new outage, and `Err` if the log has
     /// already reported the outage.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
-        let line = self.line(kind, &failure);
-        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (what, advice) = self.words(kind, &failure);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let effect = if state.known.contains(&kind) {
+            "serving the last known state, and retrying"
+        } else {
+            "retrying"
+        };
+        let line = format!("{what}; {effect}; {advice}");
+        let failing = &mut state.failing;
         let is_known = failing
             .values()
             .any(|known| known.failure.is_like(&failure));
@@ -144,14 +160,15 @@ impl Outage {
     }
 
     fn ends(&self, kind: Kind) -> bool {
-        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.remove(&kind).is_some() && failing.is_empty()
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.known.insert(kind);
+        state.failing.remove(&kind).is_some() && state.failing.is_empty()
     }
 
     /// Returns one failure for each outage, with the oldest start time.
     fn ongoing(&self) -> Vec<Trouble> {
-        let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<(&Kind, &OngoingOutage)> = failing.iter().collect();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<(&Kind, &OngoingOutage)> = state.failing.iter().collect();
         all.sort_by_key(|(_, ongoing)| ongoing.since);
         let mut told: Vec<(&Kind, &OngoingOutage)> = Vec::new();
         for (kind, ongoing) in all {
@@ -169,11 +186,6 @@ impl Outage {
             }
         };
         told.into_iter().map(trouble).collect()
-    }
-
-    fn line(&self, kind: Kind, failure: &Failure) -> String {
-        let (what, advice) = self.words(kind, failure);
-        format!("{what}; serving the last known state, and retrying; {advice}")
     }
 
     /// Returns two texts: the failure, and advice for the operator.
@@ -196,12 +208,13 @@ impl Outage {
                     403 => {
                         "check that its role allows list and watch of services, endpointslices and nodes"
                     }
+                    300..=399 | 404 => IS_IT_AN_API_SERVER,
                     _ => "check its log",
                 },
             ),
             Failure::Nonsense(what) => (
                 format!("answers nonsense about {kind}s: {what}"),
-                "check that this is the URL of a Kubernetes API server",
+                IS_IT_AN_API_SERVER,
             ),
         };
         (format!("API server {url} {what}"), advice)
@@ -215,6 +228,7 @@ mod tests {
     #[test]
     fn the_start_and_the_end_of_an_outage_are_each_logged_once() {
         let outage = Arc::new(Outage::new("http://a".into()));
+        assert!(!outage.ends(Kind::Service), "listed without an outage");
         let refused = |text: &str| Failure::Unreachable(text.into());
         let line = outage
             .news(Kind::Service, refused("Connection refused"))
@@ -251,6 +265,20 @@ mod tests {
             outage
                 .news(Kind::Node, refused("Connection refused"))
                 .is_ok()
+        );
+    }
+
+    #[test]
+    fn an_outage_before_the_first_list_serves_no_known_state() {
+        let outage = Outage::new("http://a".into());
+        let refused = Failure::Refused {
+            code: 404,
+            message: "404 page not found".into(),
+        };
+        assert_eq!(
+            outage.news(Kind::Service, refused).unwrap(),
+            "API server http://a refuses to list or watch Services: 404 page not found (404); retrying; \
+             check that this is the URL of a Kubernetes API server"
         );
     }
 
