@@ -24,6 +24,7 @@ mod list_watch;
 mod messages;
 mod outage;
 mod request;
+mod server_url;
 mod token;
 mod trust;
 mod tunnel;
@@ -52,12 +53,13 @@ use crate::settings::{Api, ContentType, Lists, ServiceCidrWatch};
 use addresses::{Addresses, ServerPeer};
 pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, ConnectHooks, Resolve};
 pub use backoff::{Backoff, Cost};
-use cause::root_cause;
+use cause::{quoted_once, root_cause};
 use connection::{Connection, Files};
 use list_watch::ListWatch;
 use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
+use server_url::{EXAMPLE, master_url, without_user};
 
 /// Number of events that may wait for the receiver of the stream. An event with an EndpointSlice of
 /// 50 endpoints takes 8 kB.
@@ -168,6 +170,11 @@ impl Server {
                          kubeconfig.conf, then delete the pods)",
             });
         }
+        server_url::check(&config.cluster_url).map_err(|reason| StartError::Api {
+            what: format!("API server {}", config.cluster_url),
+            reason: reason.to_owned(),
+            advice: EXAMPLE,
+        })?;
         config.proxy_url = None;
         let proxy = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment);
         let proxy = proxy.map_err(|reason| StartError::Api {
@@ -188,7 +195,7 @@ impl Server {
         let host = host.map_or_else(String::new, ToString::to_string);
         let wrong = |error: kube::Error| StartError::Api {
             what: format!("API server {url}"),
-            reason: error.to_string(),
+            reason: quoted_once(&error),
             advice: "correct the credentials and certificates in the kubeconfig",
         };
         let (base, headers) = (config.base_uri_layer(), config.extra_headers_layer());
@@ -352,9 +359,10 @@ impl Access {
                 | KubeconfigError::ParseCertificates(_) => {
                     "correct its certificate-authority or certificate-authority-data, or the file that it names"
                 }
+                KubeconfigError::ParseClusterUrl(_) => EXAMPLE,
                 _ => "correct the file: it needs a current-context with a cluster",
             },
-            reason: error.to_string(),
+            reason: quoted_once(&error),
         })?;
         if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
             return Err(StartError::Api {
@@ -410,7 +418,14 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         advice,
     };
     // Reads the file first, because the error about a missing or unreadable file is then clear.
-    std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
+    // The read of a device may never end.
+    let is_special = std::fs::metadata(path).is_ok_and(|of| !of.is_file() && !of.is_dir());
+    let read = if is_special {
+        Err(std::io::Error::other("this is not a regular file"))
+    } else {
+        std::fs::read(path)
+    };
+    read.map_err(|error| failed(&error, "correct --kubeconfig"))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
         what: what.clone(),
         reason: without_content(&root_cause(&error)),
@@ -438,9 +453,9 @@ fn without_content(error: &str) -> String {
     };
     match (number("line "), number("column ")) {
         (Some(line), Some(column)) => {
-            format!("it is no kubeconfig from line {line} column {column} on")
+            format!("line {line}, column {column}: this is not a kubeconfig")
         }
-        _ => "it is no kubeconfig".to_owned(),
+        _ => "this is not a kubeconfig".to_owned(),
     }
 }
 
@@ -467,36 +482,6 @@ fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
         user if user.auth_provider.is_some() => Some("an auth-provider"),
         _ => None,
     }
-}
-
-/// Returns a URL without user and password.
-fn without_user(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    let end = rest.find(['/', '?']).unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(end);
-    let host = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
-    // Removes the query, which may also contain a secret.
-    let path = path.split('?').next().unwrap_or_default();
-    format!("{scheme}://{host}{path}")
-}
-
-/// Parses `--master`. As in client-go, a URL without a scheme means plain HTTP.
-fn master_url(master: &str) -> Result<Uri, StartError> {
-    let url = if master.contains("://") {
-        master.to_owned()
-    } else {
-        format!("http://{master}")
-    };
-    url.parse()
-        .map_err(|error: http::uri::InvalidUri| StartError::Api {
-            what: format!("--master={master}"),
-            reason: error.to_string(),
-            advice: "give a URL such as https://10.0.0.1:6443",
-        })
 }
 
 /// Parses these bytes as a list and as a watch, in each format. The bytes arrive in chunks of 7 or

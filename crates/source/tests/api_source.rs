@@ -6,6 +6,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -597,7 +598,45 @@ async fn a_configuration_error_ends_the_start_immediately() {
         "no-key",
         "client-certificate: /nowhere/crt, client-key: /nowhere/key",
     );
+    let with_server = |name: &str, server: &str| {
+        let text = fixture.kubeconfig();
+        write(name, &text.replace(&url(&fixture), server))
+    };
+    let no_url = with_server("no-url", "http://a b");
+    let zeros = PathBuf::from("/dev/zero");
     for (kubeconfig, master, parts) in [
+        (
+            Some(&zeros),
+            None,
+            ["/dev/zero", "not a regular file", "correct --kubeconfig"],
+        ),
+        (
+            Some(&no_url),
+            None,
+            [
+                no_url.to_str().unwrap(),
+                "invalid uri character",
+                "give a URL such as https://10.0.0.1:6443",
+            ],
+        ),
+        (
+            None,
+            Some("ftp://127.0.0.1"),
+            [
+                "API server ftp://127.0.0.1",
+                "its scheme is neither http nor https",
+                "give a URL such as",
+            ],
+        ),
+        (
+            None,
+            Some("https://127.0.0.1:99999"),
+            [
+                "API server https://127.0.0.1:99999",
+                "its port is not a number from 1 to 65535",
+                "give a URL such as",
+            ],
+        ),
         (
             Some(&none),
             None,
@@ -610,7 +649,11 @@ async fn a_configuration_error_ends_the_start_immediately() {
         (
             Some(&broken),
             None,
-            [broken.to_str().unwrap(), "line 1", "correct the file"],
+            [
+                broken.to_str().unwrap(),
+                "line 1, column 11: this is not a kubeconfig",
+                "correct the file",
+            ],
         ),
         (
             Some(&empty),
@@ -630,7 +673,11 @@ async fn a_configuration_error_ends_the_start_immediately() {
         (
             Some(&no_key),
             None,
-            [url(&fixture).as_str(), "No such file", "certificates"],
+            [
+                url(&fixture).as_str(),
+                "'/nowhere/crt': No such file",
+                "certificates",
+            ],
         ),
         (
             None,

@@ -1,4 +1,4 @@
-//! Root cause of an error.
+//! Texts of errors.
 
 /// Returns the text of the innermost error, without the errors that wrap it.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
@@ -7,4 +7,9 @@ pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
         cause = source;
     }
     cause.to_string()
+}
+
+/// Returns the text of an error. `kube` puts file names in two kinds of quotes; the text has one.
+pub(super) fn quoted_once(error: &dyn std::error::Error) -> String {
+    error.to_string().replace("'\"", "'").replace("\"'", "'")
 }

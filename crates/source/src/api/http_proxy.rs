@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 
 use super::addresses::ServerPeer;
+use super::server_url;
 
 /// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +109,7 @@ impl Proxy {
         })?;
         let host = url.host().filter(|host| !host.is_empty());
         let host = host.ok_or("is no URL: it has no host")?;
+        server_url::check_port(&url).map_err(|why| format!("is no URL: {why}"))?;
         let port = url.port_u16().unwrap_or(port);
         let plain = Uri::builder()
             .scheme(scheme)
@@ -288,6 +290,7 @@ mod tests {
             "http://",
             "https://:3128",
             "socks4://proxy",
+            "http://proxy:99999",
             "http://a b",
             "socks5://me@",
         ] {
