@@ -18,11 +18,11 @@ pub struct IgnoredOption {
 }
 
 impl IgnoredOption {
-    /// Describes the ignored option for a line of a plan, such as `heed annotation
+    /// Describes the ignored option for a line of a plan, such as `apply annotation
     /// kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(
-            "heed annotation {} {:?}",
+            "apply annotation {} {:?}",
             self.annotation.escape_debug(),
             self.value
         )
@@ -54,8 +54,8 @@ impl OptionSupport {
                     annotation: one.annotation.clone(),
                     value: one.value.clone(),
                     reason: match OptionRow::of(&one.annotation) {
-                        Some(row) => format!("{}; {} holds until then", one.advice(), row.default),
-                        None => format!("{}; correct it, or take it away", one.advice()),
+                        Some(row) => until_then(&one.advice(), row),
+                        None => format!("{}; correct or remove it", one.advice()),
                     },
                     is_of_this_node: false,
                 });
@@ -87,7 +87,7 @@ impl OptionSupport {
             IgnoredOption {
                 annotation: row.annotation.into(),
                 value: value.unwrap_or_default().into(),
-                reason: format!("{reason}; {} holds until then", row.default),
+                reason: until_then(&reason, row),
                 is_of_this_node: own.is_none(),
             }
         })
@@ -98,10 +98,10 @@ impl OptionSupport {
             |one: &&UnavailableOption| one.annotation == row.annotation && one.value == value;
         let reason = if row.is_heeded_by(self.mode) {
             let lack = self.unavailable.iter().find(is_it)?;
-            format!("{}; {} holds until then", lack.reason, row.default)
+            until_then(&lack.reason, row)
         } else {
             let modes = row.modes.join(", ");
-            format!("it means nothing in {} mode, only in: {modes}", self.mode)
+            format!("it has no effect in {} mode, only in: {modes}", self.mode)
         };
         Some(IgnoredOption {
             annotation: row.annotation.into(),
@@ -110,6 +110,11 @@ impl OptionSupport {
             is_of_this_node: row.is_heeded_by(self.mode),
         })
     }
+}
+
+/// Adds the option's default to the reason why the option is ignored.
+fn until_then(reason: &str, row: &OptionRow) -> String {
+    format!("{reason}; the default applies until then: {}", row.default)
 }
 
 #[cfg(test)]
@@ -158,17 +163,17 @@ mod tests {
             told
         };
         let wrong = [
-            "default/wrong: heed annotation kube-proxy-ipvs/scheduler \"be\\\"st\": give one of rr, wrr, lc, wlc, sh, mh, dh, sed, nq, \
-             fo, ovf, lblc, lblcr, twos; --ipvs-scheduler holds until then",
-            "default/wrong: heed annotation kube-proxy-ipvs/weight \"3\": there is no such option, only kube-proxy-ipvs/scheduler, \
-             kube-proxy-ipvs/scheduler-flags, kube-proxy-ipvs/weights, kube-proxy-ipvs/slow-start, kube-proxy-ipvs/max-connections; correct it, or take it away",
+            "default/wrong: apply annotation kube-proxy-ipvs/scheduler \"be\\\"st\": give one of rr, wrr, lc, wlc, sh, mh, dh, sed, nq, \
+             fo, ovf, lblc, lblcr, twos; the default applies until then: --ipvs-scheduler",
+            "default/wrong: apply annotation kube-proxy-ipvs/weight \"3\": there is no such option, only kube-proxy-ipvs/scheduler, \
+             kube-proxy-ipvs/scheduler-flags, kube-proxy-ipvs/weights, kube-proxy-ipvs/slow-start, kube-proxy-ipvs/max-connections; correct or remove it",
         ];
-        let lacking = "default/lacking: heed annotation kube-proxy-ipvs/scheduler \"lblc\": run `modprobe ip_vs_lblc`; \
-                       --ipvs-scheduler holds until then";
+        let lacking = "default/lacking: apply annotation kube-proxy-ipvs/scheduler \"lblc\": run `modprobe ip_vs_lblc`; \
+                       the default applies until then: --ipvs-scheduler";
         assert_eq!(told("ipvs"), [&[lacking], &wrong[..]].concat());
         let here = [("lacking", "lblc"), ("right", "sh")].map(|(name, value)| {
             format!(
-                "default/{name}: heed annotation kube-proxy-ipvs/scheduler \"{value}\": it means nothing in iptables mode, only in: \
+                "default/{name}: apply annotation kube-proxy-ipvs/scheduler \"{value}\": it has no effect in iptables mode, only in: \
                  ipvs"
             )
         });
@@ -209,7 +214,7 @@ mod tests {
             .map(|(of, one)| (of.name().to_owned(), one.reason, one.is_of_this_node))
             .collect();
         told.sort();
-        let default = "mh-port for mh, none for others holds until then";
+        let default = "the default applies until then: mh-port for mh, none for others";
         let of = |name: &str, scheduler: &str, is_of_this_node| {
             let reason = format!("scheduler {scheduler} has no such flag, only mh has; {default}");
             (name.to_owned(), reason, is_of_this_node)

@@ -120,7 +120,7 @@ pub(crate) struct Problem {
 
 /// Error of an object without a name, which cannot be reported by name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} without metadata.name: it is left out; name it")]
+#[error("{kind} without metadata.name is ignored: name it")]
 pub(crate) struct MissingName {
     pub(crate) kind: &'static str,
 }

@@ -33,7 +33,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
         findings.text(
             "addressType",
             address_type,
-            "give IPv4 or IPv6; the slice is left out until then",
+            "give IPv4 or IPv6; the slice is ignored until then",
         );
         return Ok(findings.unusable());
     };
@@ -41,7 +41,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
         findings.value(
             "label kubernetes.io/service-name",
             "missing",
-            "the slice belongs to no Service and is left out: label it with its Service's name",
+            "the slice belongs to no Service and is ignored: label it with its Service's name",
         );
         return Ok(findings.ignored("no label kubernetes.io/service-name"));
     };
@@ -49,7 +49,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObj
         findings.text(
             "label kubernetes.io/service-name",
             &service,
-            "no Service has such a name; the slice is left out: label it with its Service's name",
+            "no Service has such a name; the slice is ignored: label it with its Service's name",
         );
         return Ok(findings.ignored("no label kubernetes.io/service-name"));
     }
@@ -110,7 +110,7 @@ fn endpoint<'a>(
             findings.value(
                 format!("endpoints[{i}].addresses"),
                 "empty",
-                "an endpoint has an address; this one is left out until it has",
+                "this endpoint has no address, and is ignored until it has one",
             );
             return None;
         }
@@ -122,7 +122,7 @@ fn endpoint<'a>(
             field(),
             address,
             format!(
-                "{}, but addressType is {family}; this endpoint is left out until one of them is corrected",
+                "{}, but addressType is {family}; this endpoint is ignored until one of them is corrected",
                 IpFamily::of(address)
             ),
         );

@@ -76,19 +76,20 @@ impl Findings {
     /// Checks the object's name. The name will appear in the log, in comments of rules, in names of
     /// chains, and in labels of metrics.
     pub(super) fn is_well_named(&mut self) -> bool {
-        let name = &self.key.name;
-        let is_well =
-            is_name(name.name()) && (name.namespace().is_empty() || is_name(name.namespace()));
-        if !is_well {
-            let shown = self.key.name.to_string();
+        let (name, namespace) = (self.key.name.name(), self.key.name.namespace());
+        let wrong = [("metadata.name", name), ("metadata.namespace", namespace)]
+            .into_iter()
+            .find(|(_, text)| !text.is_empty() && !is_name(text))
+            .map(|(field, text)| (field, text.to_owned()));
+        if let Some((field, text)) = &wrong {
             self.text(
-                "metadata.name",
-                &shown,
-                "a name is letters, digits, points and dashes, at most 253; it is left out until \
-                 it is corrected",
+                *field,
+                text,
+                "a name has letters, digits, points and dashes, at most 253; the object is \
+                 ignored until the name is corrected",
             );
         }
-        is_well
+        wrong.is_none()
     }
 
     /// Checks a port's name, which may be empty. Returns `None` if the name is invalid.
@@ -104,8 +105,8 @@ impl Findings {
         self.text(
             field(),
             name,
-            "a name is letters, digits, points and dashes; this port is left out until it is \
-             corrected",
+            "a name has letters, digits, points and dashes; this port is ignored until its name \
+             is corrected",
         );
         None
     }
@@ -168,7 +169,7 @@ impl Findings {
                 self.text(
                     "kind",
                     kind,
-                    format!("a {expected} was asked for; it is left out"),
+                    format!("a {expected} was requested; this object is ignored"),
                 );
                 false
             }
@@ -184,7 +185,7 @@ impl Findings {
         self.text(
             field(),
             text,
-            "not an IP address; it is left out until it is corrected",
+            "not an IP address; it is ignored until it is corrected",
         );
         None
     }
@@ -214,7 +215,7 @@ impl Findings {
         let Some(what) = what else {
             return Some(ip);
         };
-        let advice = format!("{what}; it is left out until it is corrected");
+        let advice = format!("{what}; it is ignored until it is corrected");
         self.value(field(), ip, advice);
         None
     }
@@ -232,7 +233,7 @@ impl Findings {
                 self.text(
                     field(),
                     other,
-                    "give TCP, UDP or SCTP; this port is left out until then",
+                    "give TCP, UDP or SCTP; this port is ignored until then",
                 );
                 None
             }
@@ -252,7 +253,7 @@ impl Findings {
         self.value(
             field(),
             number.map_or_else(|| "missing".to_owned(), |number| number.to_string()),
-            "a port is 1 to 65535; this port is left out until it is corrected",
+            "a port is 1 to 65535; this port is ignored until it is corrected",
         );
         None
     }

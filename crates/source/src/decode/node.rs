@@ -64,7 +64,7 @@ fn pod_cidr(findings: &mut Findings, i: usize, text: &str) -> Option<IpNet> {
         findings.text(
             format!("spec.podCIDRs[{i}]"),
             text,
-            "not a network such as 10.244.1.0/24; it is left out until it is corrected",
+            "not a network such as 10.244.1.0/24; it is ignored until it is corrected",
         );
     }
     net

@@ -56,7 +56,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
             findings.value(
                 "spec.clusterIP",
                 "missing",
-                "the Service is left out, as nothing here allocates addresses: give it one",
+                "the Service is ignored, because kube-proxy allocates no addresses: give it one",
             );
             return Ok(findings.ignored("no cluster IP"));
         }
@@ -92,7 +92,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingN
             findings.text(
                 format!("status.loadBalancer.ingress[{i}].ipMode"),
                 other,
-                "give VIP or Proxy; this address is left out until then",
+                "give VIP or Proxy; this address is ignored until then",
             );
         }
     }
@@ -309,7 +309,7 @@ fn ports(
             findings.text(
                 format!("spec.ports[{i}]"),
                 &format!("{name}:{port}/{protocol}"),
-                "an earlier port has the same name or number; this one is left out: change one of \
+                "an earlier port has the same name or number; this one is ignored: change one of \
                  them",
             );
             continue;

@@ -21,7 +21,7 @@ pub(crate) fn service_cidr(wire: wire::ServiceCidr<'_>) -> Result<DecodedObject,
             None => findings.text(
                 format!("spec.cidrs[{i}]"),
                 text,
-                "not a network such as 10.96.0.0/16; it is left out until it is corrected",
+                "not a network such as 10.96.0.0/16; it is ignored until it is corrected",
             ),
         }
     }

@@ -426,7 +426,7 @@ fn a_service_without_a_valid_address_is_unusable() {
     );
     let (content, problems) = web_with(json!({"clusterIP": "10.96.0.1"}), json!({"kind": "Pod"}));
     assert_eq!(content, Content::Unusable);
-    assert!(problems[0].contains(r#"kind is "Pod": a Service was asked for"#));
+    assert!(problems[0].contains(r#"kind is "Pod": a Service was requested"#));
 }
 
 #[test]

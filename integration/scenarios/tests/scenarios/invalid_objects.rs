@@ -46,7 +46,7 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
         [
             "EndpointSlice default/half-1",
             "endpoints[0].addresses",
-            "left out",
+            "is ignored",
         ],
         [
             "EndpointSlice default/half-1",

@@ -198,7 +198,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     api.apply(&with("best"))?;
     api.start()?;
     c.launch_on(&api, &["--nodeport-addresses=primary"])?;
-    let line = c.await_line("cannot heed")?;
+    let line = c.await_line("cannot apply annotation")?;
     let parts = [
         "default/web",
         "kube-proxy-ipvs/scheduler",
@@ -218,7 +218,7 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
     if is_module("ip_vs_lblc") && !Path::new("/sys/module/ip_vs_lblc").exists() {
         let taken_away = Modprobe::take_away()?;
         api.apply(&with("lblc"))?;
-        let line = c.await_line("cannot heed")?;
+        let line = c.await_line("cannot apply annotation")?;
         ensure!(line.contains("modprobe ip_vs_lblc"), "{line}");
         until_scheduled(c, "rr")?;
         until_told(c, &api, "modprobe ip_vs_lblc")?;
@@ -232,13 +232,13 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         (&[][..], "give one of rr, wrr, lc"),
         (
             &["--proxy-mode=iptables"][..],
-            "means nothing in iptables mode, only in: ipvs",
+            "has no effect in iptables mode, only in: ipvs",
         ),
     ] {
         let wrong = if flags.is_empty() { "best" } else { "sh" };
         c.apply(&with(wrong))?;
         let foreseen = c.check(flags)?;
-        let line = foreseen.lines().find(|line| line.contains("cannot heed"));
+        let line = foreseen.lines().find(|line| line.contains("cannot apply annotation"));
         let line = line.with_context(|| foreseen.clone())?;
         ensure!(line.contains(why), "{line}");
     }
@@ -258,7 +258,7 @@ fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
     })?;
     let (code, shown) = ask(c, &["services", "default/web"])?;
     ensure!(
-        code == 1 && shown.contains("cannot heed") && shown.contains(why),
+        code == 1 && shown.contains("cannot apply annotation") && shown.contains(why),
         "{code} {shown}"
     );
     Ok(())

@@ -67,9 +67,9 @@ fn an_ignored_option_is_logged_and_reported_once() {
         value: "lblc".to_owned(),
         reason: "the kernel has no scheduler `lblc`".to_owned(),
     };
-    let wrong = "cannot heed annotation kube-proxy-ipvs/scheduler \"best\" for Service default/web: give one of rr, ";
-    let lacking = "cannot heed annotation kube-proxy-ipvs/scheduler \"lblc\" for Service default/web: the kernel has no \
-                   scheduler `lblc`; --ipvs-scheduler holds until then";
+    let wrong = "cannot apply annotation kube-proxy-ipvs/scheduler \"best\" for Service default/web: give one of rr, ";
+    let lacking = "cannot apply annotation kube-proxy-ipvs/scheduler \"lblc\" for Service default/web: the kernel has no \
+                   scheduler `lblc`; the default applies until then: --ipvs-scheduler";
     for (value, lacks, line, is_everywhere) in [
         ("best", vec![], Some(wrong), true),
         ("sh", vec![], None, true),
@@ -103,7 +103,7 @@ fn an_ignored_option_is_logged_and_reported_once() {
         ..OptionSupport::default()
     };
     let foreseen = refused(&model, &heeding);
-    let here = "it means nothing in iptables mode, only in: ipvs";
+    let here = "it has no effect in iptables mode, only in: ipvs";
     assert!(
         foreseen.len() == 1 && foreseen[0].ends_with(here),
         "{foreseen:?}"
