@@ -289,6 +289,14 @@ fn ports(
     let mut ports = SmallVec::<[ServicePort; 1]>::new();
     let (mut numbers, mut names) = (HashSet::new(), HashSet::new());
     let mut node_ports = HashSet::new();
+    if given.is_empty() {
+        findings.value(
+            "spec.ports",
+            "missing",
+            "a Service without ports serves nothing: give it ports, and check the spelling of its \
+             fields",
+        );
+    }
     for (i, wire) in given.iter().enumerate() {
         let Some(protocol) = findings.protocol(
             || format!("spec.ports[{i}].protocol"),

@@ -138,24 +138,33 @@ fn missing_service_fields_get_the_api_servers_defaults() {
     assert_eq!((service.affinity_seconds, service.created), (None, None));
     assert!(!service.internal_local && !service.external_local);
 
-    let both = served(web(json!({"clusterIPs": ["fd00::1", "10.96.0.1"]})));
+    let both = served(web(
+        json!({"clusterIPs": ["fd00::1", "10.96.0.1"], "ports": [{"port": 80}]}),
+    ));
     assert_eq!(ips(&both.cluster_ips), ["fd00::1", "10.96.0.1"]);
     let affine = served(web(
-        json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"}),
+        json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "ports": [{"port": 80}]}),
     ));
     assert_eq!(affine.affinity_seconds, Some(10_800));
-    let nulls = served(web_with(
+    let (nulls, problems) = web_with(
         json!({"clusterIP": "10.96.0.1", "ports": null, "externalIPs": null, "ipFamilies": null}),
         json!({"metadata": {"name": "web", "creationTimestamp": null, "labels": null}, "status": null}),
-    ));
-    assert!(nulls.ports.is_empty());
+    );
+    assert!(of(nulls).ports.is_empty());
+    let [problem] = &problems[..] else {
+        panic!("{problems:?}");
+    };
+    let wanted =
+        "Service default/web: spec.ports is missing: a Service without ports serves nothing";
+    assert!(problem.starts_with(wanted), "{problem}");
 }
 
 #[test]
 fn option_annotations_are_parsed_and_unrelated_annotations_are_ignored() {
     let read = |annotations: Value| {
         let metadata = json!({"metadata": {"name": "web", "annotations": annotations}});
-        served(web_with(json!({"clusterIP": "10.96.0.10"}), metadata)).options
+        let spec = json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]});
+        served(web_with(spec, metadata)).options
     };
     for none in [
         json!(null),
