@@ -238,7 +238,9 @@ pub(crate) fn an_ignored_service_option_is_reported(c: &mut Cluster) -> Outcome 
         let wrong = if flags.is_empty() { "best" } else { "sh" };
         c.apply(&with(wrong))?;
         let foreseen = c.check(flags)?;
-        let line = foreseen.lines().find(|line| line.contains("cannot apply annotation"));
+        let line = foreseen
+            .lines()
+            .find(|line| line.contains("cannot apply annotation"));
         let line = line.with_context(|| foreseen.clone())?;
         ensure!(line.contains(why), "{line}");
     }
