@@ -316,8 +316,10 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
         ),
         (
             Some(Feature::DestinationNat),
+            // Not in the base chain `nat`: Linux 5.4 then refuses this and all later rules, because
+            // the hook postrouting has no destination NAT.
             rule(
-                "nat",
+                "plain",
                 vec![
                     immediate(first, len as usize),
                     immediate(PORT.unwrap_or(first), 2),
