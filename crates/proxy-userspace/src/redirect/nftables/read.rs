@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use footprint::Leftovers;
 use hashbrown::HashMap;
-use nftables_netlink::{Element, ElementData, Rule, Set, TableDump};
+use nftables_netlink::{Element, ElementData, Rule, Set, Table, TableDump};
 use proxy::{IpFamily, Protocol};
 
 use super::layout::{Origin, elements, maps, table};
@@ -27,7 +27,8 @@ type MapEntries = [Option<MapEntry>; 3];
 
 /// Returns the redirects that a dump of the table contains.
 pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> RedirectState {
-    let mut is_ours = whole.table.as_ref() == Some(&table(family)) && has_maps(family, whole);
+    let table = whole.table.as_ref();
+    let mut is_ours = table.is_some_and(|table| is_ours(family, table)) && has_maps(family, whole);
     let mut portals: HashMap<Portal, MapEntries> = HashMap::new();
     let mut count = 0;
     for (at, from) in Origin::ALL.into_iter().enumerate() {
@@ -74,6 +75,13 @@ pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> Red
         redirects,
         leftovers: Leftovers::default(),
     }
+}
+
+/// Reports whether a table is this mode's table. Linux before 5.10 stores no comment of a table.
+pub(super) fn is_ours(family: IpFamily, found: &Table) -> bool {
+    let (mut wanted, lost) = (table(family), found.comment.is_none());
+    wanted.comment = wanted.comment.filter(|_| !lost);
+    *found == wanted
 }
 
 fn has_maps(family: IpFamily, whole: &TableDump) -> bool {

@@ -49,3 +49,16 @@ fn a_redirect_is_one_element_in_the_map_of_each_origin() {
         Some(ElementData::Value(Bytes::from_slice(&value)))
     );
 }
+
+#[test]
+fn a_table_whose_comment_an_old_kernel_lost_is_not_drift() {
+    let is_ours = |table: Table| read::is_ours(IpFamily::V4, &table);
+    let commented = |comment: Option<&str>| Table {
+        comment: comment.map(Into::into),
+        ..table(IpFamily::V4)
+    };
+    assert!(is_ours(table(IpFamily::V4)));
+    assert!(is_ours(commented(None)));
+    assert!(!is_ours(commented(Some("another"))));
+    assert!(!is_ours(table(IpFamily::V6)));
+}
