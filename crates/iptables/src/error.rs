@@ -215,7 +215,7 @@ impl Kind {
 /// parts of the row. The first matching row determines the kind of the error.
 ///
 /// Source: iptables 1.8.9, by file.
-const SIGNS: [(Kind, &[&str]); 17] = [
+const SIGNS: [(Kind, &[&str]); 18] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
     // iptables/xshared.c: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
@@ -237,12 +237,16 @@ const SIGNS: [(Kind, &[&str]); 17] = [
     (Kind::NoModule, &["TABLE_ADD"]),
     (Kind::NoModule, &["RULE_APPEND"]),
     // iptables/nft.c: "CHAIN_ADD failed (Operation not supported): chain FORWARD" for another hook
-    // or priority; "(File exists)" for another type.
+    // or priority; "(File exists)" for another type. Linux 5.4 says "(Device or resource busy)".
     (
         Kind::ChainTaken,
         &["CHAIN_ADD failed (Operation not supported)"],
     ),
     (Kind::ChainTaken, &["CHAIN_ADD failed (File exists)"]),
+    (
+        Kind::ChainTaken,
+        &["CHAIN_ADD failed (Device or resource busy)"],
+    ),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
     // iptables/xshared.c: `unknown option "--map-mark"`, if the program or the kernel lacks the
