@@ -274,8 +274,15 @@ impl Executor<'_> {
             }
             Err(Refusal::Refused { reason, changes }) => {
                 outcomes.refused += 1;
-                let is_of_state =
-                    |blame: &Blame| matches!(blame.errno, libc::ENOENT | libc::EEXIST);
+                let is_of_state = |blame: &Blame| match blame.errno {
+                    libc::ENOENT | libc::EEXIST => true,
+                    // Linux 5.4 refuses a key with this error if the map has another value for it.
+                    libc::EBUSY => matches!(
+                        transaction.changes.get(blame.change),
+                        Some(Change::AddElements(..))
+                    ),
+                    _ => false,
+                };
                 outcomes.is_doubtful |= changes.iter().any(is_of_state);
                 let mut blamed = BTreeMap::new();
                 let exists = changes.iter().filter(|blame| blame.errno == libc::EEXIST);
