@@ -206,9 +206,9 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     cleanup
 }
 
-/// Lists the virtual servers of this network namespace that, by the evidence, none of these modes
-/// created. The list may include a virtual server that a mode needs or has just created. Loads no
-/// kernel module.
+/// Lists the virtual servers of this network namespace for which the kernel has no proof that one
+/// of `modes` created them (for example, a member of a set). The list may include a mode's own
+/// virtual server, if the mode has not written the proof yet. Loads no kernel module.
 ///
 /// # Errors
 ///

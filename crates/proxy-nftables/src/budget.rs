@@ -24,8 +24,8 @@ impl Budget {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns the budget that `size` entries use up, if a transaction of the largest size has
-    /// `most` entries.
+    /// Returns the part of a transaction that `size` entries fill. The largest transaction has `most`
+    /// entries.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }

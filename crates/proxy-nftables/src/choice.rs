@@ -83,8 +83,8 @@ impl Map {
     }
 }
 
-/// Prefix of the names of chooser chains. Other programs may have chains with names such as
-/// `tcp-443`, so the names need a prefix.
+/// Prefix of the names of chains that choose an endpoint, such as `endpoints-of-tcp-443`. Without
+/// the prefix, a name could equal that of another chain in the table.
 const CHOOSER: &str = "endpoints-of-";
 
 /// Chain that chooses an endpoint for Services with `count` endpoints (more than three). The chain

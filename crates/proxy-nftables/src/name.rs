@@ -84,7 +84,7 @@ impl Purpose {
     }
 }
 
-/// Prefix of the sets that contain the clients of one endpoint.
+/// Prefix of the names of affinity sets. Each set contains the clients that one endpoint serves.
 pub(crate) const AFFINITY: &str = "affinity-";
 
 /// Returns true if `chain` is the name of a Service port's chain. This program or another

@@ -84,8 +84,8 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// Returns the numbers of Service entries in the kernel, one number per kind of entry. The numbers
-/// before the first Service and after the last Service must be equal.
+/// Counts the kernel entries of Services, by kind. The counts after the last Service is deleted must
+/// equal the counts before the first Service is created.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left

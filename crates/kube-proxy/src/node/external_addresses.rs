@@ -101,7 +101,7 @@ pub(crate) struct ExternalAddresses {
     /// Networks and routers near this node, read when the node had the addresses in `read_for`.
     near: NearbyNetworks,
     read_for: Vec<IpAddr>,
-    /// Addresses of the API server, which no Service may use.
+    /// Addresses and ports of the API server. No Service may have them as an external address.
     guarded: Vec<SocketAddr>,
     known: BTreeMap<Contested, Finding>,
     /// Number of findings that wait to be reported.

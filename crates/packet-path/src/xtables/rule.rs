@@ -122,7 +122,8 @@ pub(super) enum Target {
     Accept,
     Drop,
     Return,
-    /// The rule rejects the packet with this message.
+    /// The rule rejects the packet with this ICMP type or TCP reset, such as
+    /// `icmp-port-unreachable`.
     Reject(String),
     /// Sets the mark to `(mark & !mask) ^ value`.
     Mark {

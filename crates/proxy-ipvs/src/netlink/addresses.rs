@@ -163,8 +163,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode.uses_routes(), self.family) {
                 (false, _) if link.state == LinkState::Down => true,
-                // A link that is set down loses its IPv6 addresses. So only the IPv6 worker sets
-                // the link down, because this worker binds these addresses again.
+                // Setting the link down removes its IPv6 addresses, which only the IPv6 worker binds
+                // again. So the IPv4 worker keeps the link up while it has addresses of Services.
                 (false, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0

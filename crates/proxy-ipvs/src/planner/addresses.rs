@@ -59,7 +59,8 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // Keeps each wanted address local at all times, as an address or as a route.
+        // Keeps each wanted address local at all times: adds its new form (address or route) before it
+        // removes the other form.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             let addresses = &tables.addresses;

@@ -153,7 +153,7 @@ impl Ipvs {
     fn foreign_key(&self, chance: &mut Chance) -> VirtualServerKey {
         let family = self.family;
         match chance.small(4) {
-            // No other program may use the bits of `--ipvs-mark-bits`.
+            // Another program's mark. With exact semantics, mark 3 would be a mark of this proxy.
             3 if self.exact.is_some() => VirtualServerKey::Mark { family, mark: 0x83 },
             3 => VirtualServerKey::Mark { family, mark: 3 },
             host => ServiceAddress::new(at(family, [172, 31, 0, host]), 80, Protocol::Tcp).into(),

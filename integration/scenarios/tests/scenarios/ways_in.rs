@@ -218,8 +218,8 @@ pub(crate) fn headless_services_and_services_of_other_proxies_are_ignored(
     );
     c.stop()?;
 
-    // Runs the daemon with an API server that has the same objects. The daemon's requests exclude
-    // these Services.
+    // Runs the daemon with an API server that has all objects. The daemon's requests exclude the
+    // Services in `others` by their labels.
     let mut api = c.api_server(true)?;
     api.apply(&others)?;
     api.apply(&web)?;
