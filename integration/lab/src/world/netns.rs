@@ -151,6 +151,11 @@ fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
 fn write_sysctls(settings: &[(&str, &str)]) -> io::Result<()> {
     for (name, value) in settings {
         let file: PathBuf = Path::new("/proc/sys").join(name);
+        // Before Linux 5.3, the bridge's sysctls exist only in the initial namespace, where they
+        // are 1 and apply to all namespaces.
+        if name.starts_with("net/bridge/") && !file.exists() {
+            continue;
+        }
         std::fs::write(&file, value).map_err(|error| {
             io::Error::new(error.kind(), format!("{}={value}: {error}", file.display()))
         })?;
