@@ -191,6 +191,10 @@ impl Programmed {
                 "[ ! -e /proc/sys/{key} ] || echo {value} >/proc/sys/{key}"
             ))?;
         }
+        if left.settings.contains("net/ipv4/vs/conntrack:1") {
+            // The recording is from a newer kernel. Before Linux 5.9, upstream also writes this sysctl.
+            self.sh("case $(uname -r) in 4.* | 5.[0-8].*) sysctl -q net.ipv4.vs.conn_reuse_mode=0 ;; esac")?;
+        }
         Ok(())
     }
 
