@@ -11,6 +11,20 @@ fn arguments(line: &str) -> Vec<OsString> {
 }
 
 #[test]
+fn every_subcommand_accepts_its_defaults() {
+    for line in [
+        "status",
+        "services",
+        "explain shop/web",
+        "top",
+        "top --interval=60 --limit=1000",
+    ] {
+        let parsed = CommandLine::try_parse_from(arguments(&format!("kube-proxy {line}")));
+        assert!(parsed.is_ok(), "{line}: {parsed:?}");
+    }
+}
+
+#[test]
 fn an_argument_that_names_no_subcommand_of_this_crate_runs_nothing() {
     for line in [
         "kube-proxy",

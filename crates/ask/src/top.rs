@@ -54,10 +54,10 @@ pub(super) struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
     /// Seconds between two samples
-    #[arg(long, default_value_t = 2, value_parser = whole(1..=60, "give whole seconds from 1 to 60"), allow_hyphen_values = true)]
+    #[arg(long, default_value_t = 2, value_parser = whole(1..=60_u64, "give whole seconds from 1 to 60"), allow_hyphen_values = true)]
     interval: u64,
     /// Maximum of Service ports, and of endpoints
-    #[arg(long, default_value_t = 50, value_parser = whole(1..=1000, "give a whole number from 1 to 1000"), allow_hyphen_values = true)]
+    #[arg(long, default_value_t = 50, value_parser = whole(1..=1000_u16, "give a whole number from 1 to 1000"), allow_hyphen_values = true)]
     limit: u16,
     /// Print one table and exit
     #[arg(long)]
