@@ -9,7 +9,10 @@ use proxy::IpFamily;
 
 use crate::claims::Claims;
 use crate::config::Config;
+use crate::kinds::State;
+use crate::plan::Op;
 use crate::ranges::Ranges;
+use crate::rules::Rules;
 use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
@@ -32,13 +35,25 @@ struct CoverInputs {
     version: u64,
 }
 
+/// Returns the rules that are being written, if any.
+pub(crate) fn rules_in_flight(state: &State) -> Option<&Rules> {
+    let mut ops = state.in_flight().flat_map(|plan| &plan.ops);
+    ops.find_map(|op| match op {
+        Op::WriteRules { wanted, .. } => Some(&**wanted),
+        _ => None,
+    })
+}
+
 /// Record of the sets that the installed rules match.
 pub(crate) struct Cover {
     family: IpFamily,
     /// Inputs of the wanted rules, or `None` if rules were never computed.
     made_from: Option<CoverInputs>,
-    /// Sets that the wanted rules match but the installed rules do not.
+    /// Sets that the wanted rules match but the installed rules, or the rules that are being
+    /// written, do not.
     pub(crate) uncovered: BTreeSet<Set>,
+    /// True if other rules than the wanted ones are being written.
+    pub(crate) is_outdated: bool,
     /// True if the wanted rules mark packets but the installed rules do not. Also true while rules
     /// of another mode or of another shim are in use.
     pub(crate) lacks_marks: bool,
@@ -57,6 +72,7 @@ impl Cover {
             family,
             made_from: None,
             uncovered: BTreeSet::new(),
+            is_outdated: false,
             lacks_marks: false,
             head_start: Some(now + HEAD_START),
             emptied_by: None,
@@ -85,9 +101,12 @@ impl Cover {
     /// - The planner writes rules before the first member of their set.
     /// - The rules stay until the last member of their set is removed.
     /// - A stale member that the kernel refuses to remove does not bring removed rules back.
+    ///
+    /// `writing` are the rules that are being written, if any.
     pub(crate) fn want_rules(
         &mut self,
         tables: &mut Tables,
+        writing: Option<&Rules>,
         claims: &Claims,
         ranges: Ranges,
         config: &Config,
@@ -123,11 +142,12 @@ impl Cover {
         .rules_with(&ground.prefixes, config);
         tables.rules.claim(&(), [((), Arc::new(rules))]);
         self.made_from = Some(ground);
-        self.refresh(tables);
+        self.refresh(tables, writing);
     }
 
-    /// Updates the list of sets that the wanted rules match but the installed rules do not.
-    pub(crate) fn refresh(&mut self, tables: &Tables) {
+    /// Updates the list of sets that the wanted rules match but the installed rules, or the rules
+    /// that are being written (`writing`), do not.
+    pub(crate) fn refresh(&mut self, tables: &Tables, writing: Option<&Rules>) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;
         }
@@ -138,16 +158,23 @@ impl Cover {
         } else {
             BTreeSet::new()
         };
+        let outdated = writing.filter(|writing| **writing != *wanted);
+        self.is_outdated = outdated.is_some();
+        if let Some(outdated) = outdated {
+            let missing = wanted.uncovered(outdated, self.family);
+            self.uncovered.extend(missing);
+        }
         self.lacks_marks = self.uncovered.contains(&Set::LocalMark);
-        if !Self::is_awaited(tables) {
+        if !self.is_awaited(tables) {
             self.uncovered.clear();
         }
     }
 
     /// Returns true if new virtual servers may have to wait for rules. While another mode's rules
     /// serve, no virtual server waits.
-    pub(crate) fn is_awaited(tables: &Tables) -> bool {
-        tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
+    pub(crate) fn is_awaited(&self, tables: &Tables) -> bool {
+        let is_pending = tables.rules.pending_len() > 0 || self.is_outdated;
+        is_pending && !tables.are_served_by_another_mode()
     }
 
     /// Ends the wait of the rules, because the wanted rules are installed.

@@ -9,7 +9,10 @@
 //! 3. With `--ipvs-semantics=exact`, packets are exempt only while they have a mark: the exemption
 //!    begins after the mark is added, and ends before the mark is removed.
 //! 4. If the virtual server moves to another Service, masquerading and the firewall of source
-//!    ranges end only after the virtual server has lost the former Service's endpoints.
+//!    ranges end only after the virtual server has lost the former Service's endpoints, and after
+//!    the former Service's mark is removed.
+//! 5. The firewall of the new Service begins before the virtual server gets the new endpoints, and
+//!    before packets get the new mark.
 //!
 //! Masquerading packets a little too long does no harm.
 
@@ -241,10 +244,10 @@ const MASQUERADED: [Set; 3] = [Set::ClusterIp, Set::ExternalIp, Set::LoadBalance
 /// Sets that contain the clients that a load balancer's firewall admits.
 pub(crate) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// Returns true if a set member must stay because its virtual server still sends new connections to
-/// unwanted endpoints. The member masquerades packets to these endpoints, or its rule drops packets
-/// to them, or it belongs to the firewall that protects them. `losing` contains the result of
-/// [`losing_endpoints`].
+/// Returns true if a set member must stay because packets to its address may still reach unwanted
+/// endpoints. The member masquerades packets to these endpoints, or its rule drops packets to them,
+/// or it belongs to the firewall that protects them. `losing` contains the results of
+/// [`losing_endpoints`] and [`marked_otherwise`].
 pub(crate) fn protects_removed_endpoints(
     losing: &HashSet<ServiceAddress>,
     set: Set,
@@ -283,14 +286,30 @@ pub(crate) fn losing_endpoints(tables: &Tables) -> impl Iterator<Item = ServiceA
     losing.filter_map(VirtualServerKey::address)
 }
 
+/// Returns the addresses at which an unwanted mark still sends packets from outside to another
+/// virtual server. Ignores marks that the kernel refuses to remove.
+pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
+    let marks = tables.members(Set::LocalMark);
+    let leaving = marks.pending().filter(|mark| {
+        marks.wanted(mark).is_none() && marks.actual(mark).is_some() && !marks.is_failing(mark)
+    });
+    leaving.filter_map(|mark| Set::LocalMark.service_address(mark))
+}
+
 /// Returns true if an unwanted mark must stay, together with the rules that set marks. While the
-/// virtual servers are unknown, every unwanted mark stays.
-pub(crate) fn needs_marks(tables: &Tables, knows_servers: bool) -> bool {
+/// virtual servers are unknown, every unwanted mark stays. Ignores addresses whose virtual server
+/// waits for the new rules itself (`awaits_firewall`).
+pub(crate) fn needs_marks(
+    tables: &Tables,
+    knows_servers: bool,
+    awaits_firewall: impl Fn(&Member) -> bool,
+) -> bool {
     let table = tables.members(Set::LocalMark);
     let mut there = table.iter_actual().map(|(member, ())| member);
     there.any(|member| {
         let at = Set::LocalMark.service_address(member);
-        let loses = || at.is_some_and(|at| loses_endpoints(tables, &at.into()));
+        let loses =
+            || at.is_some_and(|at| loses_endpoints(tables, &at.into())) && !awaits_firewall(member);
         table.wanted(member).is_none() && (!knows_servers || loses())
     })
 }
@@ -304,21 +323,28 @@ const DROPS: [Set; 3] = [
 ];
 
 /// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
-/// that the Service's clients may send. While the virtual server still has unwanted endpoints, the
-/// member protects these endpoints. A member of the firewall set also protects an unwanted virtual
-/// server.
+/// that the Service's clients may send. While the virtual server still has unwanted endpoints, or an
+/// unwanted mark (`marked`, the result of [`marked_otherwise`]) sends packets to another virtual
+/// server, the member protects endpoints. A member of the firewall set also protects an unwanted
+/// virtual server.
 ///
 /// While the proxy must not delete entries (`may_delete` is false), unwanted endpoints stay, and so
 /// does every unwanted member of the firewall set. A member of the other two sets is obsolete then
 /// if a Service wants its virtual server with an endpoint.
-fn is_obsolete_drop(tables: &Tables, set: Set, member: &Member, may_delete: bool) -> bool {
+fn is_obsolete_drop(
+    tables: &Tables,
+    marked: &HashSet<ServiceAddress>,
+    set: Set,
+    member: &Member,
+    may_delete: bool,
+) -> bool {
     let Some(at) = set.service_address(member) else {
         return false;
     };
     let (key, servers) = (at.into(), &tables.servers);
     let (wanted, actual) = (servers.wanted(&key), servers.actual(&key));
     let is_left = wanted.is_none() && actual.is_some_and(serves) && !servers.is_failing(&key);
-    let protects = is_left || loses_endpoints(tables, &key);
+    let protects = is_left || loses_endpoints(tables, &key) || marked.contains(&at);
     let only_harms = match set {
         Set::LoadBalancerFirewall => may_delete && wanted.is_some() && !protects,
         _ if may_delete => !protects,
@@ -335,10 +361,11 @@ pub(crate) fn end_drops(
     may_delete: bool,
     is_ended: impl Fn(Set) -> bool,
 ) -> Vec<Op> {
+    let marked: HashSet<_> = marked_otherwise(tables).collect();
     let sets = DROPS.into_iter().filter(|set| is_ended(*set));
     let ended = sets.flat_map(|set| {
         let due = tables.members(set).due(now);
-        let ended = due.filter(|member| is_obsolete_drop(tables, set, member, may_delete));
+        let ended = due.filter(|member| is_obsolete_drop(tables, &marked, set, member, may_delete));
         let ended = sorted(ended).into_iter();
         ended.map(move |member| Op::RemoveMember(set, member))
     });
@@ -349,26 +376,28 @@ pub(crate) fn end_drops(
 /// true for each set that only the new rules match. Ignores members that the kernel refuses to
 /// remove.
 pub(crate) fn would_drop(tables: &Tables, may_delete: bool, new: impl Fn(Set) -> bool) -> bool {
+    let marked: HashSet<_> = marked_otherwise(tables).collect();
     let mut sets = DROPS.into_iter().filter(|set| new(*set));
     sets.any(|set| {
         let table = tables.members(set);
         let mut pending = table.pending();
         pending.any(|member| {
-            !table.is_failing(member) && is_obsolete_drop(tables, set, member, may_delete)
+            !table.is_failing(member) && is_obsolete_drop(tables, &marked, set, member, may_delete)
         })
     })
 }
 
 /// Returns true if new rules would give packets a mark that a plan replaces soon. The virtual server
 /// of the former mark may have no endpoints any more. Ignores addresses at which the kernel refuses
-/// to add or remove a mark.
-pub(crate) fn awaits_next_mark(tables: &Tables) -> bool {
+/// to add or remove a mark, and marks that wait for these rules themselves (`awaits_firewall`).
+pub(crate) fn awaits_next_mark(tables: &Tables, awaits_firewall: impl Fn(&Member) -> bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let pending = table.pending().filter(|member| !table.is_failing(member));
     let (next, former): (Vec<&Member>, Vec<&Member>) =
         pending.partition(|member| table.wanted(member).is_some());
     let at = |member: &Member| Set::LocalMark.service_address(member);
-    let next: HashSet<_> = next.into_iter().filter_map(at).collect();
+    let next = next.into_iter().filter(|mark| !awaits_firewall(mark));
+    let next: HashSet<_> = next.filter_map(at).collect();
     former
         .into_iter()
         .filter_map(at)

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Model, NamespacedName, Protocol, Scheduler, Service};
 
+use crate::cover::rules_in_flight;
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
 use crate::kinds::State;
@@ -148,7 +149,7 @@ impl Ipvs {
         if !was_known {
             self.cover.first_read(state.now);
         }
-        self.cover.refresh(&self.tables);
+        self.cover.refresh(&self.tables, rules_in_flight(state));
     }
 
     /// Updates the addresses of the node's other interfaces. Compiles two groups of Services again:

@@ -23,7 +23,7 @@ use crate::booking::Booking;
 use crate::claims::Claims;
 use crate::compile::NodePortAddresses;
 use crate::config::VipMode;
-use crate::cover::Cover;
+use crate::cover::{Cover, rules_in_flight};
 use crate::drain::Drains;
 use crate::drift::{Drifts, tell_address};
 use crate::exchange::{PartContent, PlanResult, Query, QueryResponse};
@@ -96,7 +96,7 @@ impl Ipvs {
             claims: &self.claims,
             cover: &self.cover,
             state,
-            are_rules_pending: Cover::is_awaited(&self.tables) || !state.knows(Part::Rules),
+            are_rules_pending: self.cover.is_awaited(&self.tables) || !state.knows(Part::Rules),
             has_taken_over: self.takeover.is_none(),
             has_all_addresses: self.link.is_sure(),
             now: state.now,
@@ -393,7 +393,9 @@ impl engine::Scheme for Ipvs {
         if state.look(Part::Sets).is_tried() {
             let ranges = self.guarded_ranges();
             let (tables, claims) = (&mut self.tables, &self.claims);
-            self.cover.want_rules(tables, claims, ranges, &state.config);
+            let writing = rules_in_flight(state);
+            let cover = &mut self.cover;
+            cover.want_rules(tables, writing, claims, ranges, &state.config);
         }
         if state.knows(Part::Rules) && self.tables.rules.pending_len() == 0 {
             self.cover.is_complete();
@@ -475,7 +477,7 @@ impl engine::Scheme for Ipvs {
             state.wrote(part);
         }
         if plan.lane() == Some(Lane::Rules) {
-            self.cover.refresh(&self.tables);
+            self.cover.refresh(&self.tables, None);
         }
         for part in doubted {
             state.doubt(part);

@@ -72,11 +72,14 @@ pub(super) fn make(
     };
     let mut members = Vec::new();
     // The rules of the firewall set drop packets of all clients that no other rule admits. So this
-    // set waits for the rules that admit clients. If the kernel refuses those rules, the set gets
-    // its members anyway: a closed port is safer than an open port.
+    // set waits for the rules that admit clients, unless its own rules are missing, too: one write
+    // installs both. If the kernel refuses those rules, the set gets its members anyway: a closed
+    // port is safer than an open port.
+    let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
-        || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
+        || (is_uncovered(&Set::LoadBalancerFirewall) && !of.cover.is_outdated)
+        || !GUARDS.iter().any(is_uncovered);
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
@@ -356,10 +359,10 @@ pub(super) fn waits_for_firewall(
 }
 
 /// Returns true if a mark must wait, because it would give clients that the source ranges of its
-/// address exclude another virtual server. A mark that no rule sets yet does not wait.
-fn mark_awaits_firewall(tables: &Tables, mark: &Member, of: &Situation<'_>) -> bool {
+/// address exclude another virtual server.
+pub(super) fn mark_awaits_firewall(tables: &Tables, mark: &Member, of: &Situation<'_>) -> bool {
     let at = Set::LocalMark.service_address(mark);
-    !of.cover.lacks_marks && at.is_some_and(|at| lacks_firewall(tables, at, of))
+    at.is_some_and(|at| lacks_firewall(tables, at, of))
 }
 
 /// Returns true if a virtual server must wait until the proxy knows which packet marks are free.

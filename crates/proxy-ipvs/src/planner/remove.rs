@@ -120,7 +120,12 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     };
     let losing = OnceCell::new();
     let protects_removed = |set, member: &Member| {
-        let losing = losing.get_or_init(|| masquerading::losing_endpoints(tables).collect());
+        let losing = losing.get_or_init(|| {
+            let losing = masquerading::losing_endpoints(tables);
+            losing
+                .chain(masquerading::marked_otherwise(tables))
+                .collect()
+        });
         masquerading::protects_removed_endpoints(losing, set, member)
     };
     let mut ops = Vec::new();

@@ -8,7 +8,7 @@ use iptables::{Backend, Table};
 use proxy_ipvs::{LeftoverPlace, MarkBits, Semantics, VirtualServerKey};
 
 use super::exact::{exposed, marked, marks, synced};
-use super::support::HeldParts;
+use super::support::{HeldParts, Slow};
 use super::*;
 
 const SHIMS: [ShimStyle; 3] = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
@@ -63,64 +63,141 @@ fn a_restart_with_the_same_shim_keeps_packet_marks_without_a_write() {
     }
 }
 
+/// Returns a Service with source ranges and the load-balancer address of [`exposed`]'s Service 10.
+fn closed(is_local: bool) -> Service {
+    Service {
+        ingress_ips: vec![ip("192.0.2.10")],
+        source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
+        ..exposed("default/closed", 11, is_local)
+    }
+}
+
+/// Returns true if the virtual server at the moving address uses the endpoint of [`closed`].
+fn serves_closed(kernel: &FakeKernel) -> bool {
+    let state = kernel.state();
+    let there = state.snapshot.servers.get(&server("192.0.2.10:80"));
+    let real = there.and_then(|there| there.destination(target("10.244.1.9")));
+    real.is_some_and(|real| real.weight > 0)
+}
+
+fn marks_of(kernel: &FakeKernel) -> Vec<Member> {
+    let state = kernel.state();
+    let of = state.snapshot.sets.get(&Set::LocalMark);
+    of.into_iter().flatten().copied().collect()
+}
+
+fn a_while(world: &mut World<Slow>) {
+    for _ in 0..50 {
+        world.go_on();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts a node on which `first` serves the moving address. The test can hold its threads.
+fn on_threads(shim: ShimStyle, first: Service) -> (World<Slow>, HeldParts) {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    kernel.state().shim = shim;
+    let held: HeldParts = Arc::default();
+    let mut world = World::threaded(config(shim), kernel, &held);
+    world.service(first);
+    world.slice(slice("default/web", &PAIR));
+    world.slice(slice("default/closed", &["10.244.1.9@node1"]));
+    let mut world = world.listed();
+    world.until("the first Service", |kernel| {
+        kernel.state().snapshot.bound.contains(&ip("192.0.2.10"))
+    });
+    a_while(&mut world);
+    (world, held)
+}
+
 /// Without these rules, clients that the new Service excludes could connect to its endpoint.
 #[test]
 fn an_address_that_moves_waits_for_the_rules_of_its_source_ranges() {
-    for (shim, is_local) in SHIMS
+    let policies = [(false, false), (true, true), (false, true)];
+    for (shim, (was_local, is_local)) in SHIMS
         .into_iter()
-        .flat_map(|shim| [(shim, false), (shim, true)])
+        .flat_map(|shim| policies.map(|policies| (shim, policies)))
     {
-        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
-        kernel.state().shim = shim;
-        let held: HeldParts = Arc::default();
-        let mut world = World::threaded(config(shim), kernel, &held);
-        world.service(exposed("default/web", 10, is_local));
-        world.slice(slice("default/web", &PAIR));
-        let mut world = world.listed();
-        let is_bound =
-            |kernel: &FakeKernel| kernel.state().snapshot.bound.contains(&ip("192.0.2.10"));
-        world.until("the first Service", is_bound);
+        let (mut world, held) = on_threads(shim, exposed("default/web", 10, was_local));
         held.lock().unwrap().insert(Part::Rules.name());
         world.service(service("default/web", "10.96.0.10", 80));
-        let mut closed = exposed("default/closed", 11, is_local);
-        closed.ingress_ips = vec![ip("192.0.2.10")];
-        closed.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
-        world.service(closed);
-        world.slice(slice("default/closed", &["10.244.1.9@node1"]));
-        let at_address = server("192.0.2.10:80");
-        let serves = |kernel: &FakeKernel| {
-            let state = kernel.state();
-            state.snapshot.servers[&at_address]
-                .destination(target("10.244.1.9"))
-                .is_some()
-        };
+        world.service(closed(is_local));
         world.until("the new Service's cluster IP", |kernel| {
             let state = kernel.state();
             let there = state.snapshot.servers.get(&server("10.96.0.11:80"));
             there.is_some_and(|there| there.destinations.len() == 1)
         });
-        for _ in 0..50 {
-            world.go_on();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let former = is_local.then(|| marked(10, 1));
-        let of_mark = |kernel: &FakeKernel| {
-            let state = kernel.state();
-            let of = state.snapshot.sets.get(&Set::LocalMark);
-            of.into_iter().flatten().copied().collect::<Vec<_>>()
-        };
-        let (is_early, during) = (serves(&world.kernel), of_mark(&world.kernel));
+        a_while(&mut world);
+        let (is_early, during) = (serves_closed(&world.kernel), marks_of(&world.kernel));
         held.lock().unwrap().clear();
-        assert!(!is_early, "{shim:?} {is_local}");
-        assert_eq!(during, Vec::from_iter(former), "{shim:?} {is_local}");
-        world.until("the new Service's endpoint", serves);
-        let next = is_local.then(|| marked(10, 2));
+        let case = format!("{shim:?} {was_local} {is_local}");
+        assert!(!is_early, "{case}");
+        let former = was_local.then(|| marked(10, 1));
+        assert_eq!(during, Vec::from_iter(former), "{case}");
+        world.until("the new Service's endpoint", serves_closed);
         world.until("the new mark", |kernel| {
-            of_mark(kernel) == Vec::from_iter(next)
+            let marks = marks_of(kernel);
+            marks.len() == usize::from(is_local) && former.is_none_or(|mark| !marks.contains(&mark))
         });
         let state = world.kernel.state();
         let member = Member::AddressPort(ip("192.0.2.10"), Protocol::Tcp, 80);
         assert!(state.snapshot.sets[&Set::LoadBalancerFirewall].contains(&member));
+    }
+}
+
+/// The rules in the kernel still have the firewall, but a write that removes it has begun.
+#[test]
+fn an_address_that_moves_back_waits_although_its_rules_are_not_removed_yet() {
+    for shim in SHIMS {
+        let (mut world, held) = on_threads(shim, closed(false));
+        held.lock().unwrap().insert(Part::Rules.name());
+        world.service(service("default/closed", "10.96.0.11", 80));
+        world.service(exposed("default/web", 10, false));
+        a_while(&mut world);
+        assert!(!serves_closed(&world.kernel));
+        world.service(service("default/web", "10.96.0.10", 80));
+        world.service(closed(false));
+        a_while(&mut world);
+        let is_early = serves_closed(&world.kernel);
+        held.lock().unwrap().clear();
+        assert!(!is_early, "{shim:?}");
+        world.until("the first Service again", serves_closed);
+    }
+}
+
+/// The fwmark virtual server stays, because a NodePort uses it.
+#[test]
+fn the_firewall_of_a_moved_address_stays_until_its_mark_is_removed() {
+    for shim in SHIMS {
+        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+        kernel.state().shim = shim;
+        let mut world = World::with(config(shim), kernel);
+        let mut limited = closed(true);
+        for port in limited.ports.iter_mut() {
+            port.node_port = Some(30080);
+        }
+        world.service(limited.clone());
+        world.service(service("default/web", "10.96.0.10", 80));
+        world.slice(slice("default/web", &PAIR));
+        world.slice(slice("default/closed", &["10.244.1.9@node1"]));
+        let mut world = world.listed();
+        synced(&mut world);
+        world.work();
+        limited.ingress_ips.clear();
+        world.service(limited);
+        world.service(exposed("default/web", 10, false));
+        synced(&mut world);
+        let written = world.written();
+        let at = |text: &str| {
+            let mut all = written.iter();
+            let found =
+                all.position(|op| op.starts_with("remove 192.0.2.10") && op.ends_with(text));
+            found.unwrap_or_else(|| panic!("{shim:?}: {text}: {written:#?}"))
+        };
+        assert!(
+            at("KUBE-LOCAL-MARK") < at("KUBE-LOAD-BALANCER-FW"),
+            "{written:#?}"
+        );
     }
 }
 
