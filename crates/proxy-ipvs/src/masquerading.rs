@@ -323,9 +323,9 @@ const DROPS: [Set; 3] = [
 ];
 
 /// Returns true if an unwanted member of a set in [`DROPS`] does only harm: its rule drops packets
-/// that the Service's clients may send. While the virtual server still has unwanted endpoints, or an
-/// unwanted mark (`marked`, the result of [`marked_otherwise`]) sends packets to another virtual
-/// server, the member protects endpoints. A member of the firewall set also protects an unwanted
+/// that the Service's clients may send. The member protects endpoints while the virtual server has
+/// unwanted endpoints, or while an unwanted mark sends packets to another virtual server (`marked`,
+/// the result of [`marked_otherwise`]). A member of the firewall set also protects an unwanted
 /// virtual server.
 ///
 /// While the proxy must not delete entries (`may_delete` is false), unwanted endpoints stay, and so
@@ -387,9 +387,9 @@ pub(crate) fn would_drop(tables: &Tables, may_delete: bool, new: impl Fn(Set) ->
     })
 }
 
-/// Returns true if new rules would give packets a mark that a plan replaces soon. The virtual server
-/// of the former mark may have no endpoints any more. Ignores addresses at which the kernel refuses
-/// to add or remove a mark, and marks that wait for these rules themselves (`awaits_firewall`).
+/// Returns true if new rules would give packets a mark that a plan replaces soon. The former mark's
+/// virtual server may have no endpoints any more. Ignores addresses at which the kernel refuses to
+/// add or remove a mark, and marks that wait for these rules themselves (`awaits_firewall`).
 pub(crate) fn awaits_next_mark(tables: &Tables, awaits_firewall: impl Fn(&Member) -> bool) -> bool {
     let table = tables.members(Set::LocalMark);
     let pending = table.pending().filter(|member| !table.is_failing(member));

@@ -173,7 +173,7 @@ fn the_firewall_of_a_moved_address_stays_until_its_mark_is_removed() {
         kernel.state().shim = shim;
         let mut world = World::with(config(shim), kernel);
         let mut limited = closed(true);
-        for port in limited.ports.iter_mut() {
+        for port in &mut limited.ports {
             port.node_port = Some(30080);
         }
         world.service(limited.clone());
