@@ -15,8 +15,8 @@
 //! - One file for each [`Table`]: kernel state at the end. A table without a file is not compared.
 //! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. If the file is missing, the
 //!   expected state is the state at the end of the case.
-//! - `writes`: in a recording, the number of writes that a start on this state must make. Without a
-//!   file, 0.
+//! - `writes`: in a recording, the number of writes that a start on this state must make, and that
+//!   the recorded version makes when it starts on the current version's state. Without a file, 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ pub(crate) struct Case {
     pub(crate) pre: PresetState,
     /// Expected dumps of all tables after the last phase.
     pub(crate) expected: Dumps,
-    /// Number of writes that a daemon makes when it starts on the expected state.
+    /// Number of writes that a daemon makes when it starts on the expected state, or on the state of
+    /// the program in `--after`.
     pub(crate) writes: u64,
 }
 

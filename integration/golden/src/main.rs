@@ -72,6 +72,10 @@ struct Arguments {
     /// With --adopt: the dumps are recordings of an earlier version, so no further case follows
     #[arg(long, requires = "adopt")]
     recorded: bool,
+    /// With --adopt: run this kube-proxy first, and start the daemon on the state that it leaves,
+    /// instead of on the case's dumps
+    #[arg(long, value_name = "PATH", requires = "adopt", conflicts_with_all = ["recorded", "upstream"])]
+    after: Option<PathBuf>,
     /// Write the state that the daemon leaves to a case of the same name in this directory, instead of
     /// a comparison
     #[arg(long, value_name = "DIR", conflicts_with_all = ["adopt", "upstream"])]
@@ -206,6 +210,9 @@ impl Arguments {
         flags.extend(self.recorded.then(|| "--recorded".into()));
         if let Some(folder) = &self.record {
             flags.extend(["--record".into(), folder.into()]);
+        }
+        if let Some(program) = &self.after {
+            flags.extend(["--after".into(), program.into()]);
         }
         flags
     }
@@ -367,6 +374,7 @@ impl Arguments {
         };
         let is_given = self.adopt
             && !self.recorded
+            && self.after.is_none()
             && index.is_multiple_of(2)
             && is_plain(&own)
             && is_plain(&next);
@@ -438,7 +446,11 @@ impl Arguments {
             } else {
                 Check::Nothing
             };
-            (node.load(&case)?, check, case.phases.get(last..))
+            let state = match &self.after {
+                Some(earlier) => node.run_before(earlier, &case)?,
+                None => node.load(&case)?,
+            };
+            (state, check, case.phases.get(last..))
         } else {
             (node.prepare(&case)?, Check::Unasked, Some(&*case.phases))
         };
@@ -450,6 +462,7 @@ impl Arguments {
                 // Here, the daemon must change the recorded state. So its dumps differ from the
                 // recording, and the test compares only the number of writes.
                 Check::Writes(_) => String::new(),
+                _ if self.after.is_some() => changes(&before.dumps, found),
                 _ => differing(node, phase, &before, found),
             }
         };
@@ -482,6 +495,34 @@ impl Arguments {
     }
 }
 
+/// Returns the changes of the proxy's own tables, table by table.
+fn changes(before: &Dumps, after: &Dumps) -> String {
+    let mut text = String::new();
+    for (table, after) in after.iter().filter(|(table, _)| table.is_recorded()) {
+        let before = before.get(table).map(|dump| table.clean(dump));
+        add_lines(
+            &mut text,
+            *table,
+            &table::differing(&before.unwrap_or_default(), &table.clean(after)),
+        );
+    }
+    text
+}
+
+/// Appends the differing lines of a table to `text`, at most [`SHOWN`] of them.
+fn add_lines(text: &mut String, table: Table, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    text.extend(["  ", table.file(), ":\n"]);
+    for line in lines.iter().take(SHOWN) {
+        text.extend(["    ", line, "\n"]);
+    }
+    if lines.len() > SHOWN {
+        let _ = writeln!(text, "    and {} more", lines.len() - SHOWN);
+    }
+}
+
 /// Returns the differences from the expected state, table by table.
 fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dumps) -> String {
     let mut expected = BTreeMap::new();
@@ -504,17 +545,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &InitialState, found: &Dump
             .get(&table)
             .map(|found| table.clean(found))
             .unwrap_or_default();
-        let lines = table::differing(&expected, &found);
-        if lines.is_empty() {
-            continue;
-        }
-        text.extend(["  ", table.file(), ":\n"]);
-        for line in lines.iter().take(SHOWN) {
-            text.extend(["    ", line, "\n"]);
-        }
-        if lines.len() > SHOWN {
-            let _ = writeln!(text, "    and {} more", lines.len() - SHOWN);
-        }
+        add_lines(&mut text, table, &table::differing(&expected, &found));
     }
     text
 }

@@ -277,6 +277,20 @@ impl<'a> Node<'a> {
         })
     }
 
+    /// Runs another kube-proxy of the same mode with all phases of a case. Returns the state that it
+    /// leaves.
+    pub(crate) fn run_before(&self, earlier: &Path, case: &Case) -> Result<InitialState> {
+        let mut before = self.prepare(case)?;
+        let program = Program {
+            file: earlier,
+            ..self.program
+        };
+        let no_differences = |_: &Phase, _: &Dumps| String::new();
+        (before.dumps, _) =
+            self.serve_with(program, case, &case.phases, Check::Unasked, &no_differences)?;
+        Ok(before)
+    }
+
     /// Writes the kernel settings that upstream left for `case`. First resets the settings of the
     /// previous case `before`, because no proxy resets settings.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
@@ -317,7 +331,18 @@ impl<'a> Node<'a> {
         check: Check,
         judge: &Judge<'_>,
     ) -> Result<(Dumps, String)> {
-        let is_upstream = self.program.is_upstream;
+        self.serve_with(self.program, case, phases, check, judge)
+    }
+
+    fn serve_with(
+        &self,
+        program: Program<'_>,
+        case: &Case,
+        phases: &[Phase],
+        check: Check,
+        judge: &Judge<'_>,
+    ) -> Result<(Dumps, String)> {
+        let is_upstream = program.is_upstream;
         let server = Server::spawn(options()).context("cannot start the API server fixture")?;
         if is_upstream {
             let slow = Fault::Slow {
@@ -334,7 +359,7 @@ impl<'a> Node<'a> {
             give(&server, phase).with_context(|| format!("the objects of phase {number}"))?;
             let daemon: &Running = match &mut daemon {
                 Some(daemon) => daemon,
-                none => none.insert(self.start(case, &server, check)?),
+                none => none.insert(self.start(program, case, &server, check)?),
             };
             let differing = self.settled(phase, judge)?;
             if !differing.is_empty() && number < phases.len() {
@@ -391,12 +416,18 @@ impl<'a> Node<'a> {
 
     /// Starts the daemon. Waits until the daemon has logged the first sync of each family. Does not
     /// wait for upstream's kube-proxy, which does not log syncs.
-    fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
+    fn start(
+        &self,
+        program: Program<'_>,
+        case: &Case,
+        server: &Server,
+        check: Check,
+    ) -> Result<Running> {
         let Program {
             file,
             mode,
             is_upstream,
-        } = self.program;
+        } = program;
         let kubeconfig = self.scratch.0.join("kubeconfig");
         fs::write(&kubeconfig, server.kubeconfig())?;
         let mut flags = match &case.config {
