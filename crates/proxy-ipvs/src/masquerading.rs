@@ -169,10 +169,22 @@ fn accepts_connections(tables: &Tables, key: &VirtualServerKey) -> bool {
     servers.is_failing(key) || (is_made && !loses_endpoints(tables, key))
 }
 
+/// Returns true if packets to a virtual server's address must keep their mark, although no Service
+/// wants the mark any more: without the mark, these packets would reach unwanted endpoints, or no
+/// endpoint.
+fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let servers = &tables.servers;
+    let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
+        return false;
+    };
+    let regains_endpoints = serves(wanted) && !actual.destinations.is_empty() && !serves(actual);
+    loses_endpoints(tables, key) || (regains_endpoints && !servers.is_failing(key))
+}
+
 /// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
 /// that adds the new mark first removes the old mark. If an address gets no other mark, its old
-/// mark stays while the virtual server at the address still serves unwanted endpoints.
-/// `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
+/// mark stays while the virtual server at the address still serves unwanted endpoints, or serves no
+/// wanted endpoint yet. `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
 pub(crate) fn end_marks(
     tables: &Tables,
     marks: &Marks,
@@ -196,7 +208,7 @@ pub(crate) fn end_marks(
     let is_free = |member: &&Member| {
         at(member).is_none_or(|at| match next.get(&at) {
             Some(awaits) => !awaits,
-            None => !loses_endpoints(tables, &at.into()),
+            None => !needs_mark(tables, &at.into()),
         })
     };
     sorted(unwanted.into_iter().filter(is_free))
@@ -308,9 +320,9 @@ pub(crate) fn needs_marks(
     let mut there = table.iter_actual().map(|(member, ())| member);
     there.any(|member| {
         let at = Set::LocalMark.service_address(member);
-        let loses =
-            || at.is_some_and(|at| loses_endpoints(tables, &at.into())) && !awaits_firewall(member);
-        table.wanted(member).is_none() && (!knows_servers || loses())
+        let needs =
+            || at.is_some_and(|at| needs_mark(tables, &at.into())) && !awaits_firewall(member);
+        table.wanted(member).is_none() && (!knows_servers || needs())
     })
 }
 
