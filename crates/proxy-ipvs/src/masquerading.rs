@@ -177,8 +177,8 @@ fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
     let (Some(actual), Some(wanted)) = (servers.actual(key), servers.wanted(key)) else {
         return false;
     };
-    let regains_endpoints = serves(wanted) && !actual.destinations.is_empty() && !serves(actual);
-    loses_endpoints(tables, key) || (regains_endpoints && !servers.is_failing(key))
+    let gains_endpoints = serves(wanted) && !serves(actual) && !servers.is_failing(key);
+    gains_endpoints || loses_endpoints(tables, key)
 }
 
 /// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
@@ -310,18 +310,17 @@ pub(crate) fn marked_otherwise(tables: &Tables) -> impl Iterator<Item = ServiceA
 
 /// Returns true if an unwanted mark must stay, together with the rules that set marks. While the
 /// virtual servers are unknown, every unwanted mark stays. Ignores addresses whose virtual server
-/// waits for the new rules itself (`awaits_firewall`).
+/// waits for the new rules itself (`awaits_rules`).
 pub(crate) fn needs_marks(
     tables: &Tables,
     knows_servers: bool,
-    awaits_firewall: impl Fn(&Member) -> bool,
+    awaits_rules: impl Fn(&Member) -> bool,
 ) -> bool {
     let table = tables.members(Set::LocalMark);
     let mut there = table.iter_actual().map(|(member, ())| member);
     there.any(|member| {
         let at = Set::LocalMark.service_address(member);
-        let needs =
-            || at.is_some_and(|at| needs_mark(tables, &at.into())) && !awaits_firewall(member);
+        let needs = || at.is_some_and(|at| needs_mark(tables, &at.into())) && !awaits_rules(member);
         table.wanted(member).is_none() && (!knows_servers || needs())
     })
 }

@@ -88,7 +88,7 @@ pub(super) fn make(
         let is_early = |member: &Member| {
             exempted(set, member) == Some(true)
                 || masquerading::awaits_outside_server(tables, &of.claims.marks, set, member)
-                || (set == Set::LocalMark && mark_awaits_firewall(tables, member, of))
+                || awaits_firewall(tables, set, member, of)
         };
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
@@ -102,7 +102,7 @@ pub(super) fn make(
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
         ended.extend(masquerading::end_guards(tables, of.now));
         if of.knows(Part::Servers) {
-            let awaits = |mark: &Member| mark_awaits_firewall(tables, mark, of);
+            let awaits = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
             unmarked = masquerading::end_marks(tables, &of.claims.marks, of.now, awaits);
         }
     }
@@ -358,11 +358,24 @@ pub(super) fn waits_for_firewall(
             .is_some_and(|at| lacks_firewall(tables, at, of))
 }
 
-/// Returns true if a mark must wait, because it would give clients that the source ranges of its
-/// address exclude another virtual server.
-pub(super) fn mark_awaits_firewall(tables: &Tables, mark: &Member, of: &Situation<'_>) -> bool {
-    let at = Set::LocalMark.service_address(mark);
-    at.is_some_and(|at| lacks_firewall(tables, at, of))
+/// Returns true if a set member must wait for the rules of its address's source ranges:
+///
+/// - a mark, because it would give excluded clients another virtual server
+/// - an exemption from masquerading, because only packets with a mark may be exempt
+pub(super) fn awaits_firewall(
+    tables: &Tables,
+    set: Set,
+    member: &Member,
+    of: &Situation<'_>,
+) -> bool {
+    let is_exempt_by_mark = || {
+        let owner = tables.members(set).owner(member);
+        EXEMPT.contains(&set) && owner.is_some_and(|owner| of.claims.marks.get(owner).is_some())
+    };
+    (set == Set::LocalMark || is_exempt_by_mark())
+        && set
+            .service_address(member)
+            .is_some_and(|at| lacks_firewall(tables, at, of))
 }
 
 /// Returns true if a virtual server must wait until the proxy knows which packet marks are free.
@@ -373,7 +386,7 @@ fn waits_for_marks(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 /// Returns true if a virtual server without destinations must wait for rules. This includes a
 /// virtual server that replaces another program's virtual server: no set contained its address
 /// before, so its rules are still missing.
-fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+pub(super) fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
         return false;

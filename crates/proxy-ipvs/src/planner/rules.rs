@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::make::{mark_awaits_firewall, waits_for_firewall, waits_for_outside};
+use super::make::{awaits_firewall, waits_for_firewall, waits_for_outside, waits_for_rules};
 use super::situation::{Situation, left};
 use crate::leftovers::LeftoverPlace;
 use crate::masquerading::{self, EXEMPT};
@@ -20,16 +20,21 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     // Waits for the sets: the kernel refuses a rule that names a missing set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
-    let awaits_firewall = |mark: &Member| mark_awaits_firewall(tables, mark, of);
+    let mark_awaits_firewall = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
     let replaces_marks = of.claims.may_delete && of.knows(Part::Servers);
     let must_wait = awaits_sets
         || of.cover.awaits_emptying(tables, of.now)
         || masquerading::would_drop(tables, of.claims.may_delete, |set| of.lacks_rule(set))
         || (replaces_marks
             && of.lacks_rule(Set::LocalMark)
-            && masquerading::awaits_next_mark(tables, awaits_firewall))
+            && masquerading::awaits_next_mark(tables, mark_awaits_firewall))
         || (!is_exact
-            && masquerading::needs_marks(tables, of.knows(Part::Servers), awaits_firewall));
+            && masquerading::needs_marks(tables, of.knows(Part::Servers), |mark| {
+                mark_awaits_firewall(mark)
+                    || Set::LocalMark
+                        .service_address(mark)
+                        .is_some_and(|at| waits_for_rules(tables, &at.into(), of))
+            }));
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
     }
@@ -106,7 +111,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
 ///
 /// - members of sets that do not exist, and members that the kernel refused
 /// - members that exempt packets of waiting virtual servers from masquerading
-/// - members of the firewall set (source ranges), and marks, if they wait for rules
+/// - members of the firewall set (source ranges), marks and exemptions, if they wait for rules
 fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let may_wait = |set: Set| {
         (set == Set::LoadBalancerFirewall && of.are_rules_pending)
@@ -115,8 +120,7 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let mut sets = tables.all_members();
     of.claims.may_delete
         && sets.all(|(set, table)| {
-            let waits =
-                |member: &Member| set == Set::LocalMark && mark_awaits_firewall(tables, member, of);
+            let waits = |member: &Member| awaits_firewall(tables, set, member, of);
             let is_missing = |member: &Member| {
                 table.wanted(member).is_some() && !table.is_failing(member) && !waits(member)
             };
