@@ -208,6 +208,10 @@ impl Tables {
             Op::RemoveSet(set) => self.sets.set_actual(set, None),
             Op::AddMember(set, member) => self.members_mut(*set).set_actual(member, Some(())),
             Op::RemoveMember(set, member) => self.members_mut(*set).set_actual(member, None),
+            Op::ReplaceMember(set, former, member) => {
+                self.members_mut(*set).set_actual(former, None);
+                self.members_mut(*set).set_actual(member, Some(()));
+            }
             Op::WriteRules { wanted, .. } => self.rules.set_actual(&(), Some(Arc::clone(wanted))),
             Op::RemoveLeftovers(place, _) => self.leftovers.set_actual(place, None),
             Op::BindAddress(address) => self.addresses.set_actual(address, Some(())),
@@ -243,6 +247,11 @@ impl Tables {
                     fault,
                     now,
                 );
+            }
+            Op::ReplaceMember(set, former, member) => {
+                let table = self.members_mut(*set);
+                put_off(table, former, AffectedServices::Owners, fault, now);
+                put_off(table, member, AffectedServices::Owners, fault, now);
             }
             Op::WriteRules { .. } => {
                 put_off(&mut self.rules, &(), AffectedServices::All, fault, now);
@@ -289,7 +298,9 @@ impl Tables {
 
     fn owner_of(&self, op: &Op) -> Option<ServicePortName> {
         let owner = match op {
-            Op::AddMember(set, member) => self.members(*set).owner(member),
+            Op::AddMember(set, member) | Op::ReplaceMember(set, _, member) => {
+                self.members(*set).owner(member)
+            }
             Op::BindAddress(address) => self.addresses.owner(address),
             _ => self.servers.owner(op.server()?),
         };
@@ -301,7 +312,9 @@ impl Tables {
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
-            Op::AddMember(set, member) => self.members(*set).owners(member).map(service).collect(),
+            Op::AddMember(set, member) | Op::ReplaceMember(set, _, member) => {
+                self.members(*set).owners(member).map(service).collect()
+            }
             Op::BindAddress(address) => self.addresses.owners(address).map(service).collect(),
             _ => SmallVec::new(),
         }

@@ -33,6 +33,10 @@ impl Ipvs {
                 let entry = format!("{} {member}", set.name(family));
                 (entry, Some(none()), None)
             }
+            Op::ReplaceMember(set, former, member) => {
+                let entry = format!("{} {member}", set.name(family));
+                (entry, Some(format!("instead of {former}")), Some(none()))
+            }
             Op::AddServer(key, wanted) => (key.to_string(), None, Some(wanted.to_string())),
             Op::SetServer(key, wanted) => (
                 key.to_string(),
@@ -81,9 +85,9 @@ impl Ipvs {
     /// Returns the Service port that wants the written entry, if any.
     fn owner(&self, op: &Op) -> Option<&ServicePortName> {
         let owner = match op {
-            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
-                self.tables.members(*set).owner(member)
-            }
+            Op::AddMember(set, member)
+            | Op::RemoveMember(set, member)
+            | Op::ReplaceMember(set, _, member) => self.tables.members(*set).owner(member),
             Op::BindAddress(address)
             | Op::UnbindAddress(address)
             | Op::UnbindOtherwise(address) => self.tables.addresses.owner(address),

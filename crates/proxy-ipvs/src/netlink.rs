@@ -439,7 +439,7 @@ impl Kind {
             Op::CreateLink => Self::Link,
             Op::CreateSet(..) => Self::Set,
             Op::RemoveSet(_) => Self::SetRemoval,
-            Op::AddMember(..) | Op::RemoveMember(..) => Self::Member,
+            Op::AddMember(..) | Op::RemoveMember(..) | Op::ReplaceMember(..) => Self::Member,
             Op::WriteRules { .. } => Self::Rules,
             Op::AddServer(..)
             | Op::SetServer(..)

@@ -33,6 +33,9 @@ pub enum Op {
     AddMember(Set, Member),
     /// Removes a member from a set.
     RemoveMember(Set, Member),
+    /// Replaces a member, the first of the two, by the second member in one step. Both have the same
+    /// address and port, and different marks.
+    ReplaceMember(Set, Member, Member),
     /// Changes the shim (the rules beside IPVS) from `installed` to `wanted`, with one run of
     /// `iptables-restore` or one nftables transaction.
     WriteRules {
@@ -80,7 +83,8 @@ impl Op {
             Self::CreateSet(..)
             | Self::RemoveSet(_)
             | Self::AddMember(..)
-            | Self::RemoveMember(..) => Part::Sets,
+            | Self::RemoveMember(..)
+            | Self::ReplaceMember(..) => Part::Sets,
             Self::CreateLink
             | Self::BindAddress(_)
             | Self::UnbindAddress(_)
@@ -102,7 +106,9 @@ impl Op {
         match self {
             Self::CreateLink => EntryKind::Link,
             Self::CreateSet(..) | Self::RemoveSet(_) => EntryKind::Sets,
-            Self::AddMember(..) | Self::RemoveMember(..) => EntryKind::SetMembers,
+            Self::AddMember(..) | Self::RemoveMember(..) | Self::ReplaceMember(..) => {
+                EntryKind::SetMembers
+            }
             Self::WriteRules { .. } => EntryKind::Rules,
             Self::AddServer(..) | Self::SetServer(..) | Self::RemoveServer(..) => {
                 EntryKind::VirtualServers
@@ -145,6 +151,9 @@ impl Op {
             Self::RemoveMember(set, member) => {
                 format!("remove {member} from set {}", set.name(family))
             }
+            Self::ReplaceMember(set, former, member) => {
+                format!("replace {former} by {member} in set {}", set.name(family))
+            }
             op => op.to_string(),
         }
     }
@@ -158,7 +167,8 @@ impl fmt::Display for Op {
             Self::CreateSet(..)
             | Self::RemoveSet(_)
             | Self::AddMember(..)
-            | Self::RemoveMember(..) => f.write_str(&self.words(IpFamily::V4)),
+            | Self::RemoveMember(..)
+            | Self::ReplaceMember(..) => f.write_str(&self.words(IpFamily::V4)),
             Self::WriteRules { wanted, .. } => {
                 write!(f, "write {} {} rules", wanted.len(), wanted.carrier())
             }

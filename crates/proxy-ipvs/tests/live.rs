@@ -1010,6 +1010,25 @@ fn each_refused_write_has_a_reason_and_all_other_writes_succeed() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn one_write_replaces_the_mark_of_an_address_in_an_ipset() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V4);
+        let set = Set::LocalMark;
+        let mark = |mark| Member::AddressPortMark(ip("192.0.2.10"), Protocol::Tcp, 80, mark);
+        for op in [
+            Op::CreateSet(set, 65_536),
+            Op::AddMember(set, mark(1)),
+            Op::ReplaceMember(set, mark(1), mark(2)),
+        ] {
+            assert_done(&apply(&mut kernel, [op]));
+        }
+        let sets = kernel.dump(false).unwrap().sets;
+        assert_eq!(sets[&set], [mark(2)].into());
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_foreign_ipset_with_our_name_but_a_wrong_type_is_reported_with_the_fix() {
     on_a_node(|| {
         sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet

@@ -427,6 +427,46 @@ fn the_proxier_reads_chains_of_iptables_nft_over_netlink() {
     });
 }
 
+/// The kernel refuses a second mark of an address, so the transaction also removes the first. If
+/// another program has removed the first mark, the write succeeds, too.
+#[test]
+fn one_nftables_transaction_replaces_the_mark_of_an_address() {
+    in_namespace(|| {
+        let mut kernel = kernel(IpFamily::V4);
+        let set = Set::LocalMark;
+        let mark = |port, mark| {
+            let address = "192.0.2.10".parse().unwrap();
+            Member::AddressPortMark(address, Protocol::Tcp, port, mark)
+        };
+        write(&mut kernel, vec![Op::CreateSet(set, 65_536)]);
+        let both = [mark(80, 1), mark(443, 3)].map(|member| Op::AddMember(set, member));
+        write(&mut kernel, both.to_vec());
+        let marks = |kernel: &mut NetlinkKernel| kernel.read_sets().unwrap().members[&set].clone();
+        let replace =
+            |port, former, new| Op::ReplaceMember(set, mark(port, former), mark(port, new));
+        write(&mut kernel, vec![replace(80, 1, 2)]);
+        assert_eq!(marks(&mut kernel), [mark(80, 2), mark(443, 3)].into());
+
+        let key = "{ 192.0.2.10 . tcp . 443 }";
+        nft(&[
+            "delete",
+            "element",
+            "ip",
+            "kube-proxy-ipvs",
+            "KUBE-LOCAL-MARK",
+            key,
+        ]);
+        let writes = vec![
+            Op::AddMember(set, mark(90, 7)),
+            replace(80, 2, 4),
+            replace(443, 3, 5),
+            Op::RemoveMember(set, mark(90, 7)),
+        ];
+        write(&mut kernel, writes);
+        assert_eq!(marks(&mut kernel), [mark(80, 4), mark(443, 5)].into());
+    });
+}
+
 /// Another program has created a set with our name but another type. The proxier replaces only that
 /// set.
 #[test]

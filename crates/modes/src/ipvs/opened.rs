@@ -345,6 +345,7 @@ fn class(op: &Op) -> (&'static str, Action) {
         Op::RemoveSet(_) => ("sets", Remove),
         Op::AddMember(..) => ("set members", Add),
         Op::RemoveMember(..) => ("set members", Remove),
+        Op::ReplaceMember(..) => ("set members", Change),
         Op::WriteRules { .. } => ("rules", Change),
         Op::AddServer(..) => ("virtual servers", Add),
         Op::SetServer(..) => ("virtual servers", Change),

@@ -85,6 +85,9 @@ impl WrittenEntries {
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 self.members.insert((*set, *member));
             }
+            Op::ReplaceMember(set, former, member) => {
+                self.members.extend([(*set, *former), (*set, *member)]);
+            }
             Op::CreateLink | Op::BindRange(_) | Op::UnbindRange(_) => self.link = true,
             Op::BindAddress(address)
             | Op::UnbindAddress(address)

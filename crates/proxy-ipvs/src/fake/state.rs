@@ -81,7 +81,7 @@ impl State {
         let mut run: Option<(Set, bool, usize)> = None;
         for op in &plan.ops {
             let member = match op {
-                Op::AddMember(set, _) => Some((*set, true)),
+                Op::AddMember(set, _) | Op::ReplaceMember(set, ..) => Some((*set, true)),
                 Op::RemoveMember(set, _) => Some((*set, false)),
                 _ => None,
             };
@@ -203,6 +203,17 @@ impl State {
                         });
                     }
                 }
+            }
+            Op::ReplaceMember(set, former, member) => {
+                let members = self.snapshot.sets.get_mut(set);
+                let members = members.ok_or(("no such set", Fault::Belief))?;
+                let is_same =
+                    |there: &Member| set.service_address(there) == set.service_address(member);
+                if self.shim.is_native() && !members.contains(former) {
+                    return Err(("no such member", Fault::Belief));
+                }
+                members.retain(|there| !is_same(there));
+                members.insert(*member);
             }
             Op::WriteRules { wanted, installed } if self.shim.is_native() => {
                 let there = self.snapshot.rules.take().unwrap_or_default();

@@ -264,10 +264,27 @@ impl Native {
                 if may_be_a_strangers(&refusal) {
                     self.remove_strangers();
                 }
+                let is_replacement = |op: &Op| matches!(op, Op::ReplaceMember(..));
                 let mut outcomes = Vec::new();
-                for run in self.runs(run) {
-                    let count = run.elements.len();
-                    outcomes.extend(vec![self.try_alone(run); count]);
+                for part in run.chunk_by(|one, next| !is_replacement(one) && !is_replacement(next))
+                {
+                    let runs = self.runs(part);
+                    if part.iter().any(is_replacement) {
+                        // Removes the former member, and then adds the new one.
+                        let mut outcome = Outcome::Done;
+                        for run in runs {
+                            outcome = self.try_alone(run);
+                            if outcome != Outcome::Done {
+                                break;
+                            }
+                        }
+                        outcomes.push(outcome);
+                        continue;
+                    }
+                    for run in runs {
+                        let count = run.elements.len();
+                        outcomes.extend(vec![self.try_alone(run); count]);
+                    }
                 }
                 outcomes
             }
@@ -282,13 +299,23 @@ impl Native {
         }
     }
 
-    fn write(&self, op: &Op) -> Option<(Direction, SetElement)> {
-        let (set, member, direction) = match op {
-            Op::AddMember(set, member) => (*set, member, Direction::Comes),
-            Op::RemoveMember(set, member) => (*set, member, Direction::Goes),
-            _ => return None,
+    /// Returns the elements that a write adds or removes, in order.
+    fn elements(&self, op: &Op) -> impl Iterator<Item = (Direction, SetElement)> {
+        let (removed, added) = match op {
+            Op::AddMember(set, member) => (None, Some((*set, member))),
+            Op::RemoveMember(set, member) => (Some((*set, member)), None),
+            Op::ReplaceMember(set, former, member) => (Some((*set, former)), Some((*set, member))),
+            _ => (None, None),
         };
-        Some((direction, place(set, member, self.family)))
+        let family = self.family;
+        let element = move |(set, member)| place(set, member, family);
+        let removed = removed
+            .map(element)
+            .map(|element| (Direction::Goes, element));
+        let added = added
+            .map(element)
+            .map(|element| (Direction::Comes, element));
+        removed.into_iter().chain(added)
     }
 
     /// Groups consecutive writes by kernel set and by direction (add or remove).
@@ -296,7 +323,7 @@ impl Native {
         // One of our sets may be several kernel sets, one for each prefix length. Each kernel set
         // gets its own run of writes.
         let mut runs: Vec<Run> = Vec::new();
-        let writes = ops.iter().filter_map(|op| self.write(op));
+        let writes = ops.iter().flat_map(|op| self.elements(op));
         for (direction, SetElement { set, element }) in writes {
             match runs.last_mut() {
                 Some(run) if run.set == set && run.direction == direction => {

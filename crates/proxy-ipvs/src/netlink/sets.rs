@@ -289,7 +289,10 @@ fn definition(set: Set, family: IpFamily) -> Definition {
 
 fn write(op: &Op) -> Option<(Set, Action, Entry)> {
     match op {
-        Op::AddMember(set, member) => Some((*set, Action::Add, entry(*member))),
+        // The kernel replaces the mark of an existing entry.
+        Op::AddMember(set, member) | Op::ReplaceMember(set, _, member) => {
+            Some((*set, Action::Add, entry(*member)))
+        }
         Op::RemoveMember(set, member) => Some((*set, Action::Delete, entry(*member))),
         _ => None,
     }

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use proxy::{Rank, ServiceAddress, Share, Shares};
 
 use super::budget::Budget;
@@ -140,12 +140,25 @@ pub(super) fn make(
     let added = |(set, member)| Op::AddMember(set, member);
     ops.extend(first.into_iter().map(added));
     // Packets without a mark may reach endpoints on other nodes. So masquerading begins before a
-    // mark is removed, and ends after a mark is added. The plan removes an address's old mark
-    // before it adds the new mark, because the kernel would refuse a second mark.
+    // mark is removed, and ends after a mark is added. If an address gets another mark, one write
+    // replaces the mark.
     ops.extend(ended);
+    let address = |mark: &Member| Set::LocalMark.service_address(mark);
     let unmarked = unmarked.into_iter();
+    let mut former: HashMap<_, _> = unmarked.map(|mark| (address(&mark), mark)).collect();
+    let mut former_mark = |set, member: &Member| {
+        let is_mark = set == Set::LocalMark;
+        is_mark.then(|| former.remove(&address(member)))?
+    };
+    let later = later.into_iter();
+    let later = later.map(|(set, member)| match former_mark(set, &member) {
+        Some(former) => Op::ReplaceMember(set, former, member),
+        None => Op::AddMember(set, member),
+    });
+    let later: Vec<Op> = later.collect();
+    let unmarked = sorted(former.values()).into_iter();
     ops.extend(unmarked.map(|member| Op::RemoveMember(Set::LocalMark, member)));
-    ops.extend(later.into_iter().map(added));
+    ops.extend(later);
     for ((rank, _), key) in servers {
         if !is_urgent(rank) && !is_made(&key) {
             continue;

@@ -462,7 +462,7 @@ fn a_mark_is_removed_after_urgent_services_and_set_members_are_written() {
 }
 
 #[test]
-fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
+fn one_write_replaces_the_mark_of_an_address_that_passes_to_another_service() {
     let mut world = web();
     world.work();
     world.delete_service("default/web");
@@ -477,8 +477,7 @@ fn an_address_that_passes_to_another_service_changes_its_mark_in_one_plan() {
         &world.written(),
         &[
             "add destination 10.244.1.6:8080 to FWM 2",
-            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
-            "add 192.0.2.10,tcp:80,0x2 to set KUBE-LOCAL-MARK",
+            "replace 192.0.2.10,tcp:80,0x1 by 192.0.2.10,tcp:80,0x2 in set KUBE-LOCAL-MARK",
         ],
     );
 }
