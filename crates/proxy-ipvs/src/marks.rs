@@ -120,7 +120,8 @@ impl Marks {
 
     /// Returns a mark for a Service port with these addresses. If the Service port has no mark yet,
     /// it gets the most recent mark of one of its addresses, unless another Service port wins this
-    /// address. Returns `None` if no mark is free, or if the kernel's marks are not known yet.
+    /// address. A mark at which another program has a virtual server is given up. Returns `None` if
+    /// no mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -128,13 +129,25 @@ impl Marks {
         tables: &Tables,
     ) -> Option<u32> {
         let last = self.last.as_ref()?;
+        let family = self.family;
+        let is_foreign = |mark: u32| {
+            tables
+                .foreign
+                .is_known_at(&VirtualServerKey::Mark { family, mark })
+        };
+        let own = self.of_owners.get(owner).copied();
+        if let Some(lost) = own.filter(|mark| is_foreign(*mark)) {
+            self.of_owners.remove(owner);
+            self.taken.remove(&lost);
+        }
         let mark = self.of_owners.get(owner).copied().or_else(|| {
             let wins = |at: &&ServiceAddress| {
                 let winner = tables.servers.owner(&(**at).into());
                 winner.is_none_or(|winner| winner >= owner)
             };
             let mut kept = at.iter().filter(wins).filter_map(|at| last.get(at));
-            kept.find(|mark| !self.taken.contains_key(*mark)).copied()
+            kept.find(|mark| !self.taken.contains_key(*mark) && !is_foreign(**mark))
+                .copied()
         });
         let Some(mark) = mark.or_else(|| self.free(tables)) else {
             self.wait(owner);
@@ -155,6 +168,12 @@ impl Marks {
     /// Returns the mark that a Service port has, if any.
     pub(crate) fn get(&self, owner: &Arc<Owner>) -> Option<u32> {
         self.of_owners.get(owner).copied()
+    }
+
+    /// Returns the Service port that has this mark, if any.
+    pub(crate) fn owner(&self, mark: u32) -> Option<&Arc<Owner>> {
+        let mut marked = self.of_owners.iter();
+        marked.find(|(_, of)| **of == mark).map(|(owner, _)| owner)
     }
 
     /// Returns true if the table knows the addresses of each mark, as it does with

@@ -291,15 +291,19 @@ impl Ipvs {
         }
     }
 
-    /// Recompiles Services at whose addresses another program created or removed a virtual server.
+    /// Recompiles Services at whose addresses or packet marks another program created or removed a
+    /// virtual server.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
             return;
         }
+        let mut marked = BTreeSet::new();
         for key in &changed {
             if let VirtualServerKey::Mark { mark, .. } = key {
                 self.claims.marks.removed(*mark);
+                let owner = self.claims.marks.owner(*mark);
+                marked.extend(owner.map(|owner| owner.name.service.clone()));
             }
         }
         let mut free = Free::default();
@@ -310,7 +314,7 @@ impl Ipvs {
         }
         let names = |name: &&NamespacedName| {
             let view = model.view(name);
-            view.is_some_and(|view| may_have(view.service, &free))
+            marked.contains(*name) || view.is_some_and(|view| may_have(view.service, &free))
         };
         let names: Vec<_> = model.service_names().filter(names).cloned().collect();
         self.update_before_told(state, model, &names);

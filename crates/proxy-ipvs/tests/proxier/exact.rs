@@ -537,3 +537,32 @@ fn an_fwmark_virtual_server_is_removed_with_its_deleted_service() {
         assert_eq!(counted.get(IpFamily::V4, 1), None);
     }
 }
+
+/// The proxier does not know yet that another program has a virtual server at the mark.
+#[test]
+fn a_service_gets_another_mark_if_another_programs_virtual_server_has_its_mark() {
+    let mut world = on_a_node(config(MarkBits::DEFAULT)).listed();
+    world.sync();
+    let family = IpFamily::V4;
+    let by_mark = |mark| VirtualServerKey::Mark { family, mark };
+    let foreign = VirtualServer {
+        properties: Properties {
+            scheduler: "wrr".into(),
+            flags: 0,
+            timeout: 0,
+        },
+        destinations: [].into_iter().collect(),
+    };
+    let mut state = world.kernel.state();
+    state.snapshot.servers.insert(by_mark(1), foreign.clone());
+    drop(state);
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    world.sync();
+    world.wait(Duration::from_mins(1));
+    synced(&mut world);
+    assert_eq!(marks(&world), [marked(10, 2)], "{:?}", world.written());
+    let state = world.kernel.state();
+    assert_eq!(state.snapshot.servers.get(&by_mark(1)), Some(&foreign));
+    assert_eq!(state.snapshot.servers[&by_mark(2)].destinations.len(), 1);
+}
