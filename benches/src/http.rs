@@ -16,7 +16,7 @@ pub(crate) const USER_AGENT: &str = "bench";
 pub(crate) struct Api(BufReader<TcpStream>);
 
 impl Api {
-    /// Wraps a connected socket.
+    /// Creates an API connection from a connected socket.
     pub(crate) fn new(socket: TcpStream) -> Result<Self> {
         socket.set_nodelay(true)?;
         Ok(Self(BufReader::new(socket)))

@@ -163,7 +163,7 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
-/// Replaces the tables in the page about sizing.
+/// Replaces the tables in the page about sizing with tables of a report.
 fn sizing(json: &Path, page: &Path) -> Result<()> {
     let text = std::fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let text = report::sizing::page(&read(json)?, &text).context(page.display().to_string())?;

@@ -326,7 +326,8 @@ pub(crate) enum Outcome {
         /// Reason why the run skipped the cell.
         why: String,
         /// Time limit in seconds that a cold start of the same or a smaller size exceeded. This
-        /// cell would have exceeded its limit, too.
+        /// cell would have exceeded its limit, too. `None` if the run skipped the cell for another
+        /// reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
@@ -336,20 +337,22 @@ pub(crate) enum Outcome {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct CellFigures {
-    /// Wall time of the whole measurement, in seconds.
+    /// Wall time of the whole measurement in seconds, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wall_s: Option<f64>,
-    /// CPU time of the measured program and its child processes, user and system, in seconds.
+    /// CPU time of the measured program and its child processes (user and system) in seconds, if
+    /// measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_s: Option<f64>,
-    /// CPU time of the API fixture during the measurement, in seconds. The fixture shares the CPU,
-    /// so this time is part of the wall time.
+    /// CPU time of the API fixture during the measurement in seconds, if measured. The fixture
+    /// shares the CPU, so this time is part of the wall time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fixture_cpu_s: Option<f64>,
-    /// Peak memory of the measured program (`VmHWM`), in KiB.
+    /// Peak memory of the measured program (`VmHWM`) in KiB, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_kib: Option<u64>,
-    /// Memory of the measured program (`VmRSS`) some time after it has finished its work, in KiB.
+    /// Memory of the measured program (`VmRSS`) in KiB some time after it has finished its work, if
+    /// measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
     /// Distributions of measured values, by name. The axis `change` has `all`. The data plane has

@@ -42,7 +42,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Creates an empty node.
+    /// Creates the cell's node, without objects and without a measured program.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
         // Without a VM, a process of an earlier cell may have had the same id, and may have left

@@ -159,7 +159,8 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     while (before == 0 || since.elapsed() < CALM) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
         let now = length();
-        // From time to time, a timer of an idle daemon makes strace write a line.
+        // An idle daemon's timers make strace write a few lines from time to time. A growth of up
+        // to 2,000 bytes therefore does not count.
         if now > before + 2_000 {
             (before, since) = (now, Instant::now());
         }

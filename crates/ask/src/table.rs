@@ -45,7 +45,7 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// Creates a cell with this tone.
+    /// Creates a table cell with this tone (its colour).
     pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: shown(&text.into()),

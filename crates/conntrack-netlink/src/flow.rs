@@ -22,8 +22,8 @@ pub struct Tuple {
 /// A tracked flow.
 ///
 /// Without NAT, `reply` is `original` with source and destination exchanged. With NAT, the source
-/// of `reply` is the host that sends the replies. Its destination is the client address that this
-/// host sees.
+/// of `reply` is the host that sends the replies, and the destination of `reply` is the client
+/// address that the replying host sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of the packets in both directions.

@@ -24,8 +24,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// Guard that restores the former limit of the kernel's table, which the test raises to fit its
-/// flows. The limit of the initial network namespace applies to all namespaces.
+/// Guard that restores the kernel's limit on conntrack entries. The test raises this limit to fit
+/// its flows. The limit of the initial network namespace applies to all namespaces.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -30,7 +30,8 @@ pub struct ReportDraft {
     /// Awaited Services with at least one write, successful or not, since their last change.
     written: HashSet<NamespacedName>,
     drift: Drift,
-    /// Time at which the engine noticed the first change of the collected drift.
+    /// Time at which the engine noticed the first change of the collected drift, or `None` if no
+    /// drift is collected.
     drifting: Option<Instant>,
 }
 

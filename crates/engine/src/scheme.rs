@@ -83,7 +83,7 @@ pub enum Concern {
     /// Clients are affected, but only an operator can remove the cause. A restart would not help,
     /// so this part of the kernel's state does not count as stuck.
     Operator,
-    /// In this configuration, the part affects nobody.
+    /// Nobody is affected: in this configuration, no client needs this part of the kernel's state.
     Nobody,
 }
 
@@ -237,7 +237,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// Returns the outcomes that a plan has if all its writes succeed. A preview uses them.
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
-    /// Applies the response to a query.
+    /// Records the kernel's response to a query.
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 

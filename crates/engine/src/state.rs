@@ -17,7 +17,7 @@ const REREAD_PAUSE: Duration = Duration::from_millis(100);
 /// The engine's knowledge of one part of the kernel's state.
 struct Knowledge {
     look: ReadSchedule,
-    /// Time of the last successful write to the part.
+    /// Time of the last successful write to the part, or `None` before the first one.
     written: Option<Instant>,
 }
 

@@ -50,7 +50,8 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Replaces the quoted part of a text. Returns true if there was one.
+/// Replaces a quoted rule in a text with the words "a rule". Returns true if the text quoted a
+/// rule.
 fn unquote(text: &mut String) -> bool {
     // Uses the outermost backticks, because the rule itself may contain backticks.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {

@@ -28,7 +28,8 @@ pub struct Footprint {
     pub mode: &'static str,
     /// The mode's iptables chains with fixed names, each with its table.
     pub chains: &'static [(Table, &'static str)],
-    /// Prefixes of the names of the mode's other iptables chains.
+    /// Prefixes of the names of the mode's iptables chains without a fixed name, each with its
+    /// table.
     pub prefixes: &'static [(Table, &'static str)],
     /// The mode's rules in built-in chains, which jump to the mode's own chains.
     pub jumps: &'static [Jump],
@@ -112,8 +113,8 @@ pub struct VirtualServers {
     /// Flag bit that the mode sets on virtual servers of NodePorts and firewall marks, because no
     /// set identifies these virtual servers.
     pub ownership_flag: u32,
-    /// Address, port and protocol of the virtual server that the mode creates to test the kernel.
-    /// This virtual server has no destinations.
+    /// Address, port and protocol of the virtual server without destinations that the mode creates
+    /// to test the kernel. `None` if the mode creates no such virtual server.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 

@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::connection_slots::Client;
 
-/// A listening socket, or a different source of connections.
+/// Source of connections, such as a listening socket.
 pub trait Listen: Send + 'static {
     /// Byte stream of a connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;

@@ -17,7 +17,7 @@ use super::{Asker, Inspect, RequestRefusal, rendered};
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
 /// Maximum number of endpoints in which the loop searches for pods of this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
-/// Maximum number of pods of this node that the loop returns.
+/// Maximum number of this node's pods that the daemon's main loop returns for a request.
 const PODS: usize = 64;
 /// Maximum number of Services that a response lists because they name the requested address as an
 /// external or load-balancer address.

@@ -49,7 +49,7 @@ pub(super) struct RequestSlots {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// Size that further unread responses may have, in KiB.
+    /// Space for further responses that clients have not read yet, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }

@@ -424,13 +424,14 @@ impl fmt::Display for Entry {
 /// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// First address. In a set of networks, the address matches each network that contains it.
+    /// First address, if the set's type has an address. In a set of networks, the address matches
+    /// each network that contains it.
     pub ip: Option<IpAddr>,
-    /// Protocol to which the port belongs.
+    /// Protocol to which the port belongs, if the set's type has a protocol.
     pub protocol: Option<IpProtocol>,
-    /// Port of the key.
+    /// Port of the key, if the set's type has a port.
     pub port: Option<u16>,
-    /// Second address, for a type with two addresses.
+    /// Second address, if the set's type has two addresses.
     pub ip2: Option<IpAddr>,
 }
 

@@ -530,14 +530,15 @@ impl Set {
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
-    /// Oldest protocol version. In a reply to `TYPE`, the oldest revision of the set type.
+    /// Oldest protocol version, if the message names one. In a reply to `TYPE`, the oldest revision
+    /// of the set type.
     pub(crate) protocol_min: Option<u8>,
     /// Name of a set, without the NUL at its end. The name may be invalid UTF-8.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
     pub(crate) family: Option<u8>,
-    /// Line number of the entry that the kernel refused.
+    /// Line number of the entry that the kernel refused, if the kernel reports it.
     pub(crate) line: Option<u32>,
     data: Option<Attribute<'a>>,
     adt: Option<Attribute<'a>>,

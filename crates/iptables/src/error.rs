@@ -94,7 +94,8 @@ pub enum IptablesError {
         program: String,
         /// Kind of failure, derived from the message.
         kind: Kind,
-        /// Number of the input line that the program names, counted from 1.
+        /// Number of the input line that the program's message names, counted from 1. `None` if the
+        /// message names no line.
         line: Option<usize>,
         /// The program's message, the line that it names, and the next step.
         said: String,
@@ -384,7 +385,7 @@ impl Write for LineFinder {
 /// Explanation of a failure, derived from the program's messages.
 struct Explanation {
     kind: Kind,
-    /// Number of the faulty input line, counted from 1.
+    /// Number of the faulty input line, counted from 1, or `None` if the message names no line.
     line: Option<usize>,
     /// First lines of the program's message, the faulty line, and the next step.
     said: String,

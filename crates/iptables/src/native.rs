@@ -46,7 +46,7 @@ pub(crate) enum UnprintedPart {
 #[derive(Debug, Default)]
 pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
-    /// The table whose output has begun but not ended.
+    /// The table whose output has begun but not ended, if any.
     open: Option<String>,
     /// Tables with base chains that the program did not print.
     partial: BTreeSet<String>,

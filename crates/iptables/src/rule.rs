@@ -302,7 +302,7 @@ impl Jump {
         }
     }
 
-    /// Returns the same jump, followed only by the first packet of each flow.
+    /// Returns this jump, limited to the first packet of each flow.
     #[must_use]
     pub const fn of_first_packets(mut self) -> Self {
         self.packets = Packets::First;

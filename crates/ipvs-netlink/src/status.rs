@@ -19,7 +19,8 @@ const OTHERS_MAX: usize = 64;
 /// Tables of a network namespace. A number that the kernel does not report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Number of connections. The sysctl `net.ipv4.vs.conn_max` limits this number.
+    /// Number of connections, or `None` if the kernel does not report it. The sysctl
+    /// `net.ipv4.vs.conn_max` limits this number.
     pub connections: Option<u64>,
     /// State of the hash table of connections.
     pub connection_table: GrowingTable,
@@ -141,7 +142,7 @@ mod tests {
         Service buckets:\t16 (4 bits, lfactor -3)\nService buckets empty:\t15 (93%)\nService buckets len-1:\t1 (100%)\n\
         Stats thread slots:\t1 (max 4)\nStats chain max len:\t3958\nStats thread ests:\t9499200\n";
 
-    /// Output of the same kernel before the first virtual server exists.
+    /// Output of Linux 7.2.7 before the first virtual server exists.
     const IDLE: &str = "Conns:\t0\nConn buckets:\t0 (0 bits, lfactor 0)\nServices:\t0\n\
         Service buckets:\t0 (0 bits, lfactor 0)\nStats thread slots:\t1 (max 0)\nStats chain max len:\t0\n\
         Stats thread ests:\t0\n";

@@ -321,8 +321,8 @@ pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Sender that wakes the waiting caller when the sender is dropped: after the event was sent,
-    /// or after the task stopped trying to send it.
+    /// Sender whose drop wakes the caller that waits for this event. The task drops it after it has
+    /// sent the event, or after it has stopped trying. `None` if no caller waits.
     _waiter: Option<oneshot::Sender<()>>,
 }
 

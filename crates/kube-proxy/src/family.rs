@@ -51,7 +51,7 @@ const TRIGGERS_MAX: usize = 100_000;
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Mode that replaces the current mode once the current mode is idle.
+    /// Mode that replaces the current mode once the current mode is idle, if any.
     successor: Option<Box<dyn Mode>>,
     /// Changes of the model that the mode has not received yet.
     changes: Changes,

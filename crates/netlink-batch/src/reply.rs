@@ -48,7 +48,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Returns the number of messages.
+    /// Returns the number of received messages.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -273,7 +273,7 @@ pub(crate) enum AnySet {
 /// An anonymous set without its elements.
 pub(crate) struct AnonymousMessage {
     pub(crate) set: AnonymousSet,
-    /// Largest number of elements that the set may contain.
+    /// Largest number of elements that the set may contain, or `None` for no limit.
     pub(crate) size: Option<u32>,
 }
 

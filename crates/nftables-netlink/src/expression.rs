@@ -239,7 +239,7 @@ pub enum Expression {
     },
     /// Writes a line to the kernel log (`log`).
     Log {
-        /// Prefix of the line in the kernel log.
+        /// Prefix of the line in the kernel log, if any.
         prefix: Option<Name>,
     },
     /// Disables connection tracking for the packet (`notrack`).
@@ -345,7 +345,7 @@ pub const FIB_DESTINATION: u32 = 1 << 1;
 pub struct Rule {
     /// Expressions, in the order in which the kernel evaluates them.
     pub expressions: Vec<Expression>,
-    /// Comment in `nft`'s format (`NFTA_RULE_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_RULE_USERDATA`), if any.
     pub comment: Option<Arc<str>>,
 }
 

@@ -14,7 +14,7 @@ pub struct Table {
     pub name: Name,
     /// State of the table: active or dormant (`NFT_TABLE_F_DORMANT`).
     pub activity: Activity,
-    /// Comment in `nft`'s format (`NFTA_TABLE_USERDATA`, Linux 5.10).
+    /// Comment in `nft`'s format (`NFTA_TABLE_USERDATA`, Linux 5.10), if any.
     pub comment: Option<Arc<str>>,
 }
 
@@ -47,7 +47,7 @@ pub struct Chain {
     pub name: Name,
     /// Hook of a base chain, or `None` for a regular chain.
     pub base: Option<BaseChain>,
-    /// Comment in `nft`'s format (`NFTA_CHAIN_USERDATA`, Linux 5.10).
+    /// Comment in `nft`'s format (`NFTA_CHAIN_USERDATA`, Linux 5.10), if any.
     pub comment: Option<Arc<str>>,
 }
 
@@ -128,11 +128,11 @@ pub struct Set {
     pub timeout: Option<Timeout>,
     /// Largest number of elements, or `None` for no limit.
     pub size: Option<u32>,
-    /// Packet fields of keys and values, which the kernel stores together with the comment. `nft`
-    /// needs these fields to print some sets: those whose key contains a number, or whose values
-    /// are ports.
+    /// Packet fields of keys and values, if any. The kernel stores them together with the comment.
+    /// `nft` needs these fields to print some sets: those whose key contains a number, or whose
+    /// values are ports.
     pub type_of: Option<TypeOf>,
-    /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_SET_USERDATA`), if any.
     pub comment: Option<Arc<str>>,
 }
 
@@ -220,7 +220,7 @@ pub struct Element {
     pub ends_interval: bool,
     /// Value or verdict of a map's element. `None` in a set.
     pub data: Option<ElementData>,
-    /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`), if any.
     pub comment: Option<Arc<str>>,
     /// Timeout of the element, counted from its last addition or update, or `None` for the default
     /// timeout of the set.

@@ -40,7 +40,7 @@ pub enum Event {
         /// number is valid in the initial PID namespace, so a process in a container cannot compare
         /// it with its own process number.
         process: Option<u32>,
-        /// Name of the process, at most 15 bytes.
+        /// Name of the process, at most 15 bytes, or `None` if the kernel does not report it.
         process_name: Option<Arc<str>>,
     },
     /// The subscription lost messages (`ENOBUFS`), or cannot read a message. Any table may have

@@ -77,7 +77,7 @@ struct Renderer<'a> {
     found: &'a [(usize, Element)],
     at: usize,
     held: BTreeMap<Register, RegisterText>,
-    /// Protocol that the rule has matched so far.
+    /// Protocol that the rule has matched so far, if any.
     protocol: Option<String>,
     words: Vec<Statement>,
 }

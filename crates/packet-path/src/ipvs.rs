@@ -189,7 +189,7 @@ fn says(service: &Service, able: usize, all: usize) -> String {
     says
 }
 
-/// Sends a packet to a destination.
+/// Follows a packet that IPVS sends to a destination.
 fn send(
     mut branch: Branch,
     service: &Service,

@@ -30,7 +30,7 @@ pub(crate) struct Claims {
     /// rules for the address and port, in every chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
-    /// Number of rules that all Services together want.
+    /// Number of rules that all Services together claim.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
     /// True once all objects are known. Until then, the mode must not remove unwanted rules.
@@ -41,12 +41,12 @@ pub(crate) struct Claims {
 pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
-    /// Returns all Services that want rules.
+    /// Returns all Services that claim rules.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Returns all Service ports that want rules.
+    /// Returns all Service ports that claim rules.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
         self.by_owner.keys()
     }

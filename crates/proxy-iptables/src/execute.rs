@@ -115,7 +115,7 @@ impl Piece<'_> {
 }
 
 impl WriteOutcomes {
-    /// Sets every outcome to `outcome`.
+    /// Sets the outcome of every part of the plan to `outcome`.
     fn fill(&mut self, outcome: &WriteOutcome) {
         self.base = outcome.clone();
         self.leftovers = outcome.clone();

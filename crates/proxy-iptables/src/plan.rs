@@ -144,7 +144,8 @@ pub(crate) enum RestoreStrategy {
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: PieceScope,
-    /// Sort key, equal for pieces that may fail for the same reason.
+    /// Sort key, equal for pieces that may fail for the same reason. `None` for a piece without a
+    /// Service port.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
@@ -364,12 +365,13 @@ impl Own<'_> {
         told.collect()
     }
 
-    /// Returns the chains to write.
+    /// Returns the chains of the Service port that the plan writes.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Chain> {
         self.part.chains.keys().copied()
     }
 
-    /// Passes each rule of these chains to `write`, as a line with a line feed.
+    /// Passes each rule of the chains that [`chains`](Self::chains) returns to `write`, as a line
+    /// with a line feed.
     pub(crate) fn write(&self, write: &mut dyn FnMut(&str)) {
         if let Some(port) = &self.part.port {
             let is_wanted = |chain| self.part.chains.contains_key(&chain);

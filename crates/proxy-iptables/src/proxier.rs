@@ -49,7 +49,8 @@ pub struct Iptables {
     /// Strategy of the next plan. After a refusal, the strategy stays `Apart` until the kernel
     /// accepts every part of a plan.
     manner: RestoreStrategy,
-    /// Time of the last read of all rules, and its duration.
+    /// Time and duration of the last read of all rules. `None` if the mode must read them again:
+    /// before the first read, and after a refused restore.
     read: Option<(Instant, Duration)>,
     freshness: Freshness,
     /// True if a refused restore may have changed the kernel's rules.

@@ -52,7 +52,7 @@ pub(crate) struct Cover {
     /// Sets that the wanted rules match but the installed rules, or the rules that are being
     /// written, do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// True if other rules than the wanted ones are being written.
+    /// True if the rules that are being written are no longer the wanted rules.
     pub(crate) is_outdated: bool,
     /// True if the wanted rules mark packets but the installed rules do not. Also true while rules
     /// of another mode or of another shim are in use.

@@ -227,7 +227,7 @@ impl Drifts {
         tables.servers.iter_actual().next().map(|(one, _)| *one)
     }
 
-    /// Handles the kernel's response to a glance.
+    /// Handles the kernel's response to a glance (a cheap query for removed virtual servers).
     pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {

@@ -70,7 +70,7 @@ impl ForeignServers {
         }
     }
 
-    /// Replaces the list of other programs' virtual servers.
+    /// Replaces the list of other programs' virtual servers with `found`.
     pub(crate) fn found(
         &mut self,
         found: impl IntoIterator<Item = (VirtualServerKey, VirtualServer)>,

@@ -80,8 +80,8 @@ pub(crate) struct Turns {
     budgets: [Budget; 3],
     /// Kind of the last plan, or `None` if the planner found nothing to write afterwards.
     last: Option<Turn>,
-    /// Virtual server at which the last plan exhausted its budget. The next plan begins with the
-    /// virtual server after this one.
+    /// Virtual server at which the last plan of additions exhausted its budget, or `None` if that
+    /// plan was shorter. The next plan of additions begins after this virtual server.
     last_server: Option<VirtualServerKey>,
 }
 

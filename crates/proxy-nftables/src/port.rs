@@ -64,7 +64,8 @@ impl fmt::Display for Slot {
 /// slot, one of them owns the whole route.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
-    /// Verdict in the map `service-ips` or `service-nodeports`, usually a jump to a chain.
+    /// Verdict for the slot in the map `service-ips` or `service-nodeports`, usually a jump to a
+    /// chain. `None` if the maps have no element for the slot.
     pub to: Option<Verdict>,
     /// Policy for packets that have no endpoint: an element of the map `no-endpoint-services` or
     /// `no-endpoint-nodeports`. `None` if there is no such element.

@@ -72,7 +72,7 @@ pub struct Nftables {
     /// Size limit of the next transaction, or `None` until the mode has written all Service ports
     /// once.
     budget: Option<Budget>,
-    /// Time of the table's last read, and the duration of this read.
+    /// Time and duration of the table's last read, or `None` before the first read.
     read: Option<(Instant, Duration)>,
     /// Time of the next read, if another program has changed the table.
     reread: Option<Instant>,

@@ -51,7 +51,7 @@ pub enum PartContent {
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// Collects the table's objects into a snapshot.
+/// Builder that collects the table's objects into a snapshot.
 #[derive(Debug)]
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,

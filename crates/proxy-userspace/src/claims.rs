@@ -39,7 +39,7 @@ impl Claims {
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Replaces the listening ports and redirects that a Service wants.
+    /// Replaces a Service's claims on listening ports and redirects with those of `ports`.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,

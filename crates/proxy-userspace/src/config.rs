@@ -12,8 +12,8 @@ pub struct Config {
     pub detector: LocalDetector,
     /// True if localhost serves NodePorts when `--nodeport-addresses` selects all addresses.
     pub localhost_node_ports: bool,
-    /// Mark of the relay's own packets ([`Limits::mark`](relay::Limits::mark)). No rule redirects
-    /// marked packets.
+    /// Mark of the relay's own packets ([`Limits::mark`](relay::Limits::mark)), or `None` if they
+    /// have no mark. No rule redirects packets with this mark.
     pub own_mark: Option<u32>,
     /// Period of the drift check.
     pub sync_period: Duration,

@@ -23,7 +23,7 @@ pub struct FakeKernel(Arc<Mutex<State>>);
 /// Content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// Rules that do not depend on Services.
+    /// Rules that do not depend on Services, or `None` before the mode has written them.
     pub base: Option<Base>,
     /// Redirects that the fake kernel has, by portal.
     pub redirects: BTreeMap<Portal, RedirectTarget>,

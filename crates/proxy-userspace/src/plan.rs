@@ -171,12 +171,12 @@ pub enum Outcomes {
 /// Refused parts of a write of rules.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
-    /// Refusal of the rules that do not depend on Services. If this write fails, all changes fail,
-    /// too.
+    /// Refusal of the rules that do not depend on Services, or `None` if the kernel accepted them.
+    /// If this write fails, all changes fail, too.
     pub base: Option<Refusal>,
     /// Refusals of changes, each with the index of its change in the plan.
     pub changes: Vec<(usize, Refusal)>,
-    /// Refusal of the removal of other modes' leftovers.
+    /// Refusal of the removal of other modes' leftovers, if the kernel refused it.
     pub leftovers: Option<Refusal>,
 }
 

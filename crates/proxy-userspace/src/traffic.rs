@@ -103,7 +103,7 @@ impl Traffic {
         self.lock().insert((family, listener.clone()), port);
     }
 
-    /// Replaces the endpoints of a listening port.
+    /// Replaces the endpoints of a listening port with those of `serving`.
     pub(crate) fn update(
         &self,
         family: IpFamily,

@@ -19,7 +19,7 @@ use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Serv
 /// A part of a Service that is not served as the Service's author intends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contested {
-    /// The Service that has the part.
+    /// The Service to which the contested part belongs.
     pub service: NamespacedName,
     /// The part that is not served as intended.
     pub what: ContestedPart,

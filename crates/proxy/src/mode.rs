@@ -149,8 +149,9 @@ pub enum Notice {
 /// Progress of a mode: pending writes, and whether they succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that the kernel does not have yet. Ignores an entry whose write
-    /// failed for a reason that affects only this entry. The report's `failures` list such entries.
+    /// Time of the oldest change that the kernel does not have yet, or `None` if there is no such
+    /// change. Ignores an entry whose write failed for a reason that affects only this entry. The
+    /// report's `failures` list such entries.
     pub pending_since: Option<Instant>,
     /// Start of the period in which changes that affect clients are pending, but no write succeeds:
     /// the last successful write or the oldest such change, whichever is later. `None` if no such
@@ -206,9 +207,10 @@ pub struct Report {
     pub unmarked: Vec<ServicePortName>,
     /// Entries that another program had changed and the mode has repaired.
     pub drift: Drift,
-    /// Rule counts for the metrics of iptables mode.
+    /// Rule counts for the metrics of iptables mode, or `None` in other modes and without a sync.
     pub iptables: Option<IptablesReport>,
-    /// Failure counts for the metrics of nftables mode.
+    /// Failure counts for the metrics of nftables mode, or `None` in other modes and without a
+    /// sync.
     pub nftables: Option<NftablesReport>,
     /// True if this work temporarily needed much memory, because the mode read or compared the
     /// kernel's state, or wrote many entries.

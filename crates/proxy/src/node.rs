@@ -15,12 +15,14 @@ pub struct NodeFacts {
     pub family: IpFamily,
     /// The node's name. An endpoint with this `nodeName` is local.
     pub name: Arc<str>,
-    /// The node's zone, which is compared with the hints of endpoints.
+    /// The node's zone, which is compared with the hints of endpoints. `None` if the zone is
+    /// unknown.
     pub zone: Option<Arc<str>>,
-    /// The node's address of this family from `--bind-address`. This flag overrides the address in
-    /// the Node object.
+    /// The node's address of this family from `--bind-address`, if the flag has one. This flag
+    /// overrides the address in the Node object.
     pub flag_ip: Option<IpAddr>,
-    /// The node's address of this family, from `--bind-address` or its Node object.
+    /// The node's address of this family, from `--bind-address` or its Node object. `None` if the
+    /// address is unknown.
     pub ip: Option<IpAddr>,
     /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback addresses
     /// and IPv6 link-local addresses.

@@ -38,8 +38,8 @@ pub struct Service {
     pub name: NamespacedName,
     /// The object's `metadata.uid`. Empty for objects from manifests without a UID.
     pub uid: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since the epoch. If two Services claim one address
-    /// and port, the older Service wins.
+    /// `metadata.creationTimestamp` in seconds since the epoch, or `None` if absent. If two
+    /// Services claim one address and port, the older Service wins.
     pub created: Option<i64>,
     /// The Service's type (`spec.type`).
     pub kind: ServiceType,
@@ -66,9 +66,10 @@ pub struct Service {
     /// `spec.loadBalancerSourceRanges`, of both families. If empty, every source is allowed.
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
+    /// `None` for any other Service.
     pub health_check_node_port: Option<u16>,
-    /// Options that annotations of this proxy set, because Kubernetes has no fields for them. Few
-    /// Services have options.
+    /// Options that annotations of this proxy set, because Kubernetes has no fields for them.
+    /// `None` for most Services, which have no such annotation.
     pub options: Option<Box<ServiceOptions>>,
 }
 
@@ -175,7 +176,7 @@ pub struct EndpointSlice {
     pub ports: SmallVec<[EndpointPort; 1]>,
     /// The EndpointSlice's `endpoints`, each with its first address.
     pub endpoints: EndpointList,
-    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    /// Time in the annotation `endpoints.kubernetes.io/last-change-trigger-time`, if present.
     pub change_trigger: Option<SystemTime>,
 }
 
@@ -407,9 +408,9 @@ impl fmt::Debug for EndpointList {
 /// Node, zone and hints of an endpoint. Equal placements share memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// Name of the endpoint's node (`nodeName`).
+    /// Name of the endpoint's node (`nodeName`), if known.
     pub node: Option<Box<str>>,
-    /// Zone of the endpoint's node (`zone`).
+    /// Zone of the endpoint's node (`zone`), if known.
     pub zone: Option<Box<str>>,
     /// Nodes that should use the endpoint (`hints.forNodes[].name`).
     pub for_nodes: Box<[Box<str>]>,
@@ -425,7 +426,7 @@ pub struct Node {
     /// Addresses of type `InternalIP`, then addresses of type `ExternalIP`, in the order of
     /// `status.addresses`.
     pub addresses: Vec<IpAddr>,
-    /// The node's zone (label `topology.kubernetes.io/zone`).
+    /// The node's zone (label `topology.kubernetes.io/zone`), if the Node has this label.
     pub zone: Option<Arc<str>>,
     /// Networks of the node's pods (`spec.podCIDRs`).
     pub pod_cidrs: Vec<IpNet>,

@@ -51,7 +51,7 @@ pub struct Pieces {
     /// Namespace that got the last large batch. The next large batch is for the next namespace by
     /// name.
     last: String,
-    /// Time at which the last large batch was taken.
+    /// Time at which the last large batch was taken, or `None` before the first one.
     taken: Option<Instant>,
     /// True if the mode has made all possible writes for the batches that were taken.
     is_at_rest: bool,

@@ -13,7 +13,8 @@ pub struct ServiceView<'a> {
     /// The Service, with only the addresses and ports that the model serves.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
-    /// EndpointSlices that the proxy does not serve, because the Service exceeds its limits.
+    /// EndpointSlices that the proxy does not serve, because the Service exceeds its limits. `None`
+    /// if the proxy serves all EndpointSlices.
     pub(crate) left_out: Option<&'a HashSet<NamespacedName>>,
     pub(crate) api_servers: &'a [SocketAddr],
 }

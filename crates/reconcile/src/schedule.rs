@@ -14,11 +14,11 @@ pub struct ReadSchedule {
     is_under_way: bool,
     /// Time of the request for the next read, or `None` if no read is requested.
     asked: Option<Instant>,
-    /// Earliest time at which the next read may begin.
+    /// Earliest time at which the next read may begin, or `None` if it may begin immediately.
     not_before: Option<Instant>,
     /// Delay of the current retry, or `None` if the last read has succeeded.
     delay: Option<Duration>,
-    /// Time of the last successful read.
+    /// Time of the last successful read, or `None` before the first one.
     known: Option<Instant>,
     longest: Duration,
 }

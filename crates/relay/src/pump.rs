@@ -58,7 +58,7 @@ pub(crate) struct Pump {
     /// Number of pipes that may still be created. Each pipe takes its descriptors from `free`.
     room: Free,
     free: Free,
-    /// Number of large reads that may still wait to be written.
+    /// Number of further large reads that may wait to be written.
     waiting: Free,
 }
 

@@ -58,7 +58,8 @@ pub struct PacketRoute {
     pub link: Option<u32>,
     /// Next hop, or `None` if the destination is directly on the link.
     pub gateway: Option<IpAddr>,
-    /// Source address that the kernel chooses for packets of this node.
+    /// Source address that the kernel chooses for packets of this node, or `None` if the kernel
+    /// reports no source address.
     pub source: Option<IpAddr>,
 }
 

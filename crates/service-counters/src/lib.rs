@@ -51,14 +51,15 @@ pub struct CounterSamples {
     pub ports: HashMap<ServicePortName, Count>,
     /// Counters by Service port and endpoint, in userspace mode.
     pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
-    /// Note for the reader about counters that this mode lacks, with the reason.
+    /// Note for the reader about counters that this mode lacks, with the reason. `None` if the mode
+    /// lacks no counter.
     pub note: Option<&'static str>,
 }
 
 /// Counters of one service address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfAddress {
-    /// Scheduler of the virtual server, in IPVS mode.
+    /// Scheduler of the virtual server in IPVS mode, or `None` in other modes.
     pub scheduler: Option<String>,
     /// Counters of the traffic to and from the service address.
     pub count: Count,
@@ -67,7 +68,7 @@ pub struct OfAddress {
 /// Counters of one endpoint at one service address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OfEndpoint {
-    /// Weight of the destination, in IPVS mode.
+    /// Weight of the destination in IPVS mode, or `None` in other modes.
     pub weight: Option<u32>,
     /// Counters of the endpoint's traffic under the service address.
     pub count: Count,
@@ -79,20 +80,20 @@ pub struct OfEndpoint {
 pub struct Count {
     /// Number of opened connections.
     pub connections: u64,
-    /// Number of packets towards the endpoint.
+    /// Number of packets towards the endpoint, if the mode counts packets.
     pub packets_in: Option<u64>,
-    /// Number of packets from the endpoint.
+    /// Number of packets from the endpoint, if the mode counts packets.
     pub packets_out: Option<u64>,
-    /// Number of bytes towards the endpoint.
+    /// Number of bytes towards the endpoint, if the mode counts bytes.
     pub bytes_in: Option<u64>,
-    /// Number of bytes from the endpoint.
+    /// Number of bytes from the endpoint, if the mode counts bytes.
     pub bytes_out: Option<u64>,
-    /// Number of connections that are open now.
+    /// Number of connections that are open now, if the mode counts them.
     pub active: Option<u64>,
-    /// Number of closed connections that the kernel still stores, in IPVS mode.
+    /// Number of closed connections that the kernel still stores. Counted only in IPVS mode.
     pub inactive: Option<u64>,
     /// Number of clients that session affinity binds to this endpoint (persistence templates in
-    /// IPVS).
+    /// IPVS), if the mode counts them.
     pub persistent: Option<u64>,
 }
 
@@ -282,7 +283,7 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 /// wait for each other.
 #[derive(Debug, Clone, Default)]
 pub struct SeparateReaders {
-    /// Reader for requests of operators, which may be slow.
+    /// Reader for operators' requests. Its reads may be slow.
     pub asked: Counters,
     /// Reader for the node's status.
     pub status: Counters,

@@ -28,7 +28,7 @@ const SLICES_MAX: &str = "1000";
 /// Pod, node and zone of an endpoint, according to its EndpointSlice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointLocation {
-    /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
+    /// `targetRef.name` of a Pod, or `KIND/NAME` of another object, if known.
     pub pod: Option<String>,
     /// Name of the endpoint's node (`nodeName`), if known.
     pub node: Option<String>,

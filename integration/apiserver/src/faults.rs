@@ -29,7 +29,7 @@ pub enum Fault {
     Refuse {
         /// HTTP status code of the rejection, from 400 to 599.
         code: u16,
-        /// Value of the response header `Retry-After`, in seconds.
+        /// Value of the response header `Retry-After` in seconds, or `None` to omit the header.
         #[serde(default)]
         retry_after: Option<u64>,
     },

@@ -10,7 +10,8 @@ use crate::tls::Tls;
 pub struct Options {
     /// Listen address, unless `listener` is given. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// Listening socket, which replaces `address`. It may belong to another network namespace.
+    /// Listening socket that the server uses instead of `address`, if given. It may belong to
+    /// another network namespace.
     pub listener: Option<std::net::TcpListener>,
     /// True to support streamed initial lists (KEP-3157). If false, the server rejects requests for
     /// such lists with 422 Invalid.

@@ -38,7 +38,7 @@ pub struct ProxyOptions {
     pub address: SocketAddr,
     /// Protocol that clients speak with the proxy.
     pub speaks: ProxyProtocol,
-    /// Certificates for TLS to the proxy itself.
+    /// Certificates for TLS between clients and the proxy, or `None` for connections without TLS.
     pub tls: Option<Tls>,
     /// Name and password that a client must send. `None`: the proxy requires no password, and
     /// rejects SOCKS clients that insist on a password.

@@ -241,7 +241,7 @@ const STARTING: &str = include_str!("world/starting.json");
 const EXPLAIN: &str = include_str!("world/explain.json");
 const SERVICE: &str = include_str!("world/service.json");
 
-/// Replaces placeholders in a JSON text, and parses the result.
+/// Replaces placeholders in a JSON text with `texts`, and parses the result.
 fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {

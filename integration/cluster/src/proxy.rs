@@ -110,14 +110,14 @@ impl Proxy<'_> {
         self.swap(image)
     }
 
-    /// Replaces only the image of the DaemonSet's container.
+    /// Sets the image of the DaemonSet's container to `image`, and changes nothing else.
     pub(crate) fn swap(&self, image: &Image) -> Result<()> {
         let container = format!("kube-proxy={}", image.name);
         self.of_system(&["set", "image", "daemonset/kube-proxy", &container])?;
         Ok(())
     }
 
-    /// Replaces the proxy mode: writes the ConfigMap and restarts the pods.
+    /// Sets the proxy mode: writes the ConfigMap and restarts the pods.
     pub(crate) fn set_mode(&self, mode: &str) -> Result<()> {
         let map = self
             .kubectl

@@ -54,7 +54,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
     pub(crate) mode: &'static Mode,
     pub(crate) size: Size,
-    /// Path of an older kube-proxy, for the fault `upgrade and back`.
+    /// Path of an older kube-proxy for the fault `upgrade and back`, if given.
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,

@@ -71,9 +71,11 @@ pub(crate) struct Phase {
 pub(crate) struct PresetState {
     /// True if the case has a `pre.sh`.
     pub(crate) is_script: bool,
-    /// Content of the case's file `pre.nft`, which a test loads before the daemon starts.
+    /// Content of the case's file `pre.nft`, if the case has one. A test loads it before the daemon
+    /// starts.
     pub(crate) nft: Option<String>,
-    /// Leftovers of iptables mode: the contents of `pre-iptables-save` and `pre-ip6tables-save`.
+    /// Leftovers of iptables mode, if the case has any: the contents of `pre-iptables-save` and
+    /// `pre-ip6tables-save`.
     pub(crate) iptables: Option<[String; 2]>,
 }
 

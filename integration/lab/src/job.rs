@@ -28,7 +28,7 @@ pub(crate) struct Job {
     pub(crate) cwd: PathBuf,
     /// Name of the kernel that runs the command (see [`crate::Lane`]).
     pub(crate) lane: String,
-    /// Host directory with the VM kernel's modules.
+    /// Host directory with the VM kernel's modules, if it has any.
     pub(crate) modules: Option<PathBuf>,
     /// Host directories to which the VM may write.
     pub(crate) keep: Vec<PathBuf>,

@@ -75,9 +75,9 @@ pub struct Account {
     pub reasons: BTreeMap<String, u64>,
     /// Number of replies from each server, by the server's name.
     pub by_server: BTreeMap<String, u64>,
-    /// Time of the last reply to a counted request.
+    /// Time of the last reply to a counted request, if any.
     pub last_answer: Option<Instant>,
-    /// Time of the last failure of a counted request.
+    /// Time of the last failure of a counted request, if any.
     pub last_failure: Option<Instant>,
 }
 

@@ -21,7 +21,7 @@ const TWICE: u64 = 20;
 pub struct Campaign {
     /// Maximum number of sequences that the campaign runs.
     pub histories: u64,
-    /// Time after which no further sequence starts.
+    /// Time after which no further sequence starts, or `None` for no limit.
     pub limit: Option<Duration>,
     /// Seed of the first sequence. Each further sequence has the next number.
     pub seed: u64,
@@ -92,12 +92,12 @@ pub struct Account {
     pub pieces: u64,
     /// Duration of the campaign.
     pub took: Duration,
-    /// Number of sequences that ran twice.
+    /// Number of sequences that ran twice, to compare both runs.
     pub twice: u64,
     /// Number of repeated sequences whose second run planned writes in another order. The daemon
     /// iterates over a hash table, so this is no error.
     pub unlike: u64,
-    /// The first failed sequence, which ended the campaign.
+    /// The first failed sequence, which ended the campaign, or `None` if no sequence failed.
     pub failed: Option<FailedSequence>,
 }
 

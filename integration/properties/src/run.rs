@@ -112,7 +112,7 @@ struct Armed {
     /// reply arrives.
     lost: Option<bool>,
     passes_over: Option<u64>,
-    /// Index of the daemon's thread whose reads of the kernel fail.
+    /// Index of the daemon's thread whose reads of the kernel fail, if any.
     unreadable: Option<usize>,
 }
 

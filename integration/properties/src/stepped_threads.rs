@@ -39,7 +39,7 @@ pub struct Write {
     /// Clients that the written entry serves. They may lose service if the kernel refuses the
     /// write.
     pub serves: AffectedClients,
-    /// The entry that the write removes. It has the same name as in
+    /// Entry that the write removes, or `None` if it removes none. It has the same name as in
     /// [`Subject::ours`](crate::subject::Subject::ours).
     pub removes: Option<String>,
 }

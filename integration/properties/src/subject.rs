@@ -211,7 +211,7 @@ pub struct FreshStart {
     pub pending: usize,
 }
 
-/// A part of objects that the kernel permanently refuses.
+/// Kernel entries that a test makes the kernel refuse permanently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectedPart {
     /// Rules, chains and elements of the Service that [`crate::cluster::name`] gives this number.

@@ -193,8 +193,8 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // At a cluster IP, an endpoint may appear before its masquerading rule. At any address,
-            // the client's own pod may also appear as an endpoint before that rule.
+            // An endpoint may appear before the rule that masquerades packets to it: at a cluster
+            // IP, every endpoint, and at any other address, only the client's own pod.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == ClientLocation::Pod && is_own();
@@ -373,8 +373,8 @@ impl Watch {
                 continue;
             }
             // After a refused write, one of a frontend's entries may be missing. The remaining
-            // entries then determine the endpoint and its client address, and the test does not
-            // check these.
+            // entries then determine the endpoint, and the client address that the endpoint sees.
+            // The test checks neither.
             let is_in_pieces = self.refuses_in_pieces && self.has_refused;
             if is_in_pieces && (front.from == ClientLocation::Pod || !period.ends(before, after)) {
                 continue;

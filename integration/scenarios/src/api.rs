@@ -28,7 +28,8 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
-    /// TLS configuration of the server, and the only token that the server accepts.
+    /// TLS configuration of the server, and the only token that the server accepts. `None`: the
+    /// server uses HTTP and accepts every client.
     tls: Option<(Tls, String)>,
 }
 

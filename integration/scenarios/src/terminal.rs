@@ -30,14 +30,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// program.
 #[derive(Debug)]
 pub struct Terminal {
-    /// The test's side of the terminal. Writes to it are keystrokes.
+    /// The test's side of the terminal, or `None` after a hang-up. Writes to it are keystrokes.
     end: Option<File>,
     /// The program's side, kept open to read the terminal's settings.
     own: OwnedFd,
     before: String,
     program: Child,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// Thread that reads the test's side.
+    /// Thread that reads the test's side of the terminal, or `None` after a hang-up.
     reader: Option<JoinHandle<()>>,
     is_hung_up: Arc<AtomicBool>,
 }

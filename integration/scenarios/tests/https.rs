@@ -44,7 +44,7 @@ impl ProjectedFiles {
         Ok(Self(folder))
     }
 
-    /// Replaces a file as the kubelet does.
+    /// Replaces a file by renaming a new file over it, as the kubelet does.
     fn write(&self, name: &str, text: &str) -> Result<()> {
         fs::write(self.0.join("..new"), text)?;
         fs::rename(self.0.join("..new"), self.0.join(name))?;

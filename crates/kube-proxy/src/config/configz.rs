@@ -24,7 +24,7 @@ impl Configz {
         page
     }
 
-    /// Replaces the configuration.
+    /// Replaces the configuration that the page `/configz` shows.
     pub fn set(&self, configuration: &Configuration) {
         let configuration = of_its_mode(configuration.clone()).as_upstream();
         let body = json!({ "kubeproxy.config.k8s.io": configuration }).to_string();

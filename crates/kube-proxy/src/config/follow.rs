@@ -68,7 +68,7 @@ pub async fn follow(
 /// Changes that were reported and still need a restart.
 struct PendingRestart {
     told: Vec<Waiting>,
-    /// Channel that delivers the daemon's event recorder once.
+    /// Channel that delivers the daemon's event recorder, or `None` after the recorder has arrived.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 /// Time limit for the loop's reply to a request. After this time, the loop counts as hung.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// Age up to which further requests reuse the last reply.
+/// Maximum age of a reply of the main loop that further requests reuse.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Pulse requests to the daemon's loop, and the loop's replies.

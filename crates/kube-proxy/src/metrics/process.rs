@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 /// Clock ticks per second in `/proc`, on every architecture that Kubernetes supports.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Collector that reads the values at each scrape.
+/// Collector of the metrics `process_*`, which reads their values at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 

@@ -36,7 +36,7 @@ use service_counters::{
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
-/// Age up to which further scrapes reuse the last read.
+/// Maximum age of a read of the kernel's counters that further scrapes reuse.
 const FRESH: Duration = Duration::from_secs(1);
 /// Number of addresses that a scrape looks up in the index of names before it releases the index's
 /// lock for other threads.

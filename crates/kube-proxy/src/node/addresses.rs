@@ -117,7 +117,8 @@ impl QueuedNotices {
 
 struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
-    /// Link that holds the service addresses, according to the last notification or query.
+    /// Link that has the service addresses, according to the last notification or query. `None` if
+    /// the link does not exist.
     own_link: Option<Link>,
     /// Index of the link in the BPF filter, which drops notifications about new addresses of this
     /// link. `None`: the socket has no filter.

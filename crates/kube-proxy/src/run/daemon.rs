@@ -85,7 +85,7 @@ pub(super) struct Daemon {
     /// Running cleanup of other modes' entries, if any. The cleanup returns the open connections
     /// that delay the removal of the last entries.
     pub(super) clearing: Option<JoinHandle<Option<PredecessorDrain>>>,
-    /// Last work of the modes before the process ends.
+    /// Last work of the current mode before the process ends, if the mode has such work.
     pub(super) ending: Option<Ending>,
     /// Variant of the current mode, and the kernel features that the mode uses.
     pub(super) uses: Uses,

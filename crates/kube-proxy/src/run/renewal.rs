@@ -31,7 +31,8 @@ pub(crate) struct Renewal {
     task: Option<JoinHandle<Result<Prepared>>>,
     /// True if newer options arrived after the preparation had begun.
     is_outdated: bool,
-    /// Time of the next attempt after a failure, and the last delay.
+    /// Time of the next attempt after a failure, and the delay before this attempt. `None` if no
+    /// attempt has failed since the last success.
     retry: Option<(Instant, Duration)>,
 }
 

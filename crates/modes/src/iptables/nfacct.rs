@@ -8,7 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use proxy_iptables::{Counter, NfacctSocket};
 
-/// A collector that reads the counters at each scrape.
+/// A collector that reads the nfacct counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Counters;
 

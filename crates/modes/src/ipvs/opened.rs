@@ -38,7 +38,7 @@ pub(super) struct Ipvs {
     /// Sockets of this process that write to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
-    /// Service addresses of packet marks, for the counters.
+    /// Service addresses of each packet mark, for the counters.
     marks: MarkAddresses,
 }
 

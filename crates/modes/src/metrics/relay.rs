@@ -19,7 +19,7 @@ const NAME: &str = "kubeproxy_relay_evictions";
 const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's relay ended to make room for those of other \
                     clients or Services";
 
-/// A collector that reads the numbers at each scrape.
+/// A collector that reads the relay's numbers of evictions at each scrape.
 #[derive(Debug)]
 pub struct RelayEvictions(fn() -> Option<Evictions>);
 

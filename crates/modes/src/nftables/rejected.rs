@@ -16,7 +16,7 @@ const NAME: &str = "kubeproxy_nftables_localhost_nodeport_rejected_packets";
 const HELP: &str = "[ALPHA] Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected; TCP is \
                     rejected when the localhost NodePort proxy is not running";
 
-/// A collector that reads the counters at each scrape.
+/// A collector that reads the counters of rejected packets at each scrape.
 #[derive(Debug)]
 pub(super) struct RejectedCollector;
 

@@ -19,7 +19,8 @@ struct Script {
     answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
     queue: VecDeque<io::Result<Vec<u8>>>,
     sent: Vec<Vec<u8>>,
-    /// Maximum number of bytes that a send may have. A larger send gets `EMSGSIZE`.
+    /// Maximum number of bytes that a send may have, or `None` for no limit. A larger send gets
+    /// `EMSGSIZE`.
     takes: Option<usize>,
 }
 

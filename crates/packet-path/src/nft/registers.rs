@@ -46,13 +46,13 @@ impl Registers {
         }
     }
 
-    /// Writes known bytes.
+    /// Writes known bytes from the register `to` on.
     pub(super) fn put(&mut self, to: Register, bytes: &[u8]) {
         let known: PartialBytes = bytes.iter().copied().map(Some).collect();
         self.write(to, &known);
     }
 
-    /// Marks bytes as unknown.
+    /// Marks `len` bytes from the register `to` on as unknown.
     pub(super) fn forget(&mut self, to: Register, len: usize) {
         self.write(to, &PartialBytes::from_elem(None, len.min(64)));
     }

@@ -328,7 +328,7 @@ fn told(unread: &ReadFailure) -> String {
     unread.to_string()
 }
 
-/// Describes a source translation.
+/// Describes a translation of the source address for the user.
 pub(super) fn source_words(nat: &SourceNat) -> String {
     match nat {
         SourceNat::To(Some(address), _) => format!("its source becomes {address}"),

@@ -28,9 +28,10 @@ const FROM_THE_HEAD: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sed", "nq"];
 /// Order in which this node adds a virtual server's destinations.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// By a hash of the node's name and the target. The hasher already contains the node's name.
+    /// Order by a hash of the node's name and the target. The hasher already contains the node's
+    /// name.
     Node(DefaultHasher),
-    /// By target. This order is the same on all nodes.
+    /// Order by target, which is the same on all nodes.
     Target,
 }
 

@@ -44,7 +44,8 @@ pub(crate) struct SyncSummary {
     pub(crate) unmarked: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Start of the period in which writes have failed and no write has succeeded.
+    /// Start of the period in which writes have failed and no write has succeeded. `None` if there
+    /// is no such period.
     pub(crate) stuck: Option<Instant>,
     /// Reason why a worker thread has ended, or `None` if all worker threads run.
     pub(crate) gone: Option<String>,

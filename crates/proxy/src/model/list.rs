@@ -16,7 +16,8 @@ pub(super) struct ListProgress {
     pub(super) was_whole: bool,
     /// Names of known objects for which no event has arrived since the last list began. When a list
     /// with every existing object completes, the model deletes the objects with these names. A list
-    /// that lacks objects does not change these names.
+    /// that lacks objects does not change these names. `None` before the first list, and after a
+    /// list with every existing object.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist, but were never readable.
     pub(super) unreadable: HashSet<NamespacedName>,

@@ -73,11 +73,12 @@ struct Shared {
 /// Files that TLS needs. `None`: the kubeconfig has no such file or contains its data.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
-    /// Certificate of the CA that signed the server's certificate (`certificate-authority`).
+    /// File with the certificate of the CA that signed the server's certificate
+    /// (`certificate-authority`), if any.
     pub(super) authority: Option<PathBuf>,
-    /// Certificate of the client (`client-certificate`).
+    /// File with the certificate of the client (`client-certificate`), if any.
     pub(super) certificate: Option<PathBuf>,
-    /// Key of the client (`client-key`).
+    /// File with the key of the client (`client-key`), if any.
     pub(super) key: Option<PathBuf>,
 }
 

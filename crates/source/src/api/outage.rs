@@ -71,7 +71,7 @@ pub(super) struct Outage {
 #[derive(Debug, Default)]
 struct State {
     failing: HashMap<Kind, OngoingOutage>,
-    /// Kinds with a known state, which stays during an outage.
+    /// Kinds of objects whose state is known. During an outage, the proxy keeps serving this state.
     known: HashSet<Kind>,
 }
 

@@ -62,7 +62,8 @@ pub(crate) struct Annotations<'a> {
     /// Time of the event that caused the last change of this EndpointSlice
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), if any.
     pub(crate) change_trigger: Option<Time<'a>>,
-    /// Annotation `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
+    /// Annotation `k8s.io/initial-events-end`, if present. It marks the bookmark that ends a
+    /// streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,
     /// Annotations with the prefix of [options], by key and value.
     pub(crate) options: Vec<(Text<'a>, Text<'a>)>,

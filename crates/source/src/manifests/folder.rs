@@ -62,7 +62,7 @@ struct File {
     is_unknown: bool,
     /// True for an entry that is not a regular file.
     is_ignored: bool,
-    /// Reason why the file is unreadable, with its effect.
+    /// Reason why the file is unreadable, with its effect, or `None` if the file is readable.
     error: Option<String>,
     /// Objects of the file that are unusable.
     unusable: Vec<UnreadableManifest>,
@@ -277,7 +277,7 @@ impl Folder {
         self.files.remove(name);
     }
 
-    /// Replaces the objects that a file claims.
+    /// Replaces the objects that the file `name` claims with `objects`.
     fn replace(&mut self, look: &mut FolderRead, name: &OsStr, objects: HashMap<Key, Content>) {
         let before = self
             .files

@@ -15,8 +15,8 @@ use crate::real::{delete_link, shell};
 /// Access to the kernel for observing and damaging its state.
 pub(super) struct RealKernel {
     family: IpFamily,
-    /// Reader of iptables for the test. Like the reader of another program, it shares no cache with
-    /// the daemon.
+    /// Reader of iptables for the test, or `None` if iptables does not work here. Like the reader
+    /// of another program, it shares no cache with the daemon.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
