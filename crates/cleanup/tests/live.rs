@@ -260,7 +260,7 @@ fn entries_used_by_rules_of_other_programs_are_reported_and_kept() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn temporary_ipsets_that_a_crash_left_are_removed() {
+fn temporary_ipsets_of_a_crashed_process_are_removed() {
     on_a_node(|| {
         // Earlier versions of this program used the first name for both IP families.
         for family in ["inet", "inet6"] {

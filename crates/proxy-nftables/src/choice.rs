@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_endpoint_moves_at_most_one_endpoint() {
+    fn a_removed_endpoint_changes_the_position_of_at_most_one_other_endpoint() {
         let of = |hosts: &[u8]| {
             let all = hosts.iter().map(|host| ([10, 0, 0, *host], 80).into());
             Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())

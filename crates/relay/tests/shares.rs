@@ -73,7 +73,7 @@ fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<ListeningPo
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn half_of_the_ephemeral_ports_are_left_to_the_node() {
+fn half_of_the_ephemeral_ports_stay_free_for_the_node() {
     on_a_node(|| {
         fs::write(RANGE, "40000 40099").unwrap();
         let relay = Relay::start(limits()).unwrap();

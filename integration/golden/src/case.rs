@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_before_5_9_are_recognized() {
+    fn kernel_releases_before_5_9_are_recognized() {
         for (release, is_before) in [
             ("4.19.304", true),
             ("5.4.286\n", true),

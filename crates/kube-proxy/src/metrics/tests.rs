@@ -484,7 +484,7 @@ fn iptables_mode_metrics_distinguish_partial_from_full_syncs() {
 }
 
 #[test]
-fn changes_before_the_start_are_not_measured() {
+fn the_latency_of_changes_before_the_start_is_not_measured() {
     let metrics = Metrics::new();
     let second = Duration::from_secs(1);
     assert!(!metrics.measures(SystemTime::UNIX_EPOCH));

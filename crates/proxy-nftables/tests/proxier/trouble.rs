@@ -196,7 +196,7 @@ fn reads_within(world: &mut World, time: Duration) -> usize {
 }
 
 #[test]
-fn reads_after_foreign_changes_take_at_most_a_tenth_of_the_time() {
+fn reads_caused_by_other_programs_take_at_most_a_tenth_of_the_time() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.kernel.state().reading = Duration::from_millis(20);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_before_the_first_list_serves_no_known_state() {
+    fn the_message_of_an_outage_before_the_first_list_mentions_no_known_state() {
         let outage = Outage::new("http://a".into());
         let refused = Failure::Refused {
             code: 404,
