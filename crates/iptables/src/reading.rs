@@ -56,7 +56,7 @@ pub(crate) struct Readings {
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// True if the writer waited too long. The writer then writes without the turn.
+    /// True if the writer has waited too long for the turn. It then writes without the turn.
     is_jumped: bool,
 }
 

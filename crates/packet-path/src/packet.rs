@@ -74,7 +74,7 @@ pub struct Packet {
     pub protocol: u8,
     /// Source address after the translations so far, if the translated address is known.
     pub source: IpAddr,
-    /// Source port, or `None` for any ephemeral port, which is usual.
+    /// Source port. Usually `None`, which stands for any ephemeral port.
     pub source_port: Option<u16>,
     /// Destination address, after any translation so far.
     pub destination: IpAddr,

@@ -47,7 +47,7 @@ pub struct Question {
     pub from: Sender,
     /// Destination of the flow.
     pub to: SocketAddr,
-    /// Source port, or `None` for any ephemeral port, which is usual.
+    /// Source port. Usually `None`, which stands for any ephemeral port.
     pub source_port: Option<u16>,
 }
 

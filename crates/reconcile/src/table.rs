@@ -450,7 +450,7 @@ where
         self.rows.get(key)?.wanted()
     }
 
-    /// Returns the actual value of a key.
+    /// Returns the actual value of a key, or `None` if the entry is absent.
     pub fn actual(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.actual()
     }

@@ -79,7 +79,7 @@ pub(crate) struct SampleStore {
     /// The last samples. A thread that reads the kernel holds the lock for a while, so only
     /// blocking threads may wait for it.
     kept: Arc<Mutex<StoredSamples>>,
-    /// Timer that drops the samples some time after the last request.
+    /// Timer that drops the samples [`KEPT`] after the last request.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
     /// Function that returns free memory to the system.
     trim: fn(),
@@ -188,7 +188,7 @@ impl SampleStore {
         Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
-    /// Restarts the timer that drops all samples some time after the last request.
+    /// Restarts the timer that drops all samples [`KEPT`] after the last request.
     pub(super) fn forget_later(&self) {
         let (kept, trim) = (Arc::downgrade(&self.kept), self.trim);
         let forgetting = tokio::spawn(async move {

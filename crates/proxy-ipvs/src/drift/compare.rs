@@ -172,7 +172,7 @@ impl Comparison {
         }
     }
 
-    /// Compares the next [`PIECE`] entries.
+    /// Compares the next [`PIECE`] entries of the dump with the tables.
     pub(super) fn piece(&mut self, tables: &Tables, in_flight: &WrittenEntries) -> Differences {
         let mut found = Differences::default();
         let mut room = PIECE;
