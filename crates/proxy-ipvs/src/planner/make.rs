@@ -177,12 +177,13 @@ enum Step {
     /// Members for all purposes except marks, exemptions and drops: for example, members that make
     /// rules admit or masquerade packets.
     Admit,
+    /// Members that drop packets of all clients that no other rule admits. Marks follow, because a
+    /// mark may lead to a virtual server that already has endpoints.
+    Drop,
     /// Members that mark packets from outside the cluster.
     Mark,
     /// Members that exempt a virtual server's packets from masquerading.
     Exempt,
-    /// Members that drop packets of all clients that no other rule admits.
-    Drop,
 }
 
 impl Step {
