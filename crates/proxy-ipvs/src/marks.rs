@@ -119,8 +119,8 @@ impl Marks {
     }
 
     /// Returns a mark for a Service port with these addresses. If the Service port has no mark yet,
-    /// it gets the most recent mark of one of its addresses, unless another Service port wins this
-    /// address. A mark at which another program has a virtual server is given up. Returns `None` if
+    /// it gets the most recent mark of one of its addresses, unless another Service port wins an
+    /// address of this mark. A mark at which another program has a virtual server is given up. Returns `None` if
     /// no mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
@@ -145,9 +145,16 @@ impl Marks {
                 let winner = tables.servers.owner(&(**at).into());
                 winner.is_none_or(|winner| winner >= owner)
             };
-            let mut kept = at.iter().filter(wins).filter_map(|at| last.get(at));
-            kept.find(|mark| !self.taken.contains_key(*mark) && !is_foreign(**mark))
-                .copied()
+            let kept = at.iter().filter(wins).filter_map(|at| last.get(at));
+            // Packets to another Service's address with this mark would reach the endpoints of this
+            // Service port.
+            let is_others = |other: &ServiceAddress| {
+                let winner = tables.servers.owner(&(*other).into());
+                !at.contains(other) && winner.is_some_and(|winner| winner != owner)
+            };
+            let is_free = |mark: u32| !self.taken.contains_key(&mark) && !is_foreign(mark);
+            kept.copied()
+                .find(|mark| is_free(*mark) && !self.addresses(*mark).any(is_others))
         });
         let Some(mark) = mark.or_else(|| self.free(tables)) else {
             self.wait(owner);
