@@ -236,7 +236,7 @@ fn about(report: &Report) -> String {
             }
             .into(),
         ),
-        ("Other kube-proxies", comparison::files(report)),
+        ("Other measured kube-proxies", comparison::files(report)),
     ];
     let rows: Vec<Vec<String>> = rows
         .into_iter()

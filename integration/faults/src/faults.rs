@@ -126,8 +126,8 @@ pub(crate) const ALL: &[Fault] = faults! {
     kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
         "While endpoints change, kill -9 ends kube-proxy at a different point each time.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
-        "A set of source ranges grows beyond 65,536 members, and kill -9 interrupts its replacement by a larger set. The traffic needs a member of the set.";
-    kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
+        "A set of source ranges grows beyond 65,536 members, and kill -9 interrupts its replacement by a larger set. Without the set, the clients' requests fail.";
+    kills::terminated, "SIGTERM during changes", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy gets SIGTERM during starts and endpoint changes. The kernel state must stay, and the exit status must be 0. In iptables mode, kube-proxy may wait 6 s for iptables-restore before it exits.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
         "SIGSTOP stops kube-proxy for 30 s while endpoints change.";
@@ -173,20 +173,20 @@ pub(crate) const ALL: &[Fault] = faults! {
         "The disk for kube-proxy's log and temporary files is full during a start and endpoint changes.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
         "/run and /proc/sys are read-only, and all sysctls already have the values that kube-proxy needs. kube-proxy restarts; then endpoints change.";
-    limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
+    limits::descriptors, "64 file descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
         "kube-proxy may open only 64 files, and clients hold more connections to its HTTP servers.";
-    limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
+    limits::small_memory, "10,000 Services in 48 MB", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
         "kube-proxy starts in a memory cgroup of 48 MB without swap; then endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "The API server dies while endpoints change, and returns with other endpoints and without watch history.";
     source::emptied, "all API objects deleted", BY_KERNEL, ONLY_IPVS, anywhere,
         "The API server restarts with empty storage, and gets its objects back after 2 s. kube-proxy applies the empty list, so traffic fails for these 2 s.";
-    source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
+    source::garbage, "invalid API responses", ONLY_IPVS, NEVER, anywhere,
         "Another program replies instead of the API server, with invalid and empty responses.";
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The API server keeps the watches open, but sends nothing. kube-proxy must reopen them after 90 s without event or bookmark.";
-    source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
+    source::flood, "10,000 EndpointSlice changes/s", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "For a minute, EndpointSlices of 1,000 Services change 10,000 times per second. Soon afterwards, the kernel must have the last state.";
-    source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
+    source::all_endpoints, "10,000 endpoints replaced", OF_EACH_KIND, NEVER, anywhere,
         "All 10,000 endpoints of one Service are replaced at once. Removed endpoints still answer, as gracefully terminating pods do.";
 };

@@ -130,7 +130,7 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
         !left.contains("SPARE") && !left.contains("TMP"),
         "a set is left over: {left}"
     );
-    s.did(format!("completed the swap after {kills} kills"));
+    s.did(format!("completed the swap despite {kills} kills"));
     s.sees(&format!(
         "{SET} with more than 65,536 members, no leftover set"
     ));
