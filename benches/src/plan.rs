@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_sizes_apply_to_each_axis_without_its_own_size() {
+    fn requested_sizes_apply_only_to_axes_without_a_size_of_their_own() {
         let subjects = subjects();
         let axes = ["cold", "change@50000", "idle", "anatomy"].map(|text| text.parse().unwrap());
         let sizes = ["100", "50000", "50000x50"].map(|text| text.parse().unwrap());
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn the_comparison_with_upstream_is_complete_within_48_minutes() {
+    fn the_planned_comparison_with_upstream_takes_at_most_48_minutes() {
         assert_compared(&done(&with_upstream(), 48));
     }
 

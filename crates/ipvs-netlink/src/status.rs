@@ -24,7 +24,7 @@ pub struct Status {
     pub connections: Option<u64>,
     /// State of the hash table of connections.
     pub connection_table: GrowingTable,
-    /// Number of virtual servers of both IP families.
+    /// Number of virtual servers of both IP families, or `None` if the kernel does not report it.
     pub services: Option<u64>,
     /// State of the hash table of virtual servers.
     pub service_table: GrowingTable,
@@ -36,7 +36,7 @@ pub struct Status {
 /// A hash table that grows with its number of entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowingTable {
-    /// Number of buckets. The number is 0 before the first entry.
+    /// Number of buckets: 0 before the first entry, `None` if the kernel does not report it.
     pub buckets: Option<u64>,
     /// Number of buckets by the length of their chain. An empty bucket has length 0. The largest
     /// length stands for all longer chains, too. The kernel omits lengths that no bucket has.

@@ -65,7 +65,8 @@ impl Nftables {
                 table: transaction.table.clone(),
                 changes: changes.collect(),
             };
-            // The caller sends the whole transaction next, and gets the same error.
+            // Ignores the error: the caller sends the whole transaction next, gets the same error,
+            // and reports it.
             if self.check_whole(&beginning).is_err() {
                 return;
             }

@@ -66,7 +66,7 @@ impl Nftables {
             connection: Connection::open(Protocol::Netfilter)?,
         };
         match opened.generation() {
-            // nfnetlink replies with this error if it cannot load a subsystem.
+            // nfnetlink replies with one of these errors if it cannot load the module of nf_tables.
             Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
                 errno: libc::EINVAL | libc::EOPNOTSUPP,
                 ..

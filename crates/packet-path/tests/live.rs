@@ -67,7 +67,7 @@ fn pod() -> Sender {
 
 #[test]
 #[ignore = "needs root and a network namespace"]
-fn routes_are_read_as_the_kernel_chooses_them() {
+fn route_lookup_returns_the_route_that_the_kernel_chooses() {
     node();
     let live = LiveKernel::open().unwrap();
     let asked = |to: [u8; 4], from: Option<([u8; 4], &str)>| {

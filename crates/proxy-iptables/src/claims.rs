@@ -63,7 +63,7 @@ impl Claims {
         tables.has_base() && ports.all(|port| is_known(port) && tables.has_all_of(&port.owner))
     }
 
-    /// Replaces the rules that a Service wants.
+    /// Replaces the wanted rules of a Service by the rules for `ports`.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,

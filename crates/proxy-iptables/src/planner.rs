@@ -53,8 +53,8 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Removes stale chains only in the last restore, because rules may jump to these chains
-        // until then.
+        // Removes stale chains only in the last restore: until then, rules may still jump to the
+        // stale chains.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -276,7 +276,7 @@ impl Planner<'_> {
 
     /// Plans the removal of leftovers of other modes, once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refused restore, the mode does not know which leftovers remain.
+        // After a rejected `iptables-restore`, the mode does not know which leftovers remain.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }

@@ -100,8 +100,8 @@ impl Schedulers {
         }
     }
 
-    /// Returns the schedulers for the virtual servers of a Service: the scheduler that the Service
-    /// gets, and `sh` if the kernel has it.
+    /// Returns the scheduler of a Service's virtual servers, and `sh` if the kernel has it. An
+    /// fwmark virtual server needs `sh` for session affinity if it must also translate ports.
     pub(crate) fn all_of(&mut self, service: &Service, config: &Config) -> ServiceSchedulers {
         let is_there = |entry: &&SchedulerEntry| entry.state == SchedulerState::There;
         let by_source = if *config.scheduler == *Scheduler::SOURCE_HASH.name() {

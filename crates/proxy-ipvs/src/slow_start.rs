@@ -161,7 +161,7 @@ impl Growths {
         targets.get(at.ok()?)
     }
 
-    /// Returns a copy of a wanted destination with its full weight.
+    /// Returns a destination with its full weight, even while slow start keeps the weight lower.
     pub(crate) fn full(&self, key: &VirtualServerKey, real: RealServer) -> RealServer {
         match self.growing(key, real.target) {
             Some(growing) => real.with_weight(growing.full),

@@ -872,7 +872,7 @@ fn measure_affinity() {
 /// Usage: `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
-fn measure() {
+fn measure_start_and_endpoint_change() {
     let number = |name: &str, default: u16| {
         let text = env::var(name).unwrap_or_default();
         text.parse().unwrap_or(default)

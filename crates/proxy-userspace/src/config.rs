@@ -8,7 +8,7 @@ use proxy::LocalDetector;
 /// Settings of the userspace mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Detector of traffic from pods of this node.
+    /// Detector of packets from pods on this node.
     pub detector: LocalDetector,
     /// True if localhost serves NodePorts when `--nodeport-addresses` selects all addresses.
     pub localhost_node_ports: bool,

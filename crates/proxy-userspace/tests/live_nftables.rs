@@ -67,8 +67,8 @@ fn nft_lists_the_table_and_drift_in_it_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Accepts the format of older versions of `nft`, too: they print the comment at the
-            // end, and print `ip`.
+            // Accepts the output of older versions of `nft`, too. They print a comment at the end
+            // of the line, and `dnat ip to` instead of `dnat to`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");
             assert!(

@@ -27,7 +27,7 @@ enum Content<V, O> {
 
 #[derive(Debug)]
 struct GeneralContent<V, O> {
-    /// Claims, sorted by owner. The value of the first claim is wanted.
+    /// Pairs of an owner and the value that it claims, sorted by owner. The first value is wanted.
     claims: Vec<(O, V)>,
     /// Actual value, if it differs from the wanted value.
     other: Option<V>,

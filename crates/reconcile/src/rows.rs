@@ -1,4 +1,4 @@
-//! Functions of a table that are independent of the types of its entries.
+//! Trait for tables with different types of entries: its functions name no type of entry.
 
 use std::hash::Hash;
 use std::time::Instant;

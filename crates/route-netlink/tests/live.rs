@@ -410,7 +410,7 @@ fn events_of_addresses_added_to_a_filtered_link_are_not_received() {
 }
 
 #[test]
-fn an_address_with_an_invalid_label_is_read() {
+fn an_address_whose_label_is_not_utf8_is_read() {
     in_namespace(|mut rtnetlink| {
         let subscription = Subscription::open(ROOM).unwrap();
         let mut batch = Batch::new();

@@ -18,7 +18,7 @@ pub enum StartError {
     /// The settings name no usable API server.
     #[error("{what}: {reason}; {advice}")]
     Api {
-        /// Setting or file with the error.
+        /// Setting or file that caused the error.
         what: String,
         /// Reason why the setting or file is unusable.
         reason: String,

@@ -121,7 +121,8 @@ impl Status {
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// Returns the error for a timeout of the server. The error does not mention versions.
+    /// Returns the error for a request that took too long. Unlike the timeout error for a resource
+    /// version that the server has not reached yet, this error names no resource version.
     pub(crate) fn timeout() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         Self::new(504, "Timeout", message)

@@ -31,8 +31,8 @@ pub struct World {
 }
 
 impl World {
-    /// Creates this number of Services in ten namespaces, and one Service whose name is HTML
-    /// markup.
+    /// Creates `services` Services in ten namespaces, and one further Service whose name contains
+    /// HTML markup.
     pub fn with(services: usize) -> Self {
         let mut services: Vec<_> = (0..services).map(service).collect();
         services.push(marked());

@@ -25,8 +25,8 @@ pub(crate) fn start(traffic: &mut Traffic, from: &Place, to: SocketAddr) {
     }
 }
 
-/// Sends one request, on a new connection if none is open. Returns the response's body, and the
-/// connection.
+/// Sends one request on the connection `open`, or on a new connection if `open` is `None`. Returns
+/// the response's body and the connection.
 fn ask(open: Option<TcpStream>, to: SocketAddr) -> io::Result<(String, TcpStream)> {
     let mut socket = open.map_or_else(|| http::connect(to, 0, false), Ok)?;
     let (who, _) = http::get(&mut socket, "/", false)?;

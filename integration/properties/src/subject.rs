@@ -154,12 +154,12 @@ pub trait Subject {
         false
     }
 
-    /// Returns the entries of other programs.
+    /// Returns the entries of other programs that exist now.
     fn foreign(&self) -> Entries {
         Entries::new()
     }
 
-    /// Returns the entries that other programs left, as these programs last wrote them.
+    /// Returns the expected entries of other programs: the content that these programs last wrote.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }

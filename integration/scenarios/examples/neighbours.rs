@@ -38,7 +38,7 @@ const SLICE: usize = 100;
 /// Namespace of the tenant's large Services.
 const TENANT: &str = "tenant";
 
-/// Large Services of the tenant.
+/// Number and size of the Services that the tenant creates.
 #[derive(Debug, Clone, Copy)]
 struct Tenant {
     services: usize,

@@ -14,8 +14,8 @@ fn listed_sets_decode_to_their_definitions_and_entries() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // Comments and counters do not appear in the list. The last assertion counts the entries that
-    // this crate cannot express.
+    // `Header` and `Entry` omit comments and counters. The last assertion of this test counts the
+    // entries that this crate cannot express.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",

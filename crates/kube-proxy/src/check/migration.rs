@@ -15,7 +15,7 @@ use super::foresee::StartForecast;
 pub(super) struct Migration {
     /// Modes that have programmed this node.
     pub(super) from: Vec<&'static str>,
-    /// Mode that the start chooses.
+    /// Mode that kube-proxy would choose at its start.
     pub(super) to: &'static str,
     /// Numbers of entries that already have their desired state. The start keeps these entries.
     pub(super) kept: Vec<CurrentEntryCount>,

@@ -1,4 +1,5 @@
-//! `kube-proxy plan`: the writes of a start in their order, with their number.
+//! `kube-proxy plan`: lists the kernel writes that a start of the daemon would make, in their
+//! order, and the total number of these writes. The command writes nothing.
 
 use std::fmt::Write as _;
 

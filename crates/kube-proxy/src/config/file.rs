@@ -163,7 +163,7 @@ fn first_document(text: &str) -> (&str, &str) {
     (text, "")
 }
 
-/// Reports whether a text has more than comments, empty lines and markers of documents.
+/// Reports whether a YAML text has a line other than a comment, an empty line or the marker `---`.
 fn has_content(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim();

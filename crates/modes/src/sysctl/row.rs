@@ -53,7 +53,7 @@ pub enum Need {
     Mode,
     /// A single feature needs the setting. Without the setting, the daemon disables this feature.
     Part {
-        /// Consequence of the missing setting, for the operator.
+        /// Consequence of the missing setting, as text for the operator.
         then: &'static str,
     },
     /// The setting improves the behaviour. Without the setting, everything still works.

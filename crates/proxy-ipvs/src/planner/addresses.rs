@@ -112,7 +112,7 @@ fn first_sorted<T: Ord + Copy>(
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
     // Selects the first entries without sorting all entries. To sort 50,000 entries for each plan
-    // of 2,000 would cost more than to write them.
+    // of 2,000 entries would take longer than to write these 2,000 entries.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());

@@ -112,8 +112,8 @@ pub(super) fn mark_by(family: IpFamily, map: Name) -> Clause {
     clause(family, |line| line.mark_by(TO, map))
 }
 
-/// Restores the earlier mark of packets that IPVS forwards, if the current mark has only bits of
-/// `bits`.
+/// Restores the mark that a packet had before [`mark_by`], if the packet's present mark is
+/// kube-proxy's own: not 0, and without bits outside `bits`.
 pub(super) fn restore_mark(bits: u32) -> Clause {
     any(|line| line.restore_mark(bits))
 }

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_different_failure_is_logged_again() {
+    fn a_failure_is_logged_once_and_a_different_failure_is_logged_too() {
         let outage = Outage::new("http://a".into());
         let status = |code| Failure::Refused {
             code,

@@ -108,7 +108,7 @@ impl Key {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{object}: {field} is {value}: {advice}")]
 pub(crate) struct Problem {
-    /// Object with the field, such as `Service default/web`.
+    /// Object that has the invalid field, such as `Service default/web`.
     pub(crate) object: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub(crate) field: String,

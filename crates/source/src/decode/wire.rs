@@ -56,7 +56,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// Annotations of an object that the proxy reads.
+/// Annotations that the proxy reads, of one object.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// Time of the event that caused the last change of this EndpointSlice

@@ -211,8 +211,9 @@ impl Subject for Iptables {
         let addresses = service.cluster_ips.iter().chain(&service.external_ips);
         let mut addresses = addresses.chain(&service.ingress_ips);
         let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
-        // Rules with this Service's address or NodePort count as its entries, too: until the daemon
-        // writes this Service, these rules may be those of the previous owner.
+        // A rule with an address or NodePort of this Service counts as an entry of this Service,
+        // even if the rule names another Service: until the daemon writes this Service's rules, the
+        // rule of the address's previous owner stays.
         entry.contains(&name)
             || value.contains(&name)
             || addresses.any(|address| entry.contains(&format!("-d {address}/")))

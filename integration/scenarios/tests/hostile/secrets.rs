@@ -57,8 +57,8 @@ pub(crate) fn secrets_are_never_displayed(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // Waits for the daemon's first sync. The wait has a limit, because a daemon that cannot
-            // start has no first sync.
+            // Waits for the daemon's first sync, for a limited time: with some of the kubeconfigs,
+            // the daemon cannot start, so it has no first sync.
             let began = Instant::now();
             while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();

@@ -252,7 +252,8 @@ pub(crate) fn a_pod_reaches_itself_through_its_service(c: &mut Cluster) -> Outco
     )
 }
 
-/// Cases with the last endpoints of a Service. Each case has five values:
+/// Cases in which at least one of a Service's two endpoints terminates or is gone. Each case has
+/// five values:
 ///
 /// 1. the endpoint on this node: ready, serving (and terminating) or gone;
 /// 2. the endpoint on another node: ready, serving (and terminating) or gone;

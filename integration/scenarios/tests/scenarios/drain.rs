@@ -27,8 +27,8 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// Checks that `kube-proxy services` still reports a removed endpoint.
-fn is_told(c: &Cluster) -> Outcome {
+/// Checks that `kube-proxy services` lists the removed endpoint as draining.
+fn reports_the_drain(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
     let port = &one["ports"][0];
@@ -84,7 +84,7 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
         tally(&c.client, Transport::Tcp, at(CLUSTER_IP), 4)?,
         only_near
     );
-    is_told(c)?;
+    reports_the_drain(c)?;
 
     // The endpoint returns while its connection is open. The test then removes the endpoint again,
     // and restarts the daemon.
@@ -100,7 +100,7 @@ pub(crate) fn an_open_connection_of_a_removed_endpoint_continues(c: &mut Cluster
         "10.244.1.10:8080*1 10.244.2.10:8080*0"
     );
     assert_eq!(kept.ask()?.who, "far");
-    is_told(c)?;
+    reports_the_drain(c)?;
 
     // IPVS keeps a reset connection for ten seconds. The daemon checks draining destinations at
     // least every eight seconds.

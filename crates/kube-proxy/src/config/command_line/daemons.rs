@@ -165,7 +165,7 @@ mod tests {
             completed.note.unwrap(),
             "with the flags of process 1: --config=/c --hostname-override=n"
         );
-        // The daemon's command line has no flags, so the defaults apply.
+        // The daemon runs without flags, so the subcommand gets none, and the defaults apply.
         let completed = outcome("kube-proxy plan", None, Some("kube-proxy")).unwrap();
         assert_eq!(completed.arguments, line("kube-proxy plan"));
         let variable = outcome("kube-proxy plan", Some(" --config=/c  -v=2"), first).unwrap();
