@@ -46,7 +46,7 @@ pub struct Footprint {
     pub link: Option<Link>,
     /// Properties of the mode's IPVS virtual servers, or `None` if the mode creates none.
     pub virtual_servers: Option<VirtualServers>,
-    /// Receiver of the packets that the mode's entries redirect.
+    /// Part of the node that handles packets to Services: the kernel, or the mode's process.
     pub served_by: ServedBy,
     /// Kubernetes objects and flags that cause the mode's chains, and the objects in its nftables
     /// tables.
@@ -58,8 +58,8 @@ pub struct Footprint {
 pub enum ServedBy {
     /// The kernel, which continues to serve after the mode's process has ended.
     Kernel,
-    /// The mode's process. Once the process has ended, the packets that the mode's entries redirect
-    /// are lost.
+    /// The mode's process, to which the mode's kernel entries redirect packets. Once the process has
+    /// ended, these packets are lost.
     Process,
 }
 

@@ -176,7 +176,7 @@ fn chains_and_rules_of_other_programs_are_not_leftovers() {
 }
 
 #[test]
-fn a_chain_to_which_another_program_jumps_stays_without_rules() {
+fn a_chain_to_which_another_program_jumps_is_flushed_and_kept() {
     let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A POSTROUTING -j KUBE-MARK-MASQ\n\
                  -A CNI-X -s 10.0.0.1/32 -g KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
     let found = all(saved);

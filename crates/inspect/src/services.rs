@@ -213,7 +213,7 @@ fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
 
-/// Lists all addresses of the copied Services whose counters are needed.
+/// Lists the addresses of all ports of the Services in `copied`, for a read of their counters.
 fn addresses(copied: &[ServiceCopy], ground: &NodeContext) -> Vec<At> {
     let ports = copied.iter().flat_map(|one| {
         let service = &one.service;

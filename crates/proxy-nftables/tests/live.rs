@@ -301,7 +301,7 @@ fn a_changed_endpoint_is_one_transaction_and_a_restart_writes_nothing() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn removed_endpoints_and_their_affinity_clients_are_deleted() {
+fn removed_endpoints_and_their_affinity_entries_are_deleted() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=5 {

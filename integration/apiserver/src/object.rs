@@ -202,8 +202,9 @@ impl Recording {
         Self::of_digits(kind, object, object.version.to_string().len())
     }
 
-    /// Encodes the object with two versions that have no common digit. The bytes that differ are
-    /// the version's digits. (As in etcd, a version has 63 bits: at most 19 digits.)
+    /// Finds the digits of `resourceVersion` in the encoded object: encodes the object twice, with
+    /// versions that differ in each digit, and compares the bytes. As in etcd, a version has 63
+    /// bits, so at most 19 digits.
     fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
         let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
         let (ones, twos) = (

@@ -65,7 +65,7 @@ struct Arguments {
     /// Archive of the image for kubeadm's DaemonSet
     #[arg(long, value_name = "FILE")]
     image: PathBuf,
-    /// The proxy's mode: ipvs, iptables or nftables (which needs lane B)
+    /// Value of --proxy-mode: ipvs, iptables or nftables (which needs LANE=B)
     #[arg(long, default_value = "ipvs")]
     mode: String,
     /// Number of nodes, from 1 to 9

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conntrack_worker_gets_added_and_removed_udp_services() {
+    fn the_conntrack_worker_receives_each_udp_service_that_is_added_or_removed() {
         let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let (mut model, mut flows) = (Model::new(), flows.unwrap());
         let mut told = |event| {

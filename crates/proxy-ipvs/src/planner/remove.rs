@@ -1,5 +1,5 @@
-//! Plans that remove destinations and virtual servers. Later plans remove the set members that
-//! proved ownership of these virtual servers.
+//! Makes the plans that remove destinations and virtual servers. Later plans remove the set members
+//! that proved kube-proxy's ownership of these virtual servers.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;

@@ -319,7 +319,7 @@ fn a_change_to_upstreams_semantics_removes_early_rules_and_marks() {
 /// the proxier removes these rules. Until then, the fwmark virtual server must accept new
 /// connections.
 #[test]
-fn a_former_shims_rules_are_removed_before_its_fwmark_virtual_servers_drain() {
+fn rules_of_a_former_shim_are_removed_before_its_fwmark_virtual_servers_drain() {
     for (from, to, removal) in [
         (ShimStyle::Lean, ShimStyle::Nftables, "remove 0 chains"),
         (
