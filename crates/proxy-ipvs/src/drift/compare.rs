@@ -198,7 +198,12 @@ impl Comparison {
                         self.has_servers = false;
                     }
                 } else if let Some(there) = there.filter(|_| !is_ours()) {
-                    self.others.push((key, there));
+                    // A virtual server that a plan has just added is not another program's. If the
+                    // kernel refuses the addition, a worker thread reads the virtual servers again.
+                    let mut touched = [&self.touched, in_flight].into_iter();
+                    if !touched.any(|of| of.servers.contains(&key)) {
+                        self.others.push((key, there));
+                    }
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {
                 let is_believed = tables.members(set).actual(&member).is_some();
