@@ -120,8 +120,8 @@ impl Marks {
 
     /// Returns a mark for a Service port with these addresses. If the Service port has no mark yet,
     /// it gets the most recent mark of one of its addresses, unless another Service port wins an
-    /// address of this mark. A mark at which another program has a virtual server is given up. Returns `None` if
-    /// no mark is free, or if the kernel's marks are not known yet.
+    /// address of this mark. Gives up a mark at which another program has a virtual server. Returns
+    /// `None` if no mark is free, or if the kernel's marks are not known yet.
     pub(crate) fn of(
         &mut self,
         owner: &Arc<Owner>,
@@ -135,12 +135,11 @@ impl Marks {
                 .foreign
                 .is_known_at(&VirtualServerKey::Mark { family, mark })
         };
-        let own = self.of_owners.get(owner).copied();
-        if let Some(lost) = own.filter(|mark| is_foreign(*mark)) {
+        if let Some(lost) = self.get(owner).filter(|mark| is_foreign(*mark)) {
             self.of_owners.remove(owner);
             self.taken.remove(&lost);
         }
-        let mark = self.of_owners.get(owner).copied().or_else(|| {
+        let mark = self.get(owner).or_else(|| {
             let wins = |at: &&ServiceAddress| {
                 let winner = tables.servers.owner(&(**at).into());
                 winner.is_none_or(|winner| winner >= owner)

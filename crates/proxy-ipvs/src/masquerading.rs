@@ -181,10 +181,10 @@ fn needs_mark(tables: &Tables, key: &VirtualServerKey) -> bool {
     gains_endpoints || loses_endpoints(tables, key)
 }
 
-/// Returns the unwanted marks that a plan may remove. If an address gets another mark, the plan
-/// that adds the new mark first removes the old mark. If an address gets no other mark, its old
-/// mark stays while the virtual server at the address still serves unwanted endpoints, or serves no
-/// wanted endpoint yet. `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
+/// Returns the unwanted marks that a plan may remove or replace. If an address gets another mark,
+/// the old mark stays until the plan can add the new mark. Otherwise, the old mark stays while the
+/// virtual server at the address still serves unwanted endpoints, or serves no wanted endpoint yet.
+/// `awaits_firewall` returns true for a new mark that waits for the rules of source ranges.
 pub(crate) fn end_marks(
     tables: &Tables,
     marks: &Marks,

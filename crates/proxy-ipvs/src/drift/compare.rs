@@ -200,39 +200,47 @@ impl Comparison {
                 } else if let Some(there) = there.filter(|_| !is_ours()) {
                     // A virtual server that a plan has just added is not another program's. If the
                     // kernel refuses the addition, a worker thread reads the virtual servers again.
-                    let mut touched = [&self.touched, in_flight].into_iter();
-                    if !touched.any(|of| of.servers.contains(&key)) {
+                    if !self.is_written(in_flight, |of| of.servers.contains(&key)) {
                         self.others.push((key, there));
                     }
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {
                 let is_believed = tables.members(set).actual(&member).is_some();
                 let entry = (set, member);
-                let mut touched = [&self.touched, in_flight].into_iter();
-                let is_touched = touched.any(|of| of.members.contains(&entry));
-                if is_there != is_believed && !is_touched {
+                let is_written = self.is_written(in_flight, |of| of.members.contains(&entry));
+                if is_there != is_believed && !is_written {
                     found.members.push((set, member, is_there));
                 }
             } else if let Some((address, is_there)) = self.next_address() {
                 let is_believed = tables.addresses.actual(&address).is_some();
-                let mut touched = [&self.touched, in_flight].into_iter();
-                let is_touched = touched.any(|of| of.addresses.contains(&address));
-                found.has_other_addresses |= is_there != is_believed && !is_touched;
+                let is_written = self.is_written(in_flight, |of| of.addresses.contains(&address));
+                found.has_other_addresses |= is_there != is_believed && !is_written;
             } else {
                 found.is_over = true;
                 // If a plan has written to the key of a foreign virtual server since the dump
                 // began, the dump may be outdated. The tables then keep their foreign virtual
                 // servers, and a worker thread reads this virtual server again.
-                let touched = self.touched.servers.iter();
-                let mut touched = touched.chain(&in_flight.servers);
-                let is_touched = touched.any(|key| tables.foreign.stands_at(key));
-                if self.has_servers && !is_touched {
+                let has_foreign = |of: &WrittenEntries| {
+                    let mut keys = of.servers.iter();
+                    keys.any(|key| tables.foreign.stands_at(key))
+                };
+                if self.has_servers && !self.is_written(in_flight, has_foreign) {
                     found.others = Some(self.take_others(tables));
                 }
                 break;
             }
         }
         found
+    }
+
+    /// Returns true if `is_in` returns true for the entries that plans have written since the dump
+    /// began, or for the entries that plans are writing now (`in_flight`).
+    fn is_written(
+        &self,
+        in_flight: &WrittenEntries,
+        is_in: impl Fn(&WrittenEntries) -> bool,
+    ) -> bool {
+        is_in(&self.touched) || is_in(in_flight)
     }
 
     /// Returns the virtual servers of other programs in the dump. Also returns the foreign virtual

@@ -205,15 +205,8 @@ impl State {
                 }
             }
             Op::ReplaceMember(set, former, member) => {
-                let members = self.snapshot.sets.get_mut(set);
-                let members = members.ok_or(("no such set", Fault::Belief))?;
-                let is_same =
-                    |there: &Member| set.service_address(there) == set.service_address(member);
-                if self.shim.is_native() && !members.contains(former) {
-                    return Err(("no such member", Fault::Belief));
-                }
-                members.retain(|there| !is_same(there));
-                members.insert(*member);
+                self.try_write(&Op::RemoveMember(*set, *former))?;
+                self.try_write(&Op::AddMember(*set, *member))?;
             }
             Op::WriteRules { wanted, installed } if self.shim.is_native() => {
                 let there = self.snapshot.rules.take().unwrap_or_default();

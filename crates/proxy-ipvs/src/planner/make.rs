@@ -143,22 +143,7 @@ pub(super) fn make(
     // mark is removed, and ends after a mark is added. If an address gets another mark, one write
     // replaces the mark.
     ops.extend(ended);
-    let address = |mark: &Member| Set::LocalMark.service_address(mark);
-    let unmarked = unmarked.into_iter();
-    let mut former: HashMap<_, _> = unmarked.map(|mark| (address(&mark), mark)).collect();
-    let mut former_mark = |set, member: &Member| {
-        let is_mark = set == Set::LocalMark;
-        is_mark.then(|| former.remove(&address(member)))?
-    };
-    let later = later.into_iter();
-    let later = later.map(|(set, member)| match former_mark(set, &member) {
-        Some(former) => Op::ReplaceMember(set, former, member),
-        None => Op::AddMember(set, member),
-    });
-    let later: Vec<Op> = later.collect();
-    let unmarked = sorted(former.values()).into_iter();
-    ops.extend(unmarked.map(|member| Op::RemoveMember(Set::LocalMark, member)));
-    ops.extend(later);
+    ops.extend(add_and_unmark(later, unmarked));
     for ((rank, _), key) in servers {
         if !is_urgent(rank) && !is_made(&key) {
             continue;
@@ -169,6 +154,28 @@ pub(super) fn make(
         }
     }
     Plan { ops }
+}
+
+/// Returns the writes that add members to sets and remove unwanted marks. Replaces an unwanted mark
+/// if its address gets another mark.
+fn add_and_unmark(added: Vec<(Set, Member)>, unmarked: Vec<Member>) -> Vec<Op> {
+    let set = Set::LocalMark;
+    let unmarked = unmarked.into_iter();
+    let mut former: HashMap<_, _> = unmarked
+        .map(|mark| (set.service_address(&mark), mark))
+        .collect();
+    let add = |(of, member)| {
+        let is_mark = of == set;
+        let former = is_mark.then(|| former.remove(&set.service_address(&member)));
+        match former.flatten() {
+            Some(former) => Op::ReplaceMember(set, former, member),
+            None => Op::AddMember(of, member),
+        }
+    };
+    let added: Vec<Op> = added.into_iter().map(add).collect();
+    let removed = sorted(former.values()).into_iter();
+    let removed = removed.map(|mark| Op::RemoveMember(set, mark));
+    removed.chain(added).collect()
 }
 
 /// Steps in which a plan adds set members.

@@ -21,6 +21,10 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let is_exact = of.state.config.semantics.is_exact();
     let mark_awaits_firewall = |mark: &Member| awaits_firewall(tables, Set::LocalMark, mark, of);
+    let awaits_rules = |mark: &Member| {
+        let at = Set::LocalMark.service_address(mark);
+        mark_awaits_firewall(mark) || at.is_some_and(|at| waits_for_rules(tables, &at.into(), of))
+    };
     let replaces_marks = of.claims.may_delete && of.knows(Part::Servers);
     let must_wait = awaits_sets
         || of.cover.awaits_emptying(tables, of.now)
@@ -28,13 +32,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
         || (replaces_marks
             && of.lacks_rule(Set::LocalMark)
             && masquerading::awaits_next_mark(tables, mark_awaits_firewall))
-        || (!is_exact
-            && masquerading::needs_marks(tables, of.knows(Part::Servers), |mark| {
-                mark_awaits_firewall(mark)
-                    || Set::LocalMark
-                        .service_address(mark)
-                        .is_some_and(|at| waits_for_rules(tables, &at.into(), of))
-            }));
+        || (!is_exact && masquerading::needs_marks(tables, of.knows(Part::Servers), awaits_rules));
     if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
     }
