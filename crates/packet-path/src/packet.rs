@@ -87,7 +87,8 @@ pub struct Packet {
     pub original_source: IpAddr,
     /// Mark of the packet (`meta mark`).
     pub mark: u32,
-    /// Priority of the packet (`meta priority`), if a rule has set it.
+    /// Priority of the packet (`meta priority`). `None` for the node's own packets until a rule sets
+    /// it, because the priority comes from the sender's socket.
     pub priority: Option<u32>,
     /// Mark of the connection (`ct mark`).
     pub connection_mark: u32,

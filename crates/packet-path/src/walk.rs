@@ -182,6 +182,9 @@ impl<'a> Walker<'a> {
                     },
                 };
                 branch.packet.iif = Some(iif);
+                // The kernel receives packets with priority 0, except on a VLAN interface with an
+                // ingress map (`ip link ... type vlan ingress-qos-map`).
+                branch.packet.priority = Some(0);
                 Ok((Hook::Prerouting, branch))
             }
             Sender::Node(source) => {
