@@ -138,6 +138,8 @@ pub struct Watch {
     lost: BTreeSet<String>,
     /// Entries that other programs changed and the daemon has not repaired yet.
     altered: Entries,
+    /// True if the last write repaired an entry that another program had changed.
+    is_repair: bool,
     /// True if frontends without endpoints consist of several entries. See
     /// [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
@@ -292,7 +294,9 @@ impl Watch {
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
         self.lost.retain(is_missing);
         let is_still = |entry: &String, made: &mut String| there.get(entry) == Some(made);
+        let altered = self.altered.len();
         self.altered.retain(is_still);
+        self.is_repair = self.altered.len() < altered;
     }
 
     /// Records that the kernel has refused a write.
@@ -360,6 +364,7 @@ impl Watch {
     /// Fails if the step broke a frontend.
     pub fn after(&mut self, verdicts: Verdicts, heard: u64, by_all: u64) -> Result<(), String> {
         let none = BTreeSet::new();
+        let is_repair = std::mem::take(&mut self.is_repair);
         for (front, period) in &mut self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
@@ -380,9 +385,10 @@ impl Watch {
                 continue;
             }
             if let Some(fault) = period.fault(before, after) {
-                if !self.altered.is_empty() {
+                if is_repair || !self.altered.is_empty() {
                     // A damaged entry had no effect at the time of its damage, but now affects this
-                    // frontend.
+                    // frontend. Or the step restored what another program had disabled: for
+                    // example, rules that match members which the daemon is about to remove.
                     period.is_disturbed = true;
                     continue;
                 }

@@ -146,6 +146,9 @@ struct Ipvs {
     real: Option<RefCell<RealKernel>>,
 }
 
+/// Leftovers that contain the sets of the former shim.
+const FORMER_SETS: [LeftoverPlace; 2] = [LeftoverPlace::Ipsets, LeftoverPlace::OwnTable];
+
 /// Sets with their members, sizes of sets, and the rules that use the sets.
 type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
 
@@ -173,6 +176,19 @@ impl Ipvs {
             real.look(&self.config, &mut state.snapshot, takes_in_rules);
         }
         state
+    }
+
+    /// Returns the kernel's state with the members that are still in the sets of the former shim. A
+    /// start reads these members as evidence of ownership, too.
+    fn with_former_sets(&self) -> Snapshot {
+        let state = self.look(false);
+        let mut there = state.snapshot.clone();
+        if is_left(&state, &FORMER_SETS) {
+            for (set, members) in &self.former.0 {
+                there.sets.entry(*set).or_default().extend(members);
+            }
+        }
+        there
     }
 
     /// Applies another program's changes from the recorded state to the real kernel.
@@ -277,7 +293,7 @@ impl Subject for Ipvs {
         }
         {
             let mut state = self.kernel.state();
-            state.former = if is_left(&state, &[LeftoverPlace::Ipsets, LeftoverPlace::OwnTable]) {
+            state.former = if is_left(&state, &FORMER_SETS) {
                 self.former.0.clone()
             } else {
                 BTreeMap::new()
@@ -369,12 +385,10 @@ impl Subject for Ipvs {
         if !write.what.starts_with("add ") {
             return;
         }
-        let state = self.look(false);
-        let there = &state.snapshot;
+        let there = self.with_former_sets();
         let ours = there.servers.keys();
         let ours = ours.filter(|key| !self.foreign.contains_key(*key));
-        let unproven: Vec<_> = ours.filter(|key| !there.says_ours(key)).copied().collect();
-        drop(state);
+        let unproven = ours.filter(|key| !there.says_ours(key));
         self.orphans.extend(unproven);
     }
 
@@ -455,8 +469,7 @@ impl Subject for Ipvs {
     }
 
     fn unproven(&self) -> BTreeSet<ServiceAddress> {
-        let state = self.look(false);
-        let there = &state.snapshot;
+        let there = self.with_former_sets();
         let is_unproven =
             |key: &&VirtualServerKey| there.servers.contains_key(*key) && !there.says_ours(key);
         let unproven = self.orphans.iter().filter(is_unproven);
