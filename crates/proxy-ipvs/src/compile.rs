@@ -364,12 +364,15 @@ impl<'a> Compiler<'a> {
             let mut targets = self.backends.local.iter();
             targets.all(|target| target.port == at.port)
         };
+        // The last endpoints may still serve, with any port. So a virtual server without an endpoint
+        // has no persistence.
+        let keeps_port = !self.backends.local.is_empty() && at.iter().all(is_same_port);
         let mut properties = Properties {
             flags,
             ..self.properties.clone()
         };
         let mut destinations = self.local.clone();
-        let hashes_source = self.service.affinity_seconds.is_some() && !at.iter().all(is_same_port);
+        let hashes_source = self.service.affinity_seconds.is_some() && !keeps_port;
         if hashes_source {
             properties = match self.by_source {
                 Some(scheduler) => properties.by_source(scheduler),

@@ -9,6 +9,8 @@ mod drains;
 mod drift;
 #[path = "proxier/exact.rs"]
 mod exact;
+#[path = "proxier/exact_servers.rs"]
+mod exact_servers;
 #[path = "proxier/exact_shims.rs"]
 mod exact_shims;
 #[path = "proxier/foreign.rs"]

@@ -12,7 +12,7 @@ use super::situation::{Situation, are_rules_under_way, gone, rank, share};
 use crate::masquerading::{self, ChangingServers, EXEMPT, GUARDS};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
-use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{Tables, sorted};
 
@@ -234,11 +234,27 @@ pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     };
     let mut pairs = wanted.destinations.beside(&actual.destinations);
     let may_lower = tables.may_lower(key);
-    actual.properties != wanted.properties
+    (actual.properties != wanted.properties && may_set(key, actual, wanted))
         || pairs.any(|pair| match pair {
             (Some(real), Some(there)) => there != real && (may_lower || !is_lowered(there, real)),
             (wanted, _) => wanted.is_some(),
         })
+}
+
+/// Returns true if a virtual server's properties can be set now. An fwmark virtual server gets
+/// persistence only after it has lost the former endpoints with other ports, because persistence by
+/// mark does not translate ports (see [`Properties::by_source`]).
+fn may_set(key: &VirtualServerKey, actual: &VirtualServer, wanted: &VirtualServer) -> bool {
+    let gets_persistence = wanted.properties.flags & Properties::PERSISTENT != 0;
+    let ports: HashSet<u16> = match key {
+        VirtualServerKey::Mark { .. } if gets_persistence => {
+            let serving = wanted.destinations.iter().filter(|real| real.weight > 0);
+            serving.map(|real| real.target.port).collect()
+        }
+        _ => return true,
+    };
+    let mut there = actual.destinations.iter().filter(|real| real.weight > 0);
+    there.all(|real| ports.contains(&real.target.port))
 }
 
 fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
@@ -268,7 +284,7 @@ fn make_server(
     }
     match actual {
         None => ops.push(Op::AddServer(key, wanted.properties.clone())),
-        Some(actual) if actual.properties != wanted.properties => {
+        Some(actual) if actual.properties != wanted.properties && may_set(&key, actual, wanted) => {
             ops.push(Op::SetServer(key, wanted.properties.clone()));
         }
         Some(_) => {}

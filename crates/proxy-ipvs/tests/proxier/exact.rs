@@ -13,7 +13,7 @@ fn config(bits: MarkBits) -> Config {
     }
 }
 
-fn world_of(bits: MarkBits) -> World {
+pub(super) fn world_of(bits: MarkBits) -> World {
     on_a_node(config(bits))
 }
 
@@ -65,7 +65,7 @@ pub(super) fn marks(world: &World) -> Vec<Member> {
 
 /// Returns the number of destinations of two virtual servers: first at the load balancer's address,
 /// then of the fwmark virtual server.
-fn destinations(world: &World) -> [Option<usize>; 2] {
+pub(super) fn destinations(world: &World) -> [Option<usize>; 2] {
     let family = IpFamily::V4;
     let state = world.kernel.state();
     let by_mark = VirtualServerKey::Mark { family, mark: 1 };
@@ -266,44 +266,6 @@ fn switching_from_exact_to_upstream_semantics_removes_the_exact_sets() {
     assert!(sets.clone().count() + 3 == before && !sets.any(|set| set.is_of_exact()));
 }
 
-/// Returns scheduler, flags and timeout of the fwmark virtual server. The flags do not include
-/// [`Properties::OWNED`].
-fn balancing(world: &World) -> (String, u32, u32) {
-    let family = IpFamily::V4;
-    let key = VirtualServerKey::Mark { family, mark: 1 };
-    let state = world.kernel.state();
-    let of = &state.snapshot.servers.get(&key).unwrap().properties;
-    let flags = of.flags & !Properties::OWNED;
-    (of.scheduler.to_string(), flags, of.timeout)
-}
-
-#[test]
-fn session_affinity_by_mark_uses_scheduler_sh_only_if_the_kernel_has_it() {
-    for has_sh in [true, false] {
-        let mut world = world_of(MarkBits::DEFAULT);
-        if !has_sh {
-            world.kernel.state().schedulers.remove("sh");
-        }
-        world.service(Service {
-            affinity_seconds: Some(600),
-            ..exposed("default/web", 10, true)
-        });
-        world.slice(slice("default/web", &PAIR));
-        let mut world = world.listed();
-        synced(&mut world);
-        let flags = Properties::FALLBACK;
-        let expected = if has_sh {
-            ("sh".to_owned(), flags, 0)
-        } else {
-            ("rr".to_owned(), 0, 0)
-        };
-        assert_eq!(balancing(&world), expected);
-        assert_eq!(world.work().0.scheduler_questions, 1);
-        synced(&mut world);
-        assert_eq!(world.work().0.scheduler_questions, 0);
-    }
-}
-
 /// Sets the number of active connections to the local endpoint through the fwmark virtual server.
 fn open_by_mark(world: &World, count: u32) {
     let family = IpFamily::V4;
@@ -317,7 +279,7 @@ fn open_by_mark(world: &World, count: u32) {
 }
 
 /// Panics unless the writes that begin with these texts occur in this order.
-fn assert_order(writes: &[String], wanted: &[&str]) {
+pub(super) fn assert_order(writes: &[String], wanted: &[&str]) {
     let at = |begin: &&str| {
         let found = writes.iter().position(|op| op.starts_with(*begin));
         found.unwrap_or_else(|| panic!("no `{begin}`: {writes:#?}"))

@@ -1,0 +1,74 @@
+//! Tests of fwmark virtual servers with `--ipvs-semantics=exact`: session affinity.
+
+use proxy_ipvs::{MarkBits, VirtualServerKey};
+
+use super::exact::{assert_order, exposed, synced, world_of};
+use super::*;
+
+/// Returns scheduler, flags and timeout of the fwmark virtual server. The flags do not include
+/// [`Properties::OWNED`].
+fn balancing(world: &World) -> (String, u32, u32) {
+    let family = IpFamily::V4;
+    let key = VirtualServerKey::Mark { family, mark: 1 };
+    let state = world.kernel.state();
+    let of = &state.snapshot.servers.get(&key).unwrap().properties;
+    let flags = of.flags & !Properties::OWNED;
+    (of.scheduler.to_string(), flags, of.timeout)
+}
+
+#[test]
+fn session_affinity_by_mark_uses_scheduler_sh_only_if_the_kernel_has_it() {
+    for has_sh in [true, false] {
+        let mut world = world_of(MarkBits::DEFAULT);
+        if !has_sh {
+            world.kernel.state().schedulers.remove("sh");
+        }
+        world.service(Service {
+            affinity_seconds: Some(600),
+            ..exposed("default/web", 10, true)
+        });
+        world.slice(slice("default/web", &PAIR));
+        let mut world = world.listed();
+        synced(&mut world);
+        let flags = Properties::FALLBACK;
+        let expected = if has_sh {
+            ("sh".to_owned(), flags, 0)
+        } else {
+            ("rr".to_owned(), 0, 0)
+        };
+        assert_eq!(balancing(&world), expected);
+        assert_eq!(world.work().0.scheduler_questions, 1);
+        synced(&mut world);
+        assert_eq!(world.work().0.scheduler_questions, 0);
+    }
+}
+
+#[test]
+fn affinity_by_mark_gets_persistence_after_endpoints_with_other_ports_are_gone() {
+    let mut world = world_of(MarkBits::DEFAULT);
+    world.service(Service {
+        affinity_seconds: Some(600),
+        ..exposed("default/web", 10, true)
+    });
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    synced(&mut world);
+    world.work();
+    let mut with_own_port = slice("default/web", &["10.244.1.6@node1"]);
+    with_own_port.ports.iter_mut().for_each(|of| of.port = 80);
+    world.slice(with_own_port);
+    synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "add destination 10.244.1.6:80 to FWM 1",
+            "set destination 10.244.1.5:8080 of FWM 1 to weight 0",
+            "change virtual server FWM 1",
+        ],
+    );
+    assert_eq!(balancing(&world).1, Properties::PERSISTENT);
+    // Without an endpoint on this node, the virtual server loses its persistence again.
+    world.slice(slice("default/web", &["10.244.2.5@node2"]));
+    synced(&mut world);
+    assert_eq!(balancing(&world).0, "sh");
+}
