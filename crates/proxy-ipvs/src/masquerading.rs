@@ -16,10 +16,11 @@
 //!
 //! Masquerading packets a little too long does no harm.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{Protocol, ServiceAddress, Target};
+use proxy::{Owner, Protocol, ServiceAddress, Target};
 
 use crate::leftovers::LeftoverPlace;
 use crate::marks::{Marks, is_marked_at};
@@ -141,12 +142,64 @@ pub(crate) fn awaits_outside_server(
         _ => Some(own) == at,
     };
     let mut all = servers.keys_of(owner).iter();
-    let is_its = |key: &&VirtualServerKey| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark);
-    let outside = all.clone().find(is_its);
-    let is_made = outside.is_none_or(|key| accepts_connections(tables, key));
+    let outside = by_mark(tables, owner, mark);
+    let is_made = outside.is_none_or(|key| accepts_connections(tables, key))
+        && !awaits_refused_server(tables, marks, set, member);
     let is_concerned =
         |key: &VirtualServerKey| Some(key) == outside || key.address().is_some_and(is_at);
     !is_made && all.any(|key| is_concerned(key) && servers.actual(key).is_some())
+}
+
+/// Returns the fwmark virtual server of a Service's port that gets packets with this mark.
+fn by_mark<'a>(tables: &'a Tables, owner: &Arc<Owner>, mark: u32) -> Option<&'a VirtualServerKey> {
+    let mut all = tables.servers.keys_of(owner).iter();
+    all.find(|key| matches!(key, VirtualServerKey::Mark { mark: of, .. } if *of == mark))
+}
+
+/// Returns true if the kernel has refused to create a virtual server.
+fn is_refused(tables: &Tables, key: &VirtualServerKey) -> bool {
+    tables.servers.is_failing(key) && tables.servers.actual(key).is_none()
+}
+
+/// Returns true if the kernel has refused to create the fwmark virtual server for packets with this
+/// mark. The owner's virtual servers at addresses then also serve packets from outside.
+pub(crate) fn lacks_outside_server(tables: &Tables, owner: &Arc<Owner>, mark: u32) -> bool {
+    by_mark(tables, owner, mark).is_some_and(|key| is_refused(tables, key))
+}
+
+/// Returns true if a mark or an exemption from masquerading waits for an fwmark virtual server that
+/// the kernel has refused to create. Without this virtual server, both are of no use.
+pub(crate) fn awaits_refused_server(
+    tables: &Tables,
+    marks: &Marks,
+    set: Set,
+    member: &Member,
+) -> bool {
+    let owner = tables.members(set).owner(member);
+    let owner = owner.and_then(|owner| Some((owner, marks.get(owner)?)));
+    (set == Set::LocalMark || EXEMPT.contains(&set))
+        && owner.is_some_and(|(owner, mark)| lacks_outside_server(tables, owner, mark))
+}
+
+/// Returns the wanted marks that must be removed before a plan creates this fwmark virtual server.
+/// Until now, the kernel has sent packets with these marks to the virtual servers at their
+/// destination addresses. A new virtual server has no destinations at first, so the kernel would
+/// reject these packets for a moment. Once the virtual server has destinations, the marks return.
+pub(crate) fn early_marks(tables: &Tables, key: &VirtualServerKey) -> Vec<Member> {
+    let VirtualServerKey::Mark { mark, .. } = key else {
+        return Vec::new();
+    };
+    let servers = &tables.servers;
+    let Some(owner) = servers.owner(key).filter(|_| servers.actual(key).is_none()) else {
+        return Vec::new();
+    };
+    let table = tables.members(Set::LocalMark);
+    let own = servers.keys_of(owner).iter();
+    let serving = own.filter(|key| servers.actual(key).is_some_and(serves));
+    let at = serving.filter_map(VirtualServerKey::address);
+    let all = at.map(|at| Member::AddressPortMark(at.address, at.protocol, at.port, *mark));
+    all.filter(|member| table.actual(member).is_some() && !table.is_failing(member))
+        .collect()
 }
 
 /// Returns true if a virtual server sends new connections to at least one endpoint.

@@ -123,6 +123,10 @@ pub(super) fn make(
             .collect();
         unmarked.retain(|member| new.contains(&Set::LocalMark.service_address(member)));
     }
+    let by_mark = servers.iter().map(|(_, key)| key);
+    let by_mark = by_mark.filter(|key| key.address().is_none() && is_made(key));
+    let early = by_mark.flat_map(|key| masquerading::early_marks(tables, key));
+    unmarked.extend(early);
     members.sort_unstable_by_key(|(_, set, member)| (Step::of(*set), *set, *member));
     let is_quiet = members.is_empty() && !servers.iter().any(|(_, key)| is_made(key));
     // While no rule matches a member, the member has no effect. Removes it before the rule is
@@ -346,14 +350,16 @@ pub(super) fn waits_for_outside(
     of: &Situation<'_>,
 ) -> bool {
     let owner = tables.servers.owner(key);
-    let mark = owner.and_then(|owner| of.claims.marks.get(owner));
-    let (Some(at), Some(mark)) = (key.address(), mark) else {
+    let owner = owner.and_then(|owner| Some((owner, of.claims.marks.get(owner)?)));
+    let (Some(at), Some((owner, mark))) = (key.address(), owner) else {
         return false;
     };
     let member = Member::AddressPortMark(at.address, at.protocol, at.port, mark);
     let table = tables.members(Set::LocalMark);
     let is_marked = table.actual(&member).is_some() || table.is_failing(&member);
-    let must_be_marked = table.wanted(&member).is_some() && !tables.rules.is_failing(&());
+    let must_be_marked = table.wanted(&member).is_some()
+        && !tables.rules.is_failing(&())
+        && !masquerading::lacks_outside_server(tables, owner, mark);
     let waits = || {
         if tables.servers.actual(key).is_some() {
             return !is_marked || of.cover.lacks_marks;

@@ -110,6 +110,7 @@ fn are_sets_tried(tables: &Tables) -> bool {
 /// - members of sets that do not exist, and members that the kernel refused
 /// - members that exempt packets of waiting virtual servers from masquerading
 /// - members of the firewall set (source ranges), marks and exemptions, if they wait for rules
+/// - marks and exemptions whose fwmark virtual server the kernel refused
 fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let may_wait = |set: Set| {
         (set == Set::LoadBalancerFirewall && of.are_rules_pending)
@@ -118,7 +119,10 @@ fn are_sets_filled(tables: &Tables, of: &Situation<'_>) -> bool {
     let mut sets = tables.all_members();
     of.claims.may_delete
         && sets.all(|(set, table)| {
-            let waits = |member: &Member| awaits_firewall(tables, set, member, of);
+            let waits = |member: &Member| {
+                awaits_firewall(tables, set, member, of)
+                    || masquerading::awaits_refused_server(tables, &of.claims.marks, set, member)
+            };
             let is_missing = |member: &Member| {
                 table.wanted(member).is_some() && !table.is_failing(member) && !waits(member)
             };

@@ -1,8 +1,9 @@
-//! Tests of fwmark virtual servers with `--ipvs-semantics=exact`: session affinity.
+//! Tests of fwmark virtual servers with `--ipvs-semantics=exact`: session affinity, and a virtual
+//! server that the kernel refuses at first.
 
 use proxy_ipvs::{MarkBits, VirtualServerKey};
 
-use super::exact::{assert_order, exposed, synced, world_of};
+use super::exact::{assert_order, destinations, exposed, marked, marks, synced, world_of};
 use super::*;
 
 /// Returns scheduler, flags and timeout of the fwmark virtual server. The flags do not include
@@ -71,4 +72,30 @@ fn affinity_by_mark_gets_persistence_after_endpoints_with_other_ports_are_gone()
     world.slice(slice("default/web", &["10.244.2.5@node2"]));
     synced(&mut world);
     assert_eq!(balancing(&world).0, "sh");
+}
+
+#[test]
+fn packets_lose_their_mark_while_a_refused_fwmark_virtual_server_is_created() {
+    let mut world = world_of(MarkBits::DEFAULT);
+    let refusal = ("add virtual server FWM 1".to_owned(), "no".to_owned());
+    world.kernel.state().refusals.extend([refusal]);
+    world.service(exposed("default/web", 10, true));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    world.sync();
+    assert_eq!(destinations(&world), [Some(2), None]);
+    world.work();
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_mins(10));
+    synced(&mut world);
+    assert_order(
+        &world.written(),
+        &[
+            "remove 192.0.2.10,tcp:80,0x1 from set KUBE-LOCAL-MARK",
+            "add virtual server FWM 1",
+            "add destination 10.244.1.5:8080 to FWM 1",
+            "add 192.0.2.10,tcp:80,0x1 to set KUBE-LOCAL-MARK",
+        ],
+    );
+    assert_eq!(marks(&world), [marked(10, 1)]);
 }
