@@ -43,7 +43,12 @@ pub(super) fn table(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["Aim", "measured in this run", "result"].map(str::to_owned);
+    let head = [
+        "Aim (N × M: N Services with M endpoints each)",
+        "measured in this run",
+        "result",
+    ]
+    .map(str::to_owned);
     let mut text = format!("### Aims\n\n{}", table::table(&head, &rows));
     let missing = all - rows.len();
     if missing > 0 {

@@ -54,19 +54,19 @@ const COLUMNS: [(&str, &str); 16] = [
     ("userspace", "our daemon in userspace mode"),
     (
         "nft-floor",
-        "the bare loader of `nftables`, which only writes its state",
+        "a program that only writes the state of `nftables`, prepared before the start",
     ),
     (
         "nft-flat-floor",
-        "the bare loader of `nftables-flat`, which only writes its state",
+        "a program that only writes the state of `nftables-flat`, prepared before the start",
     ),
     (
         "floor",
-        "the bare loader, which only writes IPVS mode's state (the lower bound)",
+        "a program that only writes IPVS mode's state, prepared before the start (the lower bound)",
     ),
     (
         "tools",
-        "`ipvsadm -R`, `ipset restore` and `ip -batch`, which write the same state",
+        "`ipvsadm -R`, `ipset restore`, `iptables-restore` and `ip -batch` write IPVS mode's state",
     ),
     (
         "bare-ipvs",
@@ -77,6 +77,18 @@ const COLUMNS: [(&str, &str); 16] = [
         "the client connects to the pod's address, without a Service",
     ),
 ];
+
+/// Returns the heading of a program's column. Most headings equal the program's name on the command
+/// line (`--subjects`).
+fn heading(name: &str) -> &str {
+    match name {
+        "floor" => "bare-loader",
+        "nft-floor" => "bare-loader-nft",
+        "nft-flat-floor" => "bare-loader-nft-flat",
+        "tools" => "ipvsadm+ipset",
+        name => name,
+    }
+}
 
 /// Text above the list of figures in which our daemon is not faster.
 const BESIDE: &str = "The comparison covers the main figure of each section. *Ahead* means better by more than 5 %, and by more than the \
@@ -228,11 +240,11 @@ fn about(report: &Report) -> String {
         ("Load of the host at the start", about.load.clone()),
         ("Repeats", format!("up to {}", repeats(report))),
         (
-            "Limits",
+            "Limits of time and sizes",
             if about.is_full {
                 "lifted"
             } else {
-                "as `make bench`"
+                "those of `make bench`"
             }
             .into(),
         ),
@@ -256,8 +268,8 @@ fn not_shown(report: &Report) -> String {
     if report.about.lane != "host" {
         text.push_str(
             "* User Mode Linux computes as fast as the host. But system calls, new memory pages and process starts take many \
-             times as long as on a real machine. So programs with many such operations (`tools`, iptables) look slower than \
-             they are, and programs that batch look faster.\n",
+             times as long as on a real machine. So programs with many such operations (`ipvsadm+ipset`, iptables) look \
+             slower than they are, and programs that batch look faster.\n",
         );
     }
     text.push_str(
@@ -303,9 +315,8 @@ fn main_table(report: &Report) -> String {
         })
         .collect();
     let mut head = vec!["Figure".to_owned(), "Services × endpoints".to_owned()];
-    head.extend(names.iter().map(|&name| name.to_owned()));
+    head.extend(names.iter().map(|&name| heading(name).to_owned()));
     let mut rows = Vec::new();
-    let mut before = "";
     for Figure { metric, size, .. } in main_figures(report) {
         let cells: Vec<Cell> = names
             .iter()
@@ -314,12 +325,7 @@ fn main_table(report: &Report) -> String {
         if !cells.iter().any(has_result) {
             continue;
         }
-        let title = if metric.title == before {
-            String::new()
-        } else {
-            format!("{}, {}", metric.title, metric.unit.name())
-        };
-        before = metric.title;
+        let title = format!("{}, {}", metric.title, metric.unit.name());
         let mut row = vec![title, services(size)];
         row.extend(cells.iter().map(brief));
         rows.push(row);
@@ -329,7 +335,7 @@ fn main_table(report: &Report) -> String {
     }
     let mut text = table(&head, &rows);
     for (name, subject) in COLUMNS.iter().filter(|(name, _)| names.contains(name)) {
-        _ = writeln!(text, "- `{name}`: {subject}");
+        _ = writeln!(text, "- `{}`: {subject}", heading(name));
     }
     let others = comparison::names(report).into_iter();
     let others: Vec<String> = others
@@ -442,8 +448,9 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
     if sizes.is_empty() {
         return String::new();
     }
+    let axis = axes::title(metric.axis);
     let title = format!(
-        "**{}** ({}), by Services × endpoints",
+        "**{axis}, {}** ({}), by Services × endpoints",
         metric.title,
         metric.unit.name()
     );
@@ -458,7 +465,7 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
     let mut text = String::new();
     if has_figures {
         let mut head = vec![title];
-        head.extend(names.iter().map(|&name| name.to_owned()));
+        head.extend(names.iter().map(|&name| heading(name).to_owned()));
         let cells = |size| -> Vec<String> {
             let cells = names.iter().map(|name| full(&of(name, size)));
             cells.collect()
@@ -490,8 +497,18 @@ fn figures(report: &Report, metric: &Metric, has_figures: bool, has_ratios: bool
         .filter(|(ours, base)| sizes.iter().any(|&size| ratio(ours, base, size).is_some()))
         .collect();
     if !pairs.is_empty() {
-        let mut head = vec!["ratio".to_owned()];
-        head.extend(pairs.iter().map(|(ours, base)| format!("{ours} / {base}")));
+        let better = if metric.unit.is_rate() {
+            "higher"
+        } else {
+            "lower"
+        };
+        let mut head = vec![format!(
+            "**{axis}, ratio** ({better} is better), by Services × endpoints"
+        )];
+        let ratios = pairs
+            .iter()
+            .map(|(ours, base)| format!("{}/{}", heading(ours), heading(base)));
+        head.extend(ratios);
         let mut rows = row(&|size| {
             let ratios = pairs
                 .iter()
@@ -520,7 +537,7 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     for name in subjects(report, metric.axis) {
         let columns = &report.about.subjects;
         let mut line = Line {
-            name: name.to_owned(),
+            name: heading(name).to_owned(),
             look: columns
                 .iter()
                 .position(|column| column == name)
@@ -601,7 +618,7 @@ fn parts(report: &Report, axis: Axis) -> String {
     let rows: Vec<Vec<String>> = values
         .iter()
         .map(|((subject, size), parts)| {
-            let mut row = vec![(*subject).to_owned(), services(*size)];
+            let mut row = vec![heading(subject).to_owned(), services(*size)];
             row.extend(names.iter().map(|name| {
                 let mut values = parts.get(name).cloned().unwrap_or_default();
                 values.sort_by(f64::total_cmp);
