@@ -35,8 +35,7 @@ pub const IPVS_MODE: &str = "KubeProxyIPVS";
 /// 1.37, and beta and on in 1.38.
 pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that each set all gates of one stage. A gate that the command line sets by name keeps that
-/// value.
+/// Gates that each set all gates of one stage, except gates that the command line sets by name.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
 /// Gates that upstream's kube-proxy uses in at least one release, directly or in its libraries.
@@ -248,7 +247,8 @@ impl Gates {
         there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// Returns upstream's log line for each set gate of kube-proxy that a later release removes.
+    /// Returns log lines about the gates of kube-proxy that the command line sets. A stable or
+    /// deprecated gate gets upstream's line, which says that a future release removes the gate.
     /// `KubeProxyIPVS=true` gets a different line, because it has no effect.
     pub fn notes(&self) -> Vec<String> {
         let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));

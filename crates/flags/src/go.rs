@@ -106,7 +106,7 @@ fn nanoseconds(number: &str, unit: &str) -> Result<u64, &'static str> {
     let whole: u64 = if whole.is_empty() {
         0
     } else {
-        // All letters are digits, so only a large number fails.
+        // All characters are digits, so parsing fails only if the number is too large.
         whole.parse().map_err(|_| TOO_LONG)?
     };
     let mut nanoseconds = whole.checked_mul(unit).ok_or(TOO_LONG)?;

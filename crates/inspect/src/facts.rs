@@ -26,7 +26,7 @@ pub struct Facts {
     pub slices: usize,
     /// True once both initial lists (Services and EndpointSlices) are complete.
     pub is_complete: bool,
-    /// True once every object has been readable.
+    /// True once each Service and EndpointSlice that exists has been readable at least once.
     pub is_whole: bool,
     /// True if a Node object of this node exists, or `None` if this is unknown.
     pub has_node: Option<bool>,

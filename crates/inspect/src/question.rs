@@ -1,7 +1,7 @@
 //! Questions to the daemon's loop, and its replies, which are copies of limited size.
 //!
-//! The limits keep each turn of the loop short.
-//! `run::answers::tests::no_inspection_api_request_blocks_the_main_loop` measures the time that a turn takes.
+//! The limits keep each turn of the loop short. A test measures the time that a turn takes:
+//! `run::answers::tests::no_inspection_api_request_blocks_the_main_loop`.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

@@ -151,8 +151,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service that needs a packet mark while no mark is free. Upstream has
-    /// no marks.
+    /// Returns a warning on a Service that needs its own packet mark (`--ipvs-semantics=exact`)
+    /// while no mark is free. Upstream has no such event, because its Services need no marks of
+    /// their own.
     pub fn marks_exhausted(owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
             "all packet marks of --ipvs-mark-bits are in use on this node: clients inside the \

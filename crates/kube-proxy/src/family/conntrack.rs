@@ -124,7 +124,7 @@ impl StaleFlows {
     ///
     /// - changed or repaired UDP Services have reached the kernel;
     /// - UDP entries were removed from the kernel;
-    /// - an earlier comparison failed, or had to wait because an object was unreadable.
+    /// - an earlier comparison failed, or had to wait for an object that had never been readable.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -147,8 +147,8 @@ impl StaleFlows {
         }
         let withdrawn = report.withdrawn.clone();
         let node_ports = node_ports.cloned();
-        // Deletes only if all objects are readable: the endpoint of a flow may belong to an
-        // unreadable object and still serve.
+        // Deletes only once every object has been readable: the endpoint of a flow may belong to
+        // an object that the model does not know yet, and still serve.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);

@@ -1,7 +1,8 @@
 //! Delays that a mode cannot count itself:
 //!
 //! - changes that the mode has not received yet;
-//! - removals that wait until every object is readable. No client waits for these removals.
+//! - removals that wait until every object has been readable once. No client waits for these
+//!   removals.
 //!
 //! The status shows both kinds of delays to operators.
 
@@ -45,7 +46,8 @@ impl Delays {
         self.heard = heard.or(self.heard);
     }
 
-    /// Records whether removals are held back, because some objects are unreadable.
+    /// Records whether removals are held back, because the lists are incomplete or an object has
+    /// never been readable.
     pub(super) fn look(
         &mut self,
         model: &Model,

@@ -1,7 +1,8 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! **Failure.** If a setting cannot be written, only the feature that needs the setting is
-//! disabled: see [`Need`]. Upstream exits in each such case.
+//! **Failure.** If a setting cannot be written, its [`Need`] decides the consequence: the start
+//! fails, the daemon disables one feature, or the daemon only logs the failure. `--init-only` fails
+//! for every need. Upstream exits in most cases.
 //!
 //! **Restoring.** Some settings decide which packets a node accepts. This process restores such a
 //! setting once no option needs it, under two conditions: this process wrote the setting, and the

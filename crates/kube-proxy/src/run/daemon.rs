@@ -8,8 +8,8 @@
 //!   options     ┘            └─▶ proceed: start pending work on idle worker threads
 //! ```
 //!
-//! Draining merges events: all events that arrive while a family's worker writes become one update.
-//! The two families work independently.
+//! `drain` merges queued events: all events that arrive while a family's worker writes become one
+//! update. The two families work independently.
 
 use std::future::poll_fn;
 use std::mem;
@@ -248,9 +248,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the cleanup of other modes' entries once this mode serves. While objects are
-    /// unreadable, the cleanup waits, because the entries may still serve the Services of these
-    /// objects.
+    /// Starts the cleanup of other modes' entries once this mode serves. The cleanup waits until
+    /// every object has been readable once. Until then, the entries may still serve a Service that
+    /// the model does not know.
     ///
     /// Rules whose process has ended serve no client. So this function makes packets bypass such
     /// rules immediately.

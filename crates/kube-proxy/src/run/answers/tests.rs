@@ -186,7 +186,7 @@ async fn the_api_lists_services_in_pages_and_individually() {
 }
 
 /// Each turn handles a limited number of objects. The test prints the time of the longest turn
-/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_api_request -- --nocapture`).
+/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib api_request -- --nocapture`).
 ///
 /// On a busy machine with 2 cores, the longest of 710 requests takes 1.3 to 1.6 ms, and all 50,000
 /// Services take 0.7 s. The asserted limit is much higher, because the test also runs without
