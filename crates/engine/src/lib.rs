@@ -111,8 +111,8 @@
 //! more than the name of each task:
 //!
 //! - The order of writes. In IPVS mode, the three lanes that write wait for each other, entry by
-//!   entry. iptables mode writes one text, and finds rejected rules by halving the text. nftables
-//!   mode commits one transaction, in which the kernel names rejected objects. The redirects of
+//!   entry. iptables mode writes one text, and finds refused rules by halving the text. nftables
+//!   mode commits one transaction, in which the kernel names refused objects. The redirects of
 //!   userspace mode wait until the listening ports have numbers. A common planner would need a
 //!   callback for each mode.
 //! - The recording of outcomes. IPVS mode and userspace mode get an outcome for each write.

@@ -420,7 +420,7 @@ impl fmt::Display for Entry {
 }
 
 /// A key to look up in a set of any type. It must have exactly the parts that the set's type names,
-/// such as address and port for `hash:ip,port`. Kernels since 5.2 reject a key with other parts as
+/// such as address and port for `hash:ip,port`. Kernels since 5.2 refuse a key with other parts as
 /// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {

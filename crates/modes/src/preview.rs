@@ -33,11 +33,11 @@ pub struct Preview {
     pub warnings: Vec<String>,
     /// Option values of Services that this node's kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
-    /// State of other programs that would make the kernel reject writes.
+    /// State of other programs that would make the kernel refuse writes.
     pub obstacles: Vec<Obstacle>,
 }
 
-/// State of another program that makes the kernel reject writes at a start.
+/// State of another program that makes the kernel refuse writes at a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
     /// Kind of the other program's state, such as `sets`.

@@ -233,7 +233,7 @@ fn limits() -> Limits {
         // Closes the ports immediately, because the next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // All clients have the same address, so affinity applies to the port as a whole.
+        // All clients connect from localhost, so session affinity applies to the whole port.
         pin: Pin::Port,
         reach: AllowedClients::Anybody,
         ..Limits::default()
@@ -241,7 +241,7 @@ fn limits() -> Limits {
 }
 
 /// Returns an error if a flag requires the layout `flat` and the kernel is too old for it. Such a
-/// kernel would accept a trial transaction, but reject the first real transaction.
+/// kernel would accept a trial transaction, but refuse the first real transaction.
 fn refuse_old(choice: LayoutChoice, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
