@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_service_has_are_refused_with_an_example() {
+    fn names_that_no_service_can_have_are_rejected_with_advice() {
         let told = |text, namespace| qualified(text, namespace).map_err(|why| why.to_string());
         assert_eq!(told("web", None), Ok(("default", "web")));
         assert_eq!(told("shop/web", Some("shop")), Ok(("shop", "web")));

@@ -242,7 +242,7 @@ async fn a_response_that_the_client_does_not_read_times_out() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_fails_or_is_retried_according_to_the_policy() {
+async fn a_server_with_an_address_in_use_fails_or_retries_as_its_policy_says() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let error = start(TEST, at, ConflictPolicy::Fail, echo)

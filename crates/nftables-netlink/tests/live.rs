@@ -600,7 +600,7 @@ fn a_prepared_transaction_can_be_committed_repeatedly() {
 }
 
 #[test]
-fn many_endpoints_are_read_in_map_order() {
+fn elements_of_an_anonymous_map_are_read_in_key_order() {
     // One send requests at most 1,024 elements by key. So the case with 2,000 elements needs a
     // dump.
     for count in [1, 300, 2_000] {

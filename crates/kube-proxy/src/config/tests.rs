@@ -171,9 +171,10 @@ fn only_the_first_document_of_a_configuration_file_is_used() {
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// Upstream decodes the file as JSON, so it rejects a text in place of a number, and the reverse.
+/// Upstream decodes the file as JSON, so it rejects a text in place of a number, and a number in
+/// place of a text.
 #[test]
-fn values_of_another_type_than_upstreams_are_rejected() {
+fn values_of_a_type_that_upstream_rejects_are_rejected() {
     for (fields, wanted) in [
         (
             "conntrack: {maxPerCore: \"32768\"}",
@@ -219,7 +220,7 @@ fn values_of_another_type_than_upstreams_are_rejected() {
 }
 
 #[test]
-fn a_configuration_file_that_is_not_a_short_text_is_rejected() {
+fn a_configuration_file_that_is_binary_or_too_large_is_rejected() {
     let file = File::new("");
     let error_of = |bytes: &[u8]| {
         fs::write(&file.0, bytes).unwrap();

@@ -597,7 +597,7 @@ fn key_types_are_stored_in_nfts_user_data_format() {
 }
 
 #[test]
-fn only_a_small_first_change_is_echoed() {
+fn an_echo_is_requested_only_for_a_small_first_change() {
     let is_told = |count: u32| {
         let elements =
             (0..count).map(|number| Element::of_set(number.to_be_bytes().as_slice().into()));
