@@ -8,7 +8,7 @@ use super::{Failure, socket};
 
 /// Words that may precede the name of a Service, as in `svc/web`.
 const KINDS: [&str; 3] = ["svc", "service", "services"];
-/// Maximum number of Services that the search for a missing name reads.
+/// Maximum number of Services that are read to find a missing Service in other namespaces.
 const SEARCH_LIMIT: usize = 500;
 
 /// Removes the word `svc`, `service` or `services` in front of a name. For example, `svc/web`
@@ -86,8 +86,10 @@ pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
     })
 }
 
-/// Suggests a replacement for a Service that does not exist: the namespace `name`, or a Service of
-/// this name in a different namespace. Returns `None` if neither exists.
+/// Suggests what the user meant by the name of a Service that does not exist: the namespace `name`,
+/// or a Service in `named`, which lists the Services of this name in other namespaces.
+/// `in_namespace` is the number of Services in the namespace `name`. Returns `None` without a
+/// suggestion.
 fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
     if in_namespace > 0 {
         return Some(format!(

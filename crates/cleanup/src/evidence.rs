@@ -118,7 +118,8 @@ impl Evidence {
     }
 
     /// Returns true if a set contains a virtual server at this address. Such a set contains all
-    /// virtual servers that the mode has at the address.
+    /// virtual servers that the mode has at the address. So the address is no evidence for any
+    /// further virtual server there.
     fn names_any_at(&self, address: IpAddr) -> bool {
         let first = (SocketAddr::new(address, 0), Protocol::Tcp);
         let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);

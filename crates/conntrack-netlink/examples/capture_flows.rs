@@ -91,8 +91,8 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns the bytes of the last message that strace dumped. A line of the dump looks like ` |
-/// 00000 1c 00 00 00 ... text |`.
+/// Returns the bytes of the last message that strace dumped. A line of the dump looks like this:
+/// ` | 00000 1c 00 00 00 ... text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix(" | ")) {

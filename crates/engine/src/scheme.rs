@@ -138,7 +138,8 @@ pub trait Scheme: Sized + Send + 'static {
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
     /// Returns who is affected while a part of the kernel's state is out of date. By default,
-    /// returns clients, or nobody for the node's addresses if all of them serve NodePorts.
+    /// clients are affected. But if every address of the node serves NodePorts, an outdated list of
+    /// these addresses affects nobody.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody

@@ -27,8 +27,9 @@ pub trait Served: Rows {
     /// with a different value.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether the write of every wanted entry has failed. Ignores the `held` entries that
-    /// another program owns. Returns false if another program owns all entries.
+    /// Reports whether the write of every wanted entry has failed. Does not count entries that
+    /// another program owns; `held` is their number. Returns false if another program owns all
+    /// entries.
     fn is_all_refused(&self, held: usize) -> bool;
 
     /// Returns a version that changes whenever the result of [`conflicts`](Self::conflicts) may

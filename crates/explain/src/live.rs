@@ -216,8 +216,8 @@ impl PacketTracer for LiveState {
         let from = match &planned.sender.way {
             PacketOrigin::Made(source) => Sender::Node(*source),
             PacketOrigin::Comes(interface, source) => {
-                // If the route to the source uses this interface, prefers the route's interface,
-                // whose index is known.
+                // If the route to the source uses this interface, passes no interface. The trace
+                // then takes the interface from the route, which also has the interface's index.
                 let is_by_route = self
                     .hop(*source)
                     .is_some_and(|hop| hop.interface == *interface);

@@ -242,8 +242,9 @@ fn other(planned: &TracedPacket<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Explains that IPVS mode gives the destination address to this node. Returns an empty text if no
-/// Service names the address, or if a Service has this port.
+/// Explains that IPVS mode binds the destination address on this node, so that no other host with
+/// this address is reachable from here. Returns an empty text if no Service names the address, or
+/// if a Service has this port.
 fn taken(planned: &TracedPacket<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();

@@ -28,7 +28,8 @@ pub fn in_words(error: &clap::Error, command: &str) -> String {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = context(ContextKind::InvalidSubcommand);
-            // clap takes the first argument of a command such as `check` for a command.
+            // clap reports an extra argument of a subcommand, such as `check`, as an unknown
+            // subcommand.
             if command.contains(' ') || word.starts_with('-') {
                 return unexpected(&word, command);
             }

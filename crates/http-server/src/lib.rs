@@ -130,7 +130,8 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Returns the operator's next step, which ends before the name of the server's flag.
+/// Returns the beginning of the advice to the operator. The error message appends the name of the
+/// server's flag.
 fn next_step(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::AddrNotAvailable => "This node does not have the address: correct",

@@ -45,9 +45,10 @@ impl Iptables {
         Self::choose_loading(wanted, &[])
     }
 
-    /// Chooses like [`choose`](Self::choose), and also loads the missing kernel modules among the
-    /// modules of the backend, [`MODULES`](crate::MODULES), and `modules`. One process loads them
-    /// all. Otherwise, the kernel would start a process for each module at its first use.
+    /// Chooses like [`choose`](Self::choose), and also loads kernel modules that are not loaded
+    /// yet: those of the backend, those in [`MODULES`](crate::MODULES), and those in `modules`. One
+    /// process loads all of them. Otherwise, the kernel would start a process for each module at
+    /// its first use.
     ///
     /// # Errors
     ///

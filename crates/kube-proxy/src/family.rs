@@ -379,8 +379,8 @@ impl Family {
     }
 
     /// Records delays that the mode cannot observe: changes that no family has received, and
-    /// removals that the daemon holds back. `changed` is the number of Services with such changes,
-    /// with the arrival time of the oldest change.
+    /// removals that the daemon holds back. `changed` is the number of Services whose changes no
+    /// family has received, with the arrival time of the oldest change.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,

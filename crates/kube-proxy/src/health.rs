@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(updated(Some(4), Some(2), 5), Some(at(4)));
         assert_eq!(updated(Some(4), Some(2), 6), Some(at(4)));
         assert_eq!(updated(None, Some(2), 7), Some(at(7)));
-        // A check finds that an old entry is missing.
+        // A check finds an entry that has been missing since second 6. The updated time stays at 7.
         assert_eq!(updated(Some(6), Some(2), 8), Some(at(7)));
     }
 

@@ -102,9 +102,9 @@ fn main() -> ExitCode {
 /// Function that logs the messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
-    /// `live` logs the messages, before it runs the command.
+    /// The function `live` logs the messages about the flags, before it runs the command.
     Here,
-    /// `run::run` logs the messages, after the first line of its log.
+    /// The function `run::run` logs the messages about the flags, after the first line of its log.
     ByLife,
 }
 

@@ -2,7 +2,7 @@
 //! from local pods. This module contains the iptables rules. The module [`nft`] contains the rules
 //! of nf_tables.
 //!
-//! Other programs know the names of some of these chains, and jump to them.
+//! Other programs jump by name to some of the chains that contain these rules.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
 

@@ -53,8 +53,8 @@ impl SkippedFamily {
     }
 }
 
-/// Frequency of a reason to skip a family on healthy nodes: usual (`Yes`), such as missing IPv6, or
-/// unusual (`No`). Only an unusual reason causes a warning.
+/// Frequency of a reason to skip a family. A usual reason (`Yes`), such as missing IPv6, also
+/// occurs on healthy nodes. Only an unusual reason (`No`) causes a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReasonFrequency {
     Yes,

@@ -217,7 +217,7 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // Ignores a reply to an earlier send, and a reply whose sequence number no
+                        // Ignores replies to earlier sends, and replies whose sequence number no
                         // message of the batch has.
                         let Some(reply) = known.get_mut(index) else {
                             continue;

@@ -55,8 +55,9 @@ fn beginnings(changes: &[Change]) -> Vec<usize> {
 }
 
 impl Nftables {
-    /// Makes the kernel load the modules of a transaction, which it neither commits nor reports as
-    /// refused. Checks the beginnings of the transaction: each needs one or few further modules.
+    /// Makes the kernel load the modules that a transaction needs. Commits nothing, and ignores
+    /// refusals. Lets the kernel check longer and longer beginnings of the transaction. Each check
+    /// needs only a few further modules.
     pub(crate) fn load_modules(&mut self, transaction: &Transaction) {
         for length in beginnings(&transaction.changes) {
             let changes = transaction.changes.iter().take(length).cloned();

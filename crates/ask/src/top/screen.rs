@@ -7,7 +7,8 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// Minimum width of the names' column, in characters. A narrower screen omits columns of numbers.
+/// Minimum width of the names' column, in characters. If the screen has less space for names, it
+/// omits columns of numbers.
 const NAME_MIN: usize = 28;
 /// Minimum number of visible rows of each list. A shorter list shows all its rows.
 const ROWS_MIN: usize = 3;

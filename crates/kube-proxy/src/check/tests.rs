@@ -79,7 +79,8 @@ fn exit_status_2_means_that_a_preflight_check_fails() {
         assert_ne!(foreseen.status(), 2);
         foreseen.note_failures(&findings);
         assert_eq!(foreseen.status(), 2);
-        // The forecast already has the warning of the scheduler.
+        // The forecast already has the warning `look`, so the finding about the scheduler adds no
+        // second one.
         assert_eq!(foreseen.warnings, ["look", "modules: missing"]);
     }
 }

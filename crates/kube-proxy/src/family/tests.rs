@@ -332,7 +332,7 @@ async fn a_read_without_a_write_is_not_counted_as_a_sync() {
     world.turn(0).await;
     assert_eq!(world.syncs(), 0, "nothing was done");
     let under_way = |world: &World, is_under_way: bool| world.stands(None, !is_under_way);
-    // A read of the draining endpoints is in progress, and no write.
+    // The mode reads draining endpoints, and writes nothing.
     under_way(&world, true);
     world.turn(1).await;
     world.script.finish(Report::default());

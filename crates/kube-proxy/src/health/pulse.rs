@@ -67,7 +67,8 @@ impl Pulse {
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Replies to all requests before the loop runs and replies itself. Never returns.
+    /// Replies to every request. Used during the start, until the loop runs and replies itself.
+    /// Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
             self.asked().await;

@@ -31,10 +31,12 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings that are reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Limits of stored findings: in total, per namespace, and per Service. The reporter only counts
-/// findings above the limits. So one tenant's findings cannot hide another tenant's findings.
+/// Maximum number of stored findings. The reporter only counts findings above the limits.
 const KNOWN_MAX: usize = 1_000;
+/// Maximum number of stored findings of one namespace. So one tenant's findings cannot hide another
+/// tenant's findings.
 const KNOWN_OF_NAMESPACE: usize = 250;
+/// Maximum number of stored findings of one Service.
 const KNOWN_OF_ONE: usize = 20;
 
 /// Gauge that counts the findings by reason.

@@ -72,7 +72,7 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// Returns a dump with fixed generation and handles, so that the dump of a recreated table is
+/// Returns a dump with fixed generation and handles. So the dumps of a table and of its copy are
 /// equal.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);

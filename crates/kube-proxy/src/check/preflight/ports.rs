@@ -21,7 +21,7 @@ pub(super) struct Server {
     /// Purpose of the server, such as `metrics`.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
-    /// Reason why this node cannot bind the address at any port, if it cannot.
+    /// Reason why this node cannot bind any port of the address. `None` if it can.
     pub(super) unbindable: Option<String>,
 }
 
