@@ -719,7 +719,7 @@ fn unreadable_rules_are_reported_with_back_off_and_block_no_change() {
 }
 
 #[test]
-fn rules_that_are_unreadable_at_start_are_unknown_and_late() {
+fn unreadable_rules_at_start_block_all_writes_until_a_read_succeeds() {
     let held = serving(2);
     held.kernel.state().unreadable = Some("it hangs".to_owned());
     let mut world = World::on(held.kernel.clone(), true);

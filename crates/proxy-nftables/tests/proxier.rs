@@ -1033,7 +1033,7 @@ fn node_ports_are_served_at_the_addresses_that_the_flag_selects() {
 }
 
 #[test]
-fn a_new_address_of_the_node_object_serves_when_an_interface_has_the_address() {
+fn node_ports_are_served_at_a_new_node_address_once_an_interface_has_the_address() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();

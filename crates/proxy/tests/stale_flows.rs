@@ -406,7 +406,7 @@ fn flows_to_endpoints_of_either_claimant_are_not_stale() {
 }
 
 #[test]
-fn endpoints_of_both_services_are_valid_if_a_node_port_is_also_an_external_ip_port() {
+fn a_node_port_that_is_also_an_external_ip_port_accepts_endpoints_of_both_services() {
     let mut world = World::new(V4);
     let mut other = service("other", "10.96.0.2", "172.35.0.100");
     other.ports.iter_mut().for_each(|port| port.port = 30053);

@@ -13,7 +13,7 @@ const HEALTH_CHECK: &str = "FailedToStartServiceHealthcheck";
 
 fn main() {
     let stories = stories! {
-        the_losing_service_gets_an_event_and_takes_over_later,
+        a_service_denied_its_address_gets_an_event_and_takes_over_later,
         a_health_check_port_in_use_causes_an_event,
         an_unreachable_api_server_delays_no_write,
         no_service_can_keep_the_api_servers_address,
@@ -67,7 +67,7 @@ fn answers(who: &str, c: &Cluster) -> Outcome {
     Ok(())
 }
 
-fn the_losing_service_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Outcome {
+fn a_service_denied_its_address_gets_an_event_and_takes_over_later(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
     let (winner, loser) = (
         claim("alpha", "10.96.0.10", "10.244.1.10"),
