@@ -28,7 +28,7 @@ pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 /// Chain of the kubelet. This mode creates the chain and adds a rule, but never empties the chain.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
-/// Chains that do not depend on Services.
+/// Chains that exist even without Services. Some of them also contain rules of Services.
 const CHAINS: [(Table, &str); 13] = [
     (Table::Mangle, CANARY),
     (Table::Filter, CANARY),

@@ -64,7 +64,8 @@ pub struct Iptables {
     wants_look: bool,
 }
 
-/// Kind of the last access to the kernel's rules.
+/// Kind of the next sync report: full after a read of all rules (`Read`), or partial after writes
+/// alone (`Written`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freshness {
     Read,
@@ -217,8 +218,8 @@ impl engine::Scheme for Iptables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // Worker threads (lanes) that continue to write during a change of mode: none, because one
-    // worker thread makes all writes.
+    // Empty: during a change of mode, no worker thread (lane) starts another write. Once all
+    // worker threads are idle, the new mode takes over.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {

@@ -327,8 +327,8 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // The list is empty, because a single lane (worker thread) makes all writes. While this lane is
-    // idle, no write is in progress.
+    // Empty: during a change of mode, no lane (worker thread) starts another write. Once all lanes
+    // are idle, the new mode takes over.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {

@@ -5,7 +5,9 @@ use ipnet::IpNet;
 /// Detector of traffic from pods of this node, for one IP family (`--detect-local-mode`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
-    /// No detection. As in upstream, the rules then masquerade only traffic from a service address.
+    /// No detection. As in upstream, rules then do not masquerade packets to cluster IPs, unless
+    /// `--masquerade-all` is set. With upstream's semantics of IPVS mode, packets whose source is a
+    /// service address are an exception.
     #[default]
     None,
     /// Detection by the source address, for the modes `ClusterCIDR` and `NodeCIDR`.

@@ -21,8 +21,8 @@ use crate::manifests;
 /// Label of an EndpointSlice that contains the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// Maximum number of EndpointSlices in a response. 1,000 EndpointSlices have up to 100,000
-/// endpoints.
+/// Maximum number of EndpointSlices in a response. With the EndpointSlice controller's default of
+/// 100 endpoints for each, 1,000 EndpointSlices have 100,000 endpoints.
 const SLICES_MAX: &str = "1000";
 
 /// Pod, node and zone of an endpoint, according to its EndpointSlice.

@@ -137,8 +137,8 @@ pub fn under_traffic(
     Ok(())
 }
 
-/// Returns the source ports of each path. No port belongs to two paths, because IPVS identifies a
-/// reply packet only by three values: the client's address, the client's port, and the pod's
+/// Returns the source ports of each path. No port belongs to two paths, because IPVS finds the
+/// connection of a reply packet by the addresses and ports of client and pod, without the Service's
 /// address. If a client used one port for two addresses of a Service with the same pod, the older
 /// connection would get no replies.
 pub fn ports() -> impl Iterator<Item = Range<u16>> {

@@ -28,9 +28,9 @@ const ELSEWHERE: &str = "elsewhere";
 pub(crate) fn start(cluster: &Cluster) -> Traffic {
     let mut traffic = Traffic::default();
     let outside = &cluster.outside;
-    // IPVS identifies a reply packet only by the client's address, the client's port, and the pod's
-    // address. Two paths from one client host must therefore not use the same port with the same
-    // protocol.
+    // IPVS finds the connection of a reply packet by the addresses and ports of client and pod,
+    // without the Service's address. Two paths from one client host must therefore not use the same
+    // port with the same protocol.
     ask(&mut traffic, outside, Transport::Tcp, STEADY, 50);
     ask(&mut traffic, outside, Transport::Udp, STEADY, 100);
     ask(&mut traffic, outside, Transport::Tcp, STEADY_V6, 200);

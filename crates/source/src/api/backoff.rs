@@ -22,7 +22,8 @@
 //! **Why rejected requests have longer waits.** A response costs the server some work. So the
 //! server gets the next request within 30 s, or later if its `Retry-After` says so.
 //!
-//! client-go waits for 30 to 60 s after a refused connection, and also after a rejected request.
+//! In client-go, the waits grow from 0.8 s to between 30 and 60 s, after refused connections and
+//! after rejected requests.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;

@@ -56,7 +56,8 @@ pub(crate) struct DecodedObject {
 pub(crate) enum Content {
     /// Content that the proxy uses.
     Proxied(Object),
-    /// Another proxy is responsible for the object, for this reason.
+    /// The proxy does not have to serve the object, for this reason. For example, the object is a
+    /// headless Service, or belongs to another proxy.
     Ignored(&'static str),
     /// No part of the object is valid.
     Unusable,

@@ -151,8 +151,9 @@ pub(crate) fn a_service_without_endpoints_is_refused(c: &mut Cluster) -> Outcome
     each(
         c,
         questions.map(|(from, transport, to)| {
-            // The node reaches its own node port through `lo`. Rules reject these packets on input.
-            // Only the flat layout of nftables mode rejects them on output, like all other packets.
+            // Without IPVS, rules reject the node's packets to its own node port only on input,
+            // after `lo`. So the send succeeds. The flat layout of nftables mode rejects these
+            // packets on output, so the send fails. In userspace mode, every send succeeds.
             let is_by_lo = to.port() != 80 && !is_flat(c);
             let is_sent = !mode.is_ipvs() && is_by_lo || mode == Mode::Userspace;
             let is_send = from == "node" && transport == Transport::Udp && !is_sent;

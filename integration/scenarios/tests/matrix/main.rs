@@ -103,8 +103,8 @@ fn main() {
             clients::has_nftables,
             matrix::each_row_of_the_packet_matrix_holds
         ),
-        // On a kernel without nf_tables (lane A), the tests of `kube-proxy explain` for replies run
-        // only in IPVS mode, because all modes have the same rules there.
+        // On a kernel without nf_tables (lane A), all supported modes write iptables rules. There,
+        // the tests of `kube-proxy explain` for replies run only in IPVS mode.
         story!("", [], || true, answers::explain_predicts_replies),
         story!(
             "iptables::",
