@@ -67,7 +67,8 @@ pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel)
     follow(&walker, walker.begin(question))
 }
 
-/// Start of a path: the packet with its first hook, or the path if it has already ended.
+/// Start of a path: the first hook and the branch, or only the branch if its path ended before the
+/// first hook.
 pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
 /// Follows all paths of a packet to their ends.

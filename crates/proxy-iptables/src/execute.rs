@@ -265,7 +265,7 @@ mod tests {
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// Returns the changes to a Service port with one rule for this port number.
+    /// Returns writes for one Service port: a single new rule, which matches this port number.
     fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,

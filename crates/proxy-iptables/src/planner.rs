@@ -211,8 +211,8 @@ impl Planner<'_> {
         }
         if self.manner == RestoreStrategy::Together {
             for chain in Shared::ALL {
-                // Before the last restore, counts only slots with rules in the kernel: only their
-                // rules must be deleted, and only a deletion makes iptables search the chain.
+                // iptables searches the chain only to delete a rule. So before the last restore,
+                // slots without rules in the kernel do not count. In the last restore, all count.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();

@@ -41,7 +41,7 @@ impl Tables {
     }
 
     /// Sets whether unwanted rules of Services count as overdue. Unwanted rules do not count while
-    /// the mode may not remove them.
+    /// the mode must not remove them.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);

@@ -318,8 +318,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // Gives the set no size, as upstream does. For a set with a size, the kernel would
-            // allocate all memory immediately: 2 MiB for 65,535 elements.
+            // Creates the set without a size, as upstream does. For a set with a size, the kernel
+            // would allocate all memory immediately: 2 MiB for 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),

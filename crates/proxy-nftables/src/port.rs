@@ -111,9 +111,9 @@ impl Route {
 /// Policy for packets to a Service port without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EmptyPortPolicy {
-    /// Reject packets, because the Service has no endpoint.
+    /// The rules reject the packets, because the Service has no endpoint.
     Reject,
-    /// Drop packets, because the traffic policy excludes all existing endpoints.
+    /// The rules drop the packets, because the traffic policy excludes all existing endpoints.
     Drop,
     /// Another verdict, which this program does not write.
     Other,

@@ -25,8 +25,8 @@ use crate::port::{Member, Route, Slot};
 /// addresses serve NodePorts.
 pub(crate) const NODE_PORTS: BaseKey = BaseKey::Set(NODE_PORT_IPS);
 
-/// Returns true for an object that both layouts have only if the rules reject NodePorts on
-/// localhost.
+/// Returns true for an object that exists only if the rules reject NodePorts on localhost. Both
+/// layouts have these objects.
 fn is_of_localhost(key: &BaseKey) -> bool {
     matches!(
         key,

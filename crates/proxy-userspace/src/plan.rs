@@ -133,11 +133,11 @@ pub enum NodePortsAt {
 pub struct Refusal {
     /// Reason why the kernel refused the write, with advice for the operator.
     pub reason: String,
-    /// Meaning of the refusal for other writes: they may succeed, or would fail now, too.
+    /// Scope of the refusal: one written object, or currently every write.
     pub blame: RefusalMeaning,
 }
 
-/// Meaning of a refusal for other writes.
+/// Scope of a refusal: one written object, or currently every write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalMeaning {
     /// One of the written objects is invalid, so other writes may succeed.
@@ -164,11 +164,11 @@ pub enum Outcomes {
     /// Port number of each listener in the plan, in order, or `None` if the plan closed the
     /// listener.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
-    /// Refused parts of a write of rules.
+    /// Parts of a plan for redirects that the kernel refused.
     Redirects(RedirectOutcomes),
 }
 
-/// Refused parts of a write of rules.
+/// Parts of a plan for redirects that the kernel refused.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
     /// Refusal of the rules that do not depend on Services, or `None` if the kernel accepted them.

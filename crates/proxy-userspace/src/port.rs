@@ -2,14 +2,14 @@
 //! ports) that lead to them. Pure: no clock, no I/O, no log and no kernel access.
 //!
 //! ```text
-//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of service
-//!                                         └─▶ portals     its addresses, and the kinds of each
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of listening port
+//!                                         └─▶ portals     each with the kinds that it needs
 //! ```
 //!
-//! Portals may need different kinds of service. A kind answers two questions:
+//! Portals may need different kinds of listening ports. A kind answers two questions:
 //!
-//! * Which endpoints serve: all, or only those on this node?
-//! * Which clients are served: all, or only those in the source ranges?
+//! * Which endpoints get the connections: all, or only those on this node?
+//! * Which clients may connect: all, or only those in the source ranges?
 //!
 //! A Service port has one listening port for each kind that its portals need. Most Service ports
 //! need one kind. The listening port determines the kind, so the relay need not query a

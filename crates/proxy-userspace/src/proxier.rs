@@ -112,8 +112,8 @@ impl Userspace {
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
         // Opens no port before the rules are known, because rules of an earlier process may still
-        // lead to a free port. If the mode opened this port for another Service, that Service would
-        // get packets of the wrong Service.
+        // lead to a free port. If the mode opened this port for another Service, the endpoints of
+        // that Service would get packets for the earlier Service.
         if !state.knows(Part::Rules) {
             return None;
         }

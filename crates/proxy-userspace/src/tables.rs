@@ -143,8 +143,8 @@ impl Tables {
         self.may_have_foreign
     }
 
-    /// Returns the ports from which a redirect will move to a port of another Service that has
-    /// endpoints. Until the redirect has moved, these ports keep their own endpoints.
+    /// Returns the ports that redirects will leave for a port of another Service, if that Service
+    /// has endpoints. Until a redirect has moved, its old port keeps its own endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects

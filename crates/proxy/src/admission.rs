@@ -369,8 +369,8 @@ impl Admission {
         }
     }
 
-    /// Returns the external IPs and ports of a Service that belong to another Service, sorted. Each
-    /// entry has the reason: the other Service's node port or load balancer.
+    /// Returns the external IPs and ports of a Service at which another Service is served instead,
+    /// sorted. Each entry has the reason: the other Service's node port or load balancer.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);

@@ -274,9 +274,9 @@ pub enum Reason {
     Terminating,
     /// Not used: the endpoint is terminating, and other endpoints are ready.
     OthersAreReady,
-    /// Not used: hints assign the endpoint to other zones, and other endpoints to this zone.
+    /// Not used: the endpoint has no hint for this zone, but another endpoint has one.
     OtherZone,
-    /// Not used: hints assign the endpoint to other nodes, and other endpoints to this node.
+    /// Not used: the endpoint has no hint for this node, but another endpoint has one.
     OtherNode,
     /// Not used: the endpoint is on another node.
     NotOnNode,

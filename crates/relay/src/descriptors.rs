@@ -16,8 +16,8 @@ use tracing::{info, warn};
 pub(crate) const OPEN: &str =
     "as many files are open as may be: raise the limit (LimitNOFILE, `ulimit -n`)";
 
-/// Number of descriptors that the relay leaves to the rest of the process. If half of the limit of
-/// open files is less than this number, the relay leaves that half.
+/// Number of descriptors that the relay leaves to the rest of the process. If this number is more
+/// than half of the limit of open files, the relay leaves half of the limit.
 const RESERVE: usize = 256;
 
 /// Largest limit of open files that the relay sets. This is Linux's default for the largest limit

@@ -28,11 +28,11 @@ pub use proxy::ServiceAddress as At;
 /// Selection of the counters that a read returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CounterSelection<'a> {
-    /// All addresses, without endpoints. The read needs one dump.
+    /// Counters of all addresses, but not of endpoints. The read needs one dump.
     Addresses,
-    /// All addresses with their endpoints.
+    /// Counters of all addresses and of their endpoints.
     All,
-    /// Only the given addresses, with their endpoints.
+    /// Counters of the given addresses and of their endpoints.
     Of(&'a [At]),
 }
 
@@ -43,8 +43,8 @@ pub struct CounterSamples {
     pub addresses: HashMap<At, OfAddress>,
     /// Counters of each endpoint at each service address.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// Counters of other programs' virtual servers, by firewall mark, in IPVS mode. Connections
-    /// with a mark of this program count at an address of their Service instead.
+    /// Counters of other programs' virtual servers by firewall mark, in IPVS mode. A connection
+    /// with one of this program's marks is counted at an address of its Service instead.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// Counters by Service port, in userspace mode, which has no counters by address. Includes all
     /// Service ports, regardless of the selection.
@@ -74,8 +74,8 @@ pub struct OfEndpoint {
     pub count: Count,
 }
 
-/// Counters since the creation of the kernel's or relay's entry. `None`: the mode does not have
-/// this counter.
+/// Counters of one entry of the kernel or the relay, since the entry was created. A counter that
+/// the mode does not have is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// Number of opened connections.

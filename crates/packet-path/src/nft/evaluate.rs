@@ -23,7 +23,8 @@ const JOINED: usize = 256;
 /// Point at which a path continues after a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// The path continues with the next rule. After a chain, it continues in the calling chain.
+    /// After a rule, the path continues with the next rule. After a chain, it continues in the
+    /// calling chain.
     On,
     /// The path returns to the chain that called the current chain.
     Return,

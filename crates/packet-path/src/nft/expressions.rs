@@ -369,8 +369,8 @@ impl Run {
 /// sent.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Reports whether an unsupported expression, such as `queue` or `masq`, changes the packet or its
-/// path.
+/// Reports whether an unsupported expression changes the packet or its path. Examples are `queue`,
+/// and `masq` with a range of ports.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",

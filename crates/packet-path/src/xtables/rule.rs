@@ -53,7 +53,7 @@ pub(super) enum Property {
     /// Membership in an ipset (`--match-set`): the set's name, and for each part of a member,
     /// whether the packet's source or destination must match.
     Set(String, Vec<Side>),
-    /// Bridge ports (`--physdev-is-in` and similar options).
+    /// Test of the packet's bridge ports (`--physdev-is-in` and similar options).
     Bridge(Bridge),
     /// IPVS properties that the packet must have (`-m ipvs`).
     Ipvs(Ipvs),
@@ -117,7 +117,7 @@ pub(super) struct Ipvs {
 /// Effect of a rule on matching packets.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
-    /// The rule only counts packets.
+    /// The rule has no target, so it only counts packets.
     None,
     Accept,
     Drop,

@@ -61,8 +61,8 @@ fn add_maps(base: &mut Base) {
 }
 
 fn add_filter_chains(base: &mut Base) {
-    // Chains that check source ranges, which come before DNAT, and chains that check for missing
-    // endpoints, which come after DNAT.
+    // The first constant has the chain that checks packets before DNAT (source ranges). The second
+    // has the chains that check packets after DNAT (missing endpoints, unused ports of ClusterIPs).
     const EARLY: [&str; 1] = [FIREWALL_CHECK];
     const ONWARD: [&str; 2] = [SERVICES_CHECK, CLUSTER_IPS_CHECK];
     let chains: [(&'static str, Hook, i32, &[&'static str]); 5] = [

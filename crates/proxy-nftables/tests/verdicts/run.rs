@@ -44,7 +44,7 @@ pub(crate) enum Outcome {
 /// Effect of a rule or chain on the evaluation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The next rule follows.
+    /// The evaluation continues with the next rule.
     Next,
     /// The chain ends, and the chain that called it continues.
     Return,

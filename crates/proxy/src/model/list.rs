@@ -14,10 +14,10 @@ pub(super) struct ListProgress {
     /// object becomes unreadable later. In this case, the model has an older state of the object,
     /// or the object is too new to have kernel entries.
     pub(super) was_whole: bool,
-    /// Names of known objects for which no event has arrived since the last list began. When a list
-    /// with every existing object completes, the model deletes the objects with these names. A list
-    /// that lacks objects does not change these names. `None` before the first list, and after a
-    /// list with every existing object.
+    /// Names of known objects for which no event has arrived since the last list began. At the end
+    /// of a whole list (which contains every existing object), the model deletes the objects with
+    /// these names. At the end of any other list, the names stay. `None` before the first list, and
+    /// after a whole list.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist, but were never readable.
     pub(super) unreadable: HashSet<NamespacedName>,
@@ -38,9 +38,9 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // Reads the flag before `confirm` removes the name. After a list with every object, an
-        // unknown object is new and has no kernel entries, so `unreadable` need not contain the
-        // object.
+        // Reads the flag before `confirm` removes the name. After a whole list, an object that the
+        // model does not know is new and has no kernel entries, so `unreadable` need not contain
+        // the object.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

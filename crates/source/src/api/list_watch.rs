@@ -82,8 +82,8 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that this task yields before a request, so that each task of the previous
-/// connection can run: the reader, the task that waits for the end, and the owner.
+/// Number of times that this task yields before a request. Meanwhile, the tasks of the previous
+/// connection can finish (reader, waiter for the end, owner), so that the request can reuse it.
 const HANDOVER: usize = 4;
 /// Number of consecutive times that a watch may break at an unreadable event without progress. Then
 /// a list replaces the watch, because a list skips the unreadable event.

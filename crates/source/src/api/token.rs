@@ -3,8 +3,8 @@
 //!
 //! This module reads the file for each request. Requests are few, because a watch lasts for
 //! minutes. So the source uses a new token immediately, even after the server has rejected the old
-//! token (401). No cached token can be stale. As in client-go, the file has precedence over a token
-//! in the kubeconfig.
+//! token (401). No token is cached, so none can be stale. As in client-go, the file has precedence
+//! over a token in the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -26,7 +26,7 @@ use super::unreadable::UnreadableManifest;
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// Size of the largest manifest, in bytes.
+/// Maximum size of a manifest that the source reads, in bytes.
 const LARGEST: u64 = 1 << 30;
 
 /// State of a directory of manifests at the last read.
