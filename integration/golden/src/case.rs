@@ -15,8 +15,9 @@
 //! - One file for each [`Table`]: kernel state at the end. A table without a file is not compared.
 //! - `nft-ip-1`, `nft-ip6-1`, …: kernel state at the end of phase 1. If the file is missing, the
 //!   expected state is the state at the end of the case.
-//! - `writes`: in a recording, the number of writes that a start on this state must make, and that
-//!   the recorded version makes when it starts on the current version's state. Without a file, 0.
+//! - `writes`: only in a recording, a number of writes. The current version must make this number
+//!   of writes when it starts on the recorded state. So must the recorded version when it starts on
+//!   the current version's state. Without this file, the number is 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};

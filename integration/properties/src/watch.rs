@@ -195,8 +195,9 @@ impl Watch {
                 let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
                 period.good.extend(unserved);
             }
-            // An endpoint may appear before the rule that masquerades packets to it: at a cluster
-            // IP, every endpoint, and at any other address, only the client's own pod.
+            // An endpoint may get packets before the rule that masquerades these packets exists. At
+            // a cluster IP, this applies to every endpoint. At any other address, it applies only
+            // to the pod that is itself the client.
             let waits_not = |target: &Target| {
                 let is_own = || target.ip == at(front.family(), POD_ADDRESS);
                 let is_loop = || front.from == ClientLocation::Pod && is_own();

@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// packet makes the request fail.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// Excuse threshold ([`lab::traffic::Client::excuse`]) with which any stall of the VM excuses a
+/// Value of [`lab::traffic::Client::excuse`] with which even the shortest stall of the VM excuses a
 /// timeout.
 pub const ANY_STALL: Duration = Duration::from_nanos(1);
 

@@ -58,8 +58,8 @@ enum Stream {
 }
 
 impl Running {
-    /// Starts a command in the calling thread's network namespace. To start it in a place, use
-    /// [`Place::spawn`](super::Place::spawn).
+    /// Starts a command in the calling thread's network namespace. To start it on a
+    /// node, an external host or a pod, use [`Place::spawn`](super::Place::spawn).
     pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
             .chain(command.get_args())

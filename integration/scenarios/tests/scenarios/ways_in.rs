@@ -6,8 +6,8 @@ use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, ud
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Addresses of the Service. The flag is true if an endpoint sees the own address of a client pod
-/// that uses this address.
+/// Addresses of the Service. The flag is true if the endpoint sees a client pod's own address (no
+/// SNAT) when the pod sends to this address.
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),
