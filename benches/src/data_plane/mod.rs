@@ -208,10 +208,9 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Returns the addresses of the Services in the order in which the kernel searches them.
+/// Returns the addresses of the Services: in iptables mode, in the order in which the kernel searches
+/// their rules, and otherwise in the order of creation.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    // In iptables mode, the kernel searches the rules one by one. For other modes, this function
-    // returns the order of creation.
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)

@@ -192,12 +192,17 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// Returns true if an operator can use this secondary figure to size a node.
+/// Returns true if the published report includes this secondary figure, because an operator needs
+/// it. docs/sizing.md has the memory of a cold start.
 fn is_of_use(metric: &Metric) -> bool {
-    ["memory", "CPU time of the program", "99th percentile"]
-        .iter()
-        .any(|words| metric.title.starts_with(words) || metric.title.ends_with(words))
-        || metric.axis == Axis::Idle
+    let figures: &[&str] = match metric.axis {
+        Axis::Idle => return true,
+        Axis::Restart => return false,
+        Axis::Cold => &["CPU time of the program"],
+        _ => &["memory", "CPU time of the program", "99th percentile"],
+    };
+    let mut figures = figures.iter();
+    figures.any(|words| metric.title.starts_with(words) || metric.title.ends_with(words))
 }
 
 fn repeats(report: &Report) -> u32 {
